@@ -1,0 +1,1 @@
+"""Reading datasets and splitting them into positive-only clients."""

@@ -1,0 +1,65 @@
+"""What a dataset is once it has been read: sparse features, sparse label sets, and the labels' names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fedalc.errors import DataError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty."""
+
+    features: csr_matrix
+    labels: csr_matrix
+
+    def __post_init__(self) -> None:
+        if self.features.shape[0] != self.labels.shape[0]:
+            raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
+
+    def __len__(self) -> int:
+        return int(self.features.shape[0])
+
+    def rows(self, index: np.ndarray) -> Split:
+        """The instances at these positions, in this order."""
+        return Split(self.features[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own."""
+
+    name: str
+    train: Split
+    test: Split
+    label_names: tuple[str, ...]
+    validation: Split | None = None
+
+    def __post_init__(self) -> None:
+        for part, split in (("test", self.test), ("validation", self.validation)):
+            if split is None:
+                continue
+            for what, ours, theirs in (
+                ("features", self.train.features, split.features),
+                ("labels", self.train.labels, split.labels),
+            ):
+                if ours.shape[1] != theirs.shape[1]:
+                    raise DataError(
+                        f"dataset {self.name}: train has {ours.shape[1]} {what}, {part} has {theirs.shape[1]}"
+                    )
+        if len(self.label_names) != self.train.labels.shape[1]:
+            raise DataError(
+                f"dataset {self.name}: {len(self.label_names)} label names for {self.train.labels.shape[1]} labels"
+            )
+
+    @property
+    def feature_count(self) -> int:
+        return int(self.train.features.shape[1])
+
+    @property
+    def label_count(self) -> int:
+        return int(self.train.labels.shape[1])
