@@ -1,0 +1,19 @@
+"""Engines: where and how a round's work is done. Each runs the same method objects; tests hold them equal."""
+
+from __future__ import annotations
+
+from fedalc.config import Experiment
+from fedalc.data.clients import Federation
+from fedalc.engines.base import Engine, Model, RoundResult
+from fedalc.engines.clients import ClientsEngine
+from fedalc.engines.fused import FusedEngine
+from fedalc.methods import Method
+
+ENGINES = {"clients": ClientsEngine, "fused": FusedEngine}
+
+
+def make_engine(settings: Experiment, federation: Federation, method: Method) -> Engine:
+    return ENGINES[settings.engine](federation, method, settings)
+
+
+__all__ = ["ENGINES", "Engine", "Model", "RoundResult", "make_engine"]

@@ -1,0 +1,1 @@
+"""Federated learning when every client has only positive examples of its own label."""

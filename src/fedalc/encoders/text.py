@@ -1,0 +1,77 @@
+"""Encoders of sparse text features: the paper's `mlp`, and `linear`, which is one matrix. Output: unit rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fedalc.config import EncoderSettings
+from fedalc.encoders.sparse import SparseRows
+from fedalc.geometry import unit_rows
+
+
+class Dropout:
+    """One round's dropout. What is dropped of an instance depends on the round and the instance's key alone.
+
+    So it makes no difference whether an instance is encoded once for all its clients or by each of them, and engines
+    can be held equal. Each instance takes its masks from a place of its own in one long row of random switches.
+    """
+
+    POOL = 1 << 20
+
+    def __init__(self, rate: float, generator: torch.Generator, like: Tensor) -> None:
+        keep = torch.rand(self.POOL, generator=generator) >= rate
+        self._pool = (keep.to(like.dtype) / (1 - rate)).to(like.device)
+        self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
+
+    def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
+        places = self.POOL - h.shape[1]
+        mixed = (keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D  # wraps: a multiplicative hash
+        start = (mixed >> 20).remainder(places)
+        return h * self._pool.unfold(0, h.shape[1], 1)[start]
+
+
+class TextEncoder(nn.Module):
+    """Sparse features → `embedding` numbers → layers with ReLU between them → unit output."""
+
+    def __init__(self, feature_count: int, widths: list[int], start: str, generator: torch.Generator) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self._initialise(start, generator)
+
+    def forward(self, rows: SparseRows, dropout: Dropout | None = None) -> Tensor:
+        h = rows @ self.embedding
+        for depth, layer in enumerate(self.layers):
+            if depth:
+                h = torch.relu(h)
+            if dropout:
+                h = dropout(h, rows.keys, depth)
+            h = layer(h)
+        return unit_rows(h)
+
+    @torch.no_grad()
+    def _initialise(self, start: str, generator: torch.Generator) -> None:
+        """`he`: instances start in different directions. `framework`: torch's own default, under which they almost share
+        one: its biases drown small inputs, and training starts collapsed."""
+        if start == "he":
+            self.embedding.normal_(0, 1 / math.sqrt(self.embedding.shape[1]), generator=generator)
+        else:
+            self.embedding.normal_(0, 1, generator=generator)  # torch's default for an embedding layer
+        for layer in self.layers:
+            fan_in = layer.weight.shape[1]
+            if start == "he":
+                layer.weight.normal_(0, math.sqrt(2 / fan_in), generator=generator)
+                layer.bias.zero_()
+            else:
+                bound = 1 / math.sqrt(fan_in)  # torch's default for a linear layer
+                layer.weight.uniform_(-bound, bound, generator=generator)
+                layer.bias.uniform_(-bound, bound, generator=generator)
+
+
+def text_encoder(feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> TextEncoder:
+    """Features → 512 → 1024 → 1024 → 512 (`mlp`, the paper's sizes by default), or features → 512 (`linear`)."""
+    widths = [settings.dim] if settings.name == "linear" else [settings.embedding, *settings.hidden, settings.dim]
+    return TextEncoder(feature_count, widths, settings.start, generator)

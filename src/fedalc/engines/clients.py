@@ -1,0 +1,75 @@
+"""Engine `clients`: each client in turn, literally. Any local schedule; the reference the others are held equal to."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.config import Experiment
+from fedalc.data.clients import Federation
+from fedalc.encoders import Dropout, SparseRows
+from fedalc.engines.base import Model, RoundResult
+from fedalc.geometry import unit_rows
+from fedalc.methods import Method
+from fedalc.seeds import numpy_generator
+
+
+class ClientsEngine:
+    """Memory: θ three times (the server's, the client's, the sum of changes) and one batch."""
+
+    def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
+        self.federation = federation
+        self.method = method
+        self.settings = settings
+
+    def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int) -> RoundResult:
+        counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        change = [torch.zeros_like(p) for p in model.theta]
+        rows = model.W.clone()
+        local = Model(copy.deepcopy(model.encoder), model.W)
+        loss = 0.0
+        for client, weight in zip(participants.tolist(), self.method.weights(counts).tolist(), strict=True):
+            with torch.no_grad():
+                for mine, server in zip(local.theta, model.theta, strict=True):
+                    mine.copy_(server)
+            rows[client], client_loss = self._local_work(local, client, dropout, round_number)
+            loss += weight * client_loss
+            with torch.no_grad():
+                for total, mine, server in zip(change, local.theta, model.theta, strict=True):
+                    total.add_(server - mine, alpha=weight)
+        return RoundResult(change, rows, loss)
+
+    def _local_work(self, local: Model, client: int, dropout: Dropout | None, round_number: int) -> tuple[Tensor, float]:
+        """The client's steps on its encoder, in place; returns its row and its loss during the first epoch."""
+        settings = self.settings.client
+        row = local.W[client].clone().requires_grad_(self.method.trains_rows)
+        # Decay is for θ: a row's length is fixed. Momentum lives for the round, as the client keeps no state.
+        groups = [{"params": local.theta, "weight_decay": settings.weight_decay}]
+        if self.method.trains_rows:
+            groups.append({"params": [row]})
+        optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
+        first_epoch = 0.0
+        for epoch in range(settings.epochs):
+            for instances in self._batches(client, epoch, round_number):
+                batch = SparseRows(self.federation.features[instances], instances, row.dtype, row.device)
+                loss = self.method.loss(local.encoder(batch, dropout) @ row).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                with torch.no_grad():
+                    row.copy_(unit_rows(row))
+                if epoch == 0:
+                    first_epoch += loss.item() * len(instances) / self.federation.counts[client]
+        return row.detach(), first_epoch
+
+    def _batches(self, client: int, epoch: int, round_number: int) -> list[np.ndarray]:
+        instances = self.federation.instances_of(client)
+        size = self.settings.client.batch_size
+        if size is None or size >= len(instances):
+            return [instances]
+        generator = numpy_generator(self.settings.seed, "batches", round_number, client, epoch)
+        order = generator.permutation(instances)
+        return [order[start : start + size] for start in range(0, len(order), size)]

@@ -1,0 +1,130 @@
+"""Engine `fused`: one full-batch step of every client at once, exactly.
+
+With one step each, Σ p_u θ_u = θ - η ∇ Σ_u p_u R_u: one gradient, for which all clients share the encoder's pass. An
+instance on five clients is encoded once, and only its five scores are computed:
+
+    ∂/∂g_j = Σ_{u ∈ L_j} (p_u/n_u) φ'(g_jᵀw_u) w_u          ∂R_u/∂w_u = (1/n_u) Σ_{j ∈ S_u} φ'(g_jᵀw_u) g_j
+
+Memory: the sparse instances twice (rows for the forward pass, transposed for the backward) and one block's
+activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedalc.config import Experiment
+from fedalc.data.clients import Federation
+from fedalc.encoders import Dropout, SparseRows
+from fedalc.engines.base import Model, RoundResult
+from fedalc.geometry import unit_rows
+from fedalc.methods import Method
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some instances and their (instance, label) pairs, in CSR order."""
+
+    rows: SparseRows
+    starts: Tensor  # CSR row pointer of the pairs
+    instance: Tensor  # of each pair, within the block
+    label: Tensor  # of each pair
+
+
+class FusedEngine:
+    def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
+        self.federation = federation
+        self.method = method
+        self.settings = settings
+        self._everyone: list[_Block] | None = None
+
+    def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int) -> RoundResult:
+        W = model.W
+        counts = torch.from_numpy(self.federation.counts[participants]).to(W)
+        share = torch.zeros(len(W), dtype=W.dtype, device=W.device)  # p_u / n_u
+        inverse = torch.zeros_like(share)  # 1 / n_u
+        clients = torch.from_numpy(participants).to(W.device)
+        share[clients] = self.method.weights(counts) / counts
+        inverse[clients] = 1 / counts
+
+        row_gradient = torch.zeros_like(W) if self.method.trains_rows else None
+        total = torch.zeros((), dtype=torch.float64, device=W.device)
+        for parameter in model.theta:
+            parameter.grad = torch.zeros_like(parameter)
+        for block in self._blocks(participants, W):
+            g = model.encoder(block.rows, dropout)
+            fixed = g.detach()
+            scores = (fixed[block.instance] * W[block.label]).sum(1).requires_grad_()
+            losses = self.method.loss(scores)
+            (slope,) = torch.autograd.grad(losses.sum(), scores)
+            total += (losses.detach() * share[block.label]).sum()
+            pull = _sparse(block, slope * share[block.label], len(W)) @ W
+            torch.autograd.backward(g, pull)
+            if row_gradient is not None:
+                weight = (slope * inverse[block.label]).unsqueeze(1)
+                row_gradient.index_add_(0, block.label, weight * fixed[block.instance])
+
+        return RoundResult(self._change(model), self._rows(W, row_gradient, clients), total.item())
+
+    def _change(self, model: Model) -> list[Tensor]:
+        settings = self.settings.client
+        change = []
+        for parameter in model.theta:
+            assert parameter.grad is not None
+            gradient = parameter.grad.add_(parameter.detach(), alpha=settings.weight_decay)
+            change.append(gradient.mul_(settings.learning_rate))
+            parameter.grad = None
+        return change
+
+    def _rows(self, W: Tensor, gradient: Tensor | None, clients: Tensor) -> Tensor:
+        rows = W.clone()
+        if gradient is not None:
+            rows[clients] = unit_rows(W[clients] - self.settings.client.learning_rate * gradient[clients])
+        return rows
+
+    def _blocks(self, participants: np.ndarray, like: Tensor) -> Iterator[_Block]:
+        if len(participants) < len(self.federation.clients):
+            yield from self._cut(participants, like)
+            return
+        if self._everyone is None:
+            self._everyone = list(self._cut(participants, like))
+        yield from self._everyone
+
+    def _cut(self, participants: np.ndarray, like: Tensor) -> Iterator[_Block]:
+        """The participants' instances in blocks: only theirs, so a sampled round costs what its clients hold."""
+        features, labels = self.federation.features, self.federation.labels
+        if len(participants) < len(self.federation.clients):
+            held = np.zeros(labels.shape[1], dtype=bool)
+            held[participants] = True
+            labels = _keep_columns(labels, held)
+        instances = np.flatnonzero(np.diff(labels.indptr))
+        for start in range(0, len(instances), self.settings.block_rows):
+            chosen = instances[start : start + self.settings.block_rows]
+            pairs = labels[chosen]
+            instance = np.repeat(np.arange(len(chosen)), np.diff(pairs.indptr))
+            yield _Block(
+                SparseRows(features[chosen], chosen, like.dtype, like.device),
+                torch.from_numpy(pairs.indptr).to(like.device),
+                torch.from_numpy(instance).to(like.device),
+                torch.from_numpy(pairs.indices.astype(np.int64)).to(like.device),
+            )
+
+
+def _sparse(block: _Block, values: Tensor, columns: int) -> Tensor:
+    size = (len(block.rows), columns)
+    columns_of = block.label.to(block.starts.dtype)
+    return torch.sparse_csr_tensor(block.starts, columns_of, values, size=size, check_invariants=False)
+
+
+def _keep_columns(matrix: csr_matrix, keep: np.ndarray) -> csr_matrix:
+    """The same matrix without the entries of other columns; its rows and columns keep their places."""
+    stays = keep[matrix.indices]
+    before = np.concatenate(([0], np.cumsum(stays)))
+    indptr = before[matrix.indptr].astype(matrix.indptr.dtype)
+    return csr_matrix((matrix.data[stays], matrix.indices[stays], indptr), shape=matrix.shape)

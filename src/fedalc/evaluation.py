@@ -1,0 +1,62 @@
+"""Scoring instances with a model, and measuring how well it ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedalc.data.dataset import Split
+from fedalc.encoders import SparseRows
+from fedalc.engines.base import Model
+from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
+
+MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
+
+
+class Scorer:
+    """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf)."""
+
+    def __init__(self, model: Model, features: csr_matrix, held: np.ndarray, block_rows: int = 2048) -> None:
+        self.W = model.W
+        self._absent = torch.from_numpy(~held).to(model.W.device)
+        self.encoded = self._encode(model, features, block_rows)
+
+    @torch.no_grad()
+    def _encode(self, model: Model, features: csr_matrix, block_rows: int) -> Tensor:
+        W = model.W
+        blocks = [
+            model.encoder(SparseRows(part, np.zeros(part.shape[0]), W.dtype, W.device))
+            for start in range(0, features.shape[0], block_rows)
+            for part in [features[start : start + block_rows]]
+        ]
+        return torch.cat(blocks) if blocks else W.new_zeros(0, W.shape[1])
+
+    @torch.no_grad()
+    def of_instances(self, rows: slice) -> Tensor:
+        """Instances × labels, for a block of instances."""
+        return (self.encoded[rows] @ self.W.T).masked_fill_(self._absent, -torch.inf)
+
+    @torch.no_grad()
+    def of_labels(self, labels: slice) -> Tensor:
+        """Instances × labels, for a block of labels."""
+        return (self.encoded @ self.W[labels].T).masked_fill_(self._absent[labels], -torch.inf)
+
+    def top(self, k: int) -> Tensor:
+        return top_labels(self.of_instances, len(self.encoded), len(self.W), k)
+
+
+def evaluate(
+    model: Model,
+    split: Split,
+    held: np.ndarray,
+    inverse_propensity: np.ndarray | None = None,
+    with_map: bool = False,
+) -> dict[str, float]:
+    """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
+    scorer = Scorer(model, split.features, held)
+    result = ranking_metrics(scorer.top(5).numpy(), split.labels, inverse_propensity)
+    if with_map and split.labels.shape[0] * split.labels.shape[1] <= MAP_LIMIT:
+        result["mAP"] = mean_average_precision(scorer.of_labels, split.labels)
+    return result

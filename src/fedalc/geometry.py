@@ -1,0 +1,83 @@
+"""The geometry of class embeddings: unit rows, cosine similarity, nearest classes, and how collapsed they are.
+
+Nothing here holds a labels × labels matrix: rows are taken in blocks whose similarities fit into a memory budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+DEFAULT_BUDGET = 256 * 2**20  # bytes for one block of similarities
+
+
+def unit_rows(W: Tensor) -> Tensor:
+    """Each row scaled to length 1; a row of zeros stays zero."""
+    return W / W.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(W.dtype).tiny)
+
+
+def row_blocks(W: Tensor, budget: int = DEFAULT_BUDGET, per_row: int = 0) -> Iterator[slice]:
+    """Slices of rows whose similarities to all rows take at most `budget` bytes (at least one row each).
+
+    `per_row`: how many numbers a row needs, where that is more than its similarities.
+    """
+    rows = max(1, budget // max(1, max(len(W), per_row) * W.element_size()))
+    for start in range(0, len(W), rows):
+        yield slice(start, min(start + rows, len(W)))
+
+
+def nearest_classes(W: Tensor, rows: slice, k: int, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k classes nearest to each of `rows`, nearest first, never the class itself: (similarities, class indices).
+
+    With `candidates` (sorted class indices) only those are looked at. Memory: len(rows) × candidates numbers.
+    """
+    among = W if candidates is None else W[candidates]
+    similarity = W[rows] @ among.T
+    own = torch.arange(rows.start, rows.stop, device=W.device)
+    if candidates is None:
+        similarity[torch.arange(len(own), device=W.device), own] = -torch.inf
+    else:
+        place = torch.searchsorted(candidates, own).clamp(max=len(candidates) - 1)
+        present = (candidates[place] == own).nonzero().squeeze(1)
+        similarity[present, place[present]] = -torch.inf
+    value, index = similarity.topk(min(k, similarity.shape[1]), dim=1)
+    return value, index if candidates is None else candidates[index]
+
+
+def orthogonal_rows(rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Random unit rows, exactly orthogonal within each run of `dim` rows (so all of them, where rows ≤ dim)."""
+    blocks = []
+    for start in range(0, rows, dim):
+        q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+        blocks.append((q * r.diagonal().sign()).T[: min(dim, rows - start)])  # signs: uniform over rotations
+    return unit_rows(torch.cat(blocks)).to(dtype)
+
+
+def random_rows(rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Independent unit rows, uniform over directions."""
+    return unit_rows(torch.randn(rows, dim, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
+    """How close the rows have come to one point: mean and max cosine between different rows, and effective rank.
+
+    The effective rank is exp(entropy of the normalised singular values): 1 when all rows are one direction, up to
+    min(rows, dim) when they spread evenly.
+    """
+    W = unit_rows(W.detach())
+    C = len(W)
+    if C < 2:
+        return {"mean_cosine": 0.0, "max_cosine": 0.0, "effective_rank": float(C)}
+    mean = (W.sum(0).double().square().sum().item() - C) / (C * (C - 1))
+    largest = max(nearest_classes(W, rows, 1)[0].max().item() for rows in row_blocks(W, budget))
+    gram = W.T.double() @ W.double() if C > W.shape[1] else W.double() @ W.T.double()
+    singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    share = singular / singular.sum()
+    entropy = -(share * share.clamp(min=1e-300).log()).sum().item()
+    return {
+        "mean_cosine": mean,
+        "max_cosine": min(largest, 1.0),
+        "effective_rank": float(torch.tensor(entropy).exp()),
+    }

@@ -1,0 +1,23 @@
+"""Randomness as a function of (seed, purpose, numbers): no running state, so a resumed run draws what it would have."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def derived_seed(seed: int, purpose: str, *numbers: int) -> int:
+    """A 63-bit seed; different purposes or numbers (round, client) give unrelated ones."""
+    text = ":".join([str(seed), purpose, *map(str, numbers)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def torch_generator(seed: int, purpose: str, *numbers: int) -> torch.Generator:
+    """Always on the CPU, so that the same numbers are drawn whatever the device."""
+    return torch.Generator().manual_seed(derived_seed(seed, purpose, *numbers))
+
+
+def numpy_generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
+    return np.random.default_rng(derived_seed(seed, purpose, *numbers))
