@@ -1,0 +1,66 @@
+"""Sparse matrices put together block by block, with little more memory than the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+
+class GrowingArray:
+    """An array that is appended to. Growing asks the allocator to extend it in place, so nothing is held twice."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._array: NDArray[Any] = np.empty(1024, dtype=dtype)
+        self._length = 0
+
+    def append(self, values: NDArray[Any]) -> None:
+        needed = self._length + len(values)
+        if needed > len(self._array):
+            # refcheck: no view of the array ever leaves this class before `take`.
+            self._array.resize(max(needed, len(self._array) * 3 // 2), refcheck=False)
+        self._array[self._length : needed] = values
+        self._length = needed
+
+    def take(self) -> NDArray[Any]:
+        """The array itself, cut to its length. Append nothing afterwards."""
+        self._array.resize(self._length, refcheck=False)
+        return self._array
+
+
+class RowsBuilder:
+    """Collects rows of (column, value) and gives them as one float32 matrix."""
+
+    def __init__(self) -> None:
+        self._columns = GrowingArray(np.int32)
+        self._values = GrowingArray(np.float32)
+        self._lengths = GrowingArray(np.int32)
+
+    def append(self, columns: NDArray[Any], values: NDArray[Any], lengths: NDArray[Any]) -> None:
+        """`lengths` says how many of the columns belong to each of the rows added."""
+        self._columns.append(columns)
+        self._values.append(values)
+        self._lengths.append(lengths)
+
+    def matrix(self, column_count: int) -> csr_matrix:
+        """Columns of a row in ascending order, a column that came twice added up, zeros not stored."""
+        lengths = self._lengths.take()
+        pointers = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=pointers[1:])
+        columns = self._columns.take()
+        if pointers[-1] <= np.iinfo(np.int32).max:
+            pointers = pointers.astype(np.int32)
+        matrix = csr_matrix((self._values.take(), columns, pointers), shape=(len(lengths), column_count), copy=False)
+        if not matrix.has_canonical_format:
+            matrix.sum_duplicates()
+        if matrix.nnz and not matrix.data.all():
+            matrix.eliminate_zeros()
+        return matrix
+
+
+def as_indicator(matrix: csr_matrix) -> csr_matrix:
+    """The same places, all with a one: a label that was named twice is there once."""
+    matrix.data.fill(1.0)
+    return matrix

@@ -1,0 +1,120 @@
+"""Text files as blocks of whole lines, unpacked on the way, with every failure told in terms of the file."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from fedalc.errors import DataError
+
+# Small blocks keep the tokenizer's scratch arrays inside the processor's cache and the memory near the result's size.
+BLOCK_BYTES = 1 << 18
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_BZIP2_MAGIC = b"BZh"
+_UTF8_MARK = b"\xef\xbb\xbf"
+_ARCHIVES = {
+    b"PK\x03\x04": "a zip archive",
+    b"Rar!": "a rar archive",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\xfd7zX": "xz-compressed",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines, the last one ending in a newline even where the file's last does not."""
+
+    text: bytes
+    first_line: int
+    """Line number of the block's first line, counted from 1."""
+
+
+class LineReader:
+    """Reads a file front to back: single lines for the header, then blocks for the bulk."""
+
+    def __init__(self, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
+        self.path = path
+        self.line = 0
+        """How many lines have been handed out: the number of the last one."""
+        self._block_bytes = block_bytes
+        self._file = _open(path)
+
+    def __enter__(self) -> LineReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def next_line(self) -> bytes | None:
+        """The next line without its end, or None at the end of the file."""
+        line = self._guarded(self._file.readline)
+        if not line:
+            return None
+        if self.line == 0:
+            line = line.removeprefix(_UTF8_MARK)
+        self.line += 1
+        return line.rstrip(b"\r\n")
+
+    def blocks(self) -> Iterator[Block]:
+        """The rest of the file. A block is as long as asked for plus the rest of its last line."""
+        while text := self._guarded(lambda: self._file.read(self._block_bytes)):
+            if not text.endswith(b"\n"):
+                text += self._guarded(self._file.readline)
+                if not text.endswith(b"\n"):
+                    text += b"\n"
+            yield Block(text, self.line + 1)
+            self.line += text.count(b"\n")
+
+    def _guarded(self, read: object) -> bytes:
+        try:
+            return cast(bytes, read())  # type: ignore[operator]
+        except EOFError:
+            raise DataError(
+                "the compressed stream ends too early: the file was cut short; get it again", self.path
+            ) from None
+        except (zlib.error, OSError, ValueError) as error:
+            raise DataError(f"cannot be unpacked or read ({error}); get it again", self.path) from None
+
+
+def _open(path: Path) -> BinaryIO:
+    """Opens by what the file begins with, since names lie: `train.txt` may well be gzipped."""
+    if path.is_dir():
+        raise DataError("is a folder, and a file was expected", path)
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise DataError("no such file", path) from None
+    except OSError as error:
+        raise DataError(f"cannot be opened: {error.strerror}", path) from None
+    start = file.read(6)
+    file.seek(0)
+    for magic, what in _ARCHIVES.items():
+        if start.startswith(magic):
+            file.close()
+            raise DataError(f"is {what}: unpack it first (plain text, gzip and bzip2 are read as they are)", path)
+    if start.startswith(_GZIP_MAGIC):
+        return cast(BinaryIO, _Owning(gzip.GzipFile(fileobj=file), file))
+    if start.startswith(_BZIP2_MAGIC):
+        return cast(BinaryIO, _Owning(bz2.BZ2File(file), file))
+    return file
+
+
+class _Owning:
+    """A decompressor that closes the file under it: neither gzip nor bz2 does for a file it was handed."""
+
+    def __init__(self, stream: gzip.GzipFile | bz2.BZ2File, file: BinaryIO) -> None:
+        self.read = stream.read
+        self.readline = stream.readline
+        self._stream = stream
+        self._file = file
+
+    def close(self) -> None:
+        self._stream.close()
+        self._file.close()

@@ -1,0 +1,116 @@
+"""Parsed files kept on disk, so that a file is parsed once.
+
+An entry is found by the SHA-256 of the file's content, the parser's version and the options it was given: a changed
+file is a different entry, and nothing ever has to be invalidated. The cache is a convenience and never a reason to
+fail: an entry that cannot be read is parsed again, and one that cannot be written is not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fedalc.data.dataset import Split
+from fedalc.errors import DataError
+
+_FORMAT = 1
+"""Raise it when the layout of an entry changes."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a parser found in one file. Names only where the format has them."""
+
+    split: Split
+    feature_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
+
+
+def cache_dir() -> Path:
+    if folder := os.environ.get("FEDALC_CACHE"):
+        return Path(folder)
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "fedalc"
+    return Path.home() / ".cache" / "fedalc"
+
+
+def cached(path: Path, parser: str, options: str, parse: Callable[[], Parsed]) -> Parsed:
+    """The parsed file, from the cache if it is there. `parser` names the parser and its version."""
+    place = cache_dir() / f"{_key(path, parser, options)}.npz"
+    try:
+        return _load(place)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, DataError):
+        pass  # not there, or damaged: either way the file itself has the answer
+    parsed = parse()
+    with contextlib.suppress(OSError):
+        _store(parsed, place)
+    return parsed
+
+
+def _key(path: Path, parser: str, options: str) -> str:
+    try:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise DataError("no such file", path) from None
+    except OSError as error:
+        raise DataError(f"cannot be opened: {error.strerror}", path) from None
+    return hashlib.sha256("\0".join((str(_FORMAT), content, parser, options)).encode()).hexdigest()
+
+
+def _store(parsed: Parsed, place: Path) -> None:
+    """Written beside its place and then moved there: another process sees all of it or nothing."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f"{place.stem[:16]}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            arrays = {
+                f"{part}_{array}": getattr(matrix, array)
+                for part, matrix in (("features", parsed.split.features), ("labels", parsed.split.labels))
+                for array in ("data", "indices", "indptr", "shape")
+            }
+            np.savez(
+                file,
+                allow_pickle=False,
+                feature_names=_packed(parsed.feature_names),
+                label_names=_packed(parsed.label_names),
+                **arrays,
+            )
+        Path(temporary).replace(place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def _load(place: Path) -> Parsed:
+    with np.load(place, allow_pickle=False) as arrays:
+        features, labels = (
+            csr_matrix(
+                tuple(arrays[f"{part}_{array}"] for array in ("data", "indices", "indptr")),
+                shape=tuple(arrays[f"{part}_shape"]),
+            )
+            for part in ("features", "labels")
+        )
+        for matrix in (features, labels):
+            matrix.check_format(full_check=True)
+        return Parsed(Split(features, labels), _unpacked(arrays["feature_names"]), _unpacked(arrays["label_names"]))
+
+
+def _packed(names: tuple[str, ...]) -> np.ndarray:
+    """Names as bytes with a separator: numpy's own strings would pad each one to the longest."""
+    return np.frombuffer("\0".join(names).encode("utf-8", errors="surrogateescape"), dtype=np.uint8)
+
+
+def _unpacked(packed: np.ndarray) -> tuple[str, ...]:
+    text = packed.tobytes().decode("utf-8", errors="surrogateescape")
+    return tuple(text.split("\0")) if text else ()

@@ -1,0 +1,167 @@
+"""From a dataset's name, or a folder, to a `Dataset`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from fedalc.data import arff, catalog, xmlc
+from fedalc.data._arff_header import LabelRule, find_labels_file
+from fedalc.data._stream import LineReader
+from fedalc.data.cache import Parsed, cached
+from fedalc.data.catalog import Entry
+from fedalc.data.dataset import Dataset, Split
+from fedalc.data.demo import make_demo
+from fedalc.errors import DataError
+
+_SPLIT_FILE = re.compile(r".*?(train|test|dev|valid|validation)\.(?:txt|arff)(?:\.gz|\.bz2)?", re.IGNORECASE)
+_SPLIT_OF = {"train": "train", "test": "test", "dev": "validation", "valid": "validation", "validation": "validation"}
+_LABEL_FILES = ("labels.txt", "labels.txt.gz", "labels.txt.bz2")
+
+
+def load_dataset(name_or_path: str | Path, data_dir: Path | str | None = None, cache: bool = True) -> Dataset:
+    """A dataset of the catalog by its name, or the one in a folder.
+
+    A known name is looked for in the folder of that name in `data_dir`, or else in $FEDALC_DATA, or else in ./data.
+    A folder should hold a train and a test file (and perhaps one for validation) in either format, and may hold the
+    labels' names in `labels.txt`. What was parsed is kept in the cache unless `cache` is false.
+    """
+    if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
+        entry = catalog.entry(name_or_path)
+        if entry.name == "demo":
+            return make_demo()
+        folder = dataset_dir(entry, data_dir)
+        if not folder.is_dir():
+            raise DataError(
+                f"dataset {entry.name!r} is not here: looked for the folder {folder}. "
+                f"`fedalc data info {entry.name}` says where to get it"
+            )
+        return _load_folder(folder, entry.name, LabelRule(prefix=entry.label_prefix), cache)
+    folder = Path(name_or_path)
+    if folder.is_dir():
+        return _load_folder(folder, folder.resolve().name, LabelRule(), cache)
+    if folder.is_file():
+        raise DataError("is a file: a dataset is a folder with a train and a test file", folder)
+    if isinstance(name_or_path, Path) or len(folder.parts) != 1:
+        raise DataError("no such folder", folder)
+    catalog.entry(name_or_path)  # raises, with the names that are close
+    raise AssertionError
+
+
+def data_root(data_dir: Path | str | None = None) -> Path:
+    """The folder of the datasets' folders."""
+    return Path(data_dir if data_dir is not None else os.environ.get("FEDALC_DATA") or "data")
+
+
+def dataset_dir(entry: Entry, data_dir: Path | str | None = None) -> Path:
+    """Where the files of a dataset of the catalog belong."""
+    return data_root(data_dir) / entry.name
+
+
+def load_file(
+    path: Path | str,
+    feature_count: int | None = None,
+    label_count: int | None = None,
+    label_prefix: str | None = None,
+    cache: bool = False,
+) -> Split:
+    """One file in either format, told apart by content. Features or labels other than asked for in number are an error.
+
+    In an ARFF file that does not say which attributes are labels, they are the last `label_count`.
+    """
+    path = Path(path)
+    rule = LabelRule(prefix=label_prefix, otherwise_last=label_count)
+    split = _parse(path, rule, cache).split
+    for what, wanted, found in (
+        ("features", feature_count, split.features.shape[1]),
+        ("labels", label_count, split.labels.shape[1]),
+    ):
+        if wanted is not None and wanted != found:
+            raise DataError(f"has {found} {what} where {wanted} are expected", path)
+    return split
+
+
+def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Dataset:
+    files = find_split_files(folder)
+    parsed = {split: _parse(path, rule, cache) for split, path in files.items()}
+    train = parsed["train"]
+    for split, other in parsed.items():
+        if (other.feature_names, other.label_names) != (train.feature_names, train.label_names):
+            raise DataError(f"has other attributes than {files['train']}, or in another order", files[split])
+    validation = parsed.get("validation")
+    return Dataset(
+        name,
+        train.split,
+        parsed["test"].split,
+        train.label_names or _label_names(folder, train.split.labels.shape[1]),
+        None if validation is None else validation.split,
+    )
+
+
+def find_split_files(folder: Path) -> dict[str, Path]:
+    """The folder's train, test and, if there is one, validation file. Two that could be meant are an error."""
+    candidates: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        match = _SPLIT_FILE.fullmatch(path.name)
+        if match is not None and path.is_file():
+            candidates.setdefault(_SPLIT_OF[match[1].lower()], []).append(path)
+    for split, paths in candidates.items():
+        if len(paths) > 1:
+            listed = ", ".join(path.name for path in paths)
+            raise DataError(f"several files could be the {split} split: {listed}. Leave one", folder)
+    for split in ("train", "test"):
+        if split not in candidates:
+            raise DataError(
+                f"no {split} file: expected one whose name ends with {split}.txt or {split}.arff (.gz, .bz2)",
+                folder,
+            )
+    return {split: paths[0] for split, paths in candidates.items()}
+
+
+def _parse(path: Path, rule: LabelRule, cache: bool) -> Parsed:
+    if _is_arff(path):
+        labels_file = find_labels_file(path)
+        listed = "" if labels_file is None else hashlib.sha256(labels_file.read_bytes()).hexdigest()
+
+        def parse() -> Parsed:
+            read = arff.read_arff(path, rule, labels_file)
+            return Parsed(read.split, read.feature_names, read.label_names)
+
+        return cached(path, f"arff {arff.VERSION}", f"{rule} {listed}", parse) if cache else parse()
+
+    def parse_xmlc() -> Parsed:
+        return Parsed(xmlc.read_xmlc(path))
+
+    return cached(path, f"xmlc {xmlc.VERSION}", "", parse_xmlc) if cache else parse_xmlc()
+
+
+def _is_arff(path: Path) -> bool:
+    """ARFF begins with an @ or a comment, the other format with a number."""
+    with LineReader(path) as reader:
+        while (line := reader.next_line()) is not None:
+            if line.strip():
+                return line.lstrip()[:1] in (b"@", b"%")
+    return False
+
+
+def _label_names(folder: Path, count: int) -> tuple[str, ...]:
+    """Line i names label i, alone or after an identifier and a tab. Without a file, labels are called by number."""
+    found = [folder / name for name in _LABEL_FILES if (folder / name).is_file()]
+    if not found:
+        return tuple(str(label) for label in range(count))
+    path = found[0]
+    names: list[str] = []
+    with LineReader(path) as reader:
+        while (line := reader.next_line()) is not None:
+            try:
+                text = line.decode("utf-8").strip("\r\n")
+            except UnicodeDecodeError:
+                raise DataError("is not UTF-8 text", path, reader.line) from None
+            names.append(text.split("\t", 1)[-1].strip() or str(len(names)))
+    while len(names) > count and names[-1] == str(len(names) - 1):  # blank lines at the end
+        names.pop()
+    if len(names) != count:
+        raise DataError(f"has {len(names)} names, one per line, for {count} labels", path)
+    return tuple(names)
