@@ -5,7 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -72,9 +72,14 @@ class LineReader:
             yield Block(text, self.line + 1)
             self.line += text.count(b"\n")
 
-    def _guarded(self, read: object) -> bytes:
+    def pieces(self) -> Iterator[bytes]:
+        """The rest of the file byte by byte as it is, without regard to lines."""
+        while piece := self._guarded(lambda: self._file.read(self._block_bytes)):
+            yield piece
+
+    def _guarded(self, read: Callable[[], bytes]) -> bytes:
         try:
-            return cast(bytes, read())  # type: ignore[operator]
+            return read()
         except EOFError:
             raise DataError(
                 "the compressed stream ends too early: the file was cut short; get it again", self.path

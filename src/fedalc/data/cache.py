@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +44,13 @@ def cache_dir() -> Path:
 
 def cached(path: Path, parser: str, options: str, parse: Callable[[], Parsed]) -> Parsed:
     """The parsed file, from the cache if it is there. `parser` names the parser and its version."""
-    place = cache_dir() / f"{_key(path, parser, options)}.npz"
     try:
+        place = cache_dir() / f"{_key(path, parser, options)}.npz"
+    except RuntimeError:  # a user without a home folder
+        return parse()
+    # Not there, or damaged in whatever way: the file itself has the answer.
+    with contextlib.suppress(Exception):
         return _load(place)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, DataError):
-        pass  # not there, or damaged: either way the file itself has the answer
     parsed = parse()
     with contextlib.suppress(OSError):
         _store(parsed, place)
@@ -80,7 +81,6 @@ def _store(parsed: Parsed, place: Path) -> None:
             }
             np.savez(
                 file,
-                allow_pickle=False,
                 feature_names=_packed(parsed.feature_names),
                 label_names=_packed(parsed.label_names),
                 **arrays,
