@@ -1,1 +1,58 @@
-"""Federated learning when every client has only positive examples of its own label."""
+"""Federated learning when every client has only positive examples of its own label.
+
+    import fedalc
+    run = fedalc.train(dataset="demo", method="fedalc")
+    print(run.metrics["P@1"])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedalc.comparison import compare
+    from fedalc.config import Experiment, experiment
+    from fedalc.data import Dataset, Split, load_dataset
+    from fedalc.errors import ConfigError, DataError, FedalcError
+    from fedalc.model import TrainedModel
+    from fedalc.runs import Run, load_run, train
+
+# Imported on first use: `fedalc --help` must not wait for torch.
+_HOMES = {
+    "compare": "fedalc.comparison",
+    "Experiment": "fedalc.config",
+    "experiment": "fedalc.config",
+    "Dataset": "fedalc.data",
+    "Split": "fedalc.data",
+    "load_dataset": "fedalc.data",
+    "ConfigError": "fedalc.errors",
+    "DataError": "fedalc.errors",
+    "FedalcError": "fedalc.errors",
+    "TrainedModel": "fedalc.model",
+    "Run": "fedalc.runs",
+    "load_run": "fedalc.runs",
+    "train": "fedalc.runs",
+}
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "Experiment",
+    "FedalcError",
+    "Run",
+    "Split",
+    "TrainedModel",
+    "compare",
+    "experiment",
+    "load_dataset",
+    "load_run",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedalc' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -53,9 +53,14 @@ class ClientSettings(Settings):
     epochs: Count = 1
     batch_size: Count | None = None  # None: the whole client
     learning_rate: Positive = 0.1
+    row_learning_rate: NotNegative | None = None  # for the client's own row; None: the same
     momentum: Share = 0.0
     weight_decay: NotNegative = 0.0
     margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # the score a positive pair has to reach
+
+    @property
+    def row_rate(self) -> float:
+        return self.learning_rate if self.row_learning_rate is None else self.row_learning_rate
 
 
 class ServerSettings(Settings):
@@ -105,7 +110,7 @@ class SelectionSettings(Settings):
     """Choice of the round to keep, on validation data only; the test set is looked at once, at the end."""
 
     validation: Share = 0.1  # share of train held out (unless the dataset ships its own); 0: keep the last round
-    metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5", "loss"] = "P@1"
+    metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5"] = "P@1"
     every: Count = 5  # evaluate after each this many rounds
     patience: Count | None = None  # stop after this many evaluations without gain
     refit: bool = True  # then train again on all of train for the chosen number of rounds

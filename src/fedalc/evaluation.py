@@ -43,7 +43,7 @@ class Scorer:
         """Instances × labels, for a block of labels."""
         return (self.encoded @ self.W[labels].T).masked_fill_(self._absent[labels], -torch.inf)
 
-    def top(self, k: int) -> Tensor:
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
         return top_labels(self.of_instances, len(self.encoded), len(self.W), k)
 
 
@@ -56,7 +56,7 @@ def evaluate(
 ) -> dict[str, float]:
     """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
     scorer = Scorer(model, split.features, held)
-    result = ranking_metrics(scorer.top(5).numpy(), split.labels, inverse_propensity)
+    result = ranking_metrics(scorer.top(5)[0].numpy(), split.labels, inverse_propensity)
     if with_map and split.labels.shape[0] * split.labels.shape[1] <= MAP_LIMIT:
         result["mAP"] = mean_average_precision(scorer.of_labels, split.labels)
     return result

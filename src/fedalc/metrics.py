@@ -32,10 +32,15 @@ class Propensity:
         return 1 + C * (counts + self.B) ** -self.A
 
 
-def top_labels(scores: Callable[[slice], Tensor], rows: int, labels: int, k: int, budget: int = DEFAULT_BUDGET) -> Tensor:
-    """The k best labels of each instance, best first. `scores(block of rows)` gives rows × labels."""
+def top_labels(
+    scores: Callable[[slice], Tensor], rows: int, labels: int, k: int, budget: int = DEFAULT_BUDGET
+) -> tuple[Tensor, Tensor]:
+    """The k best labels of each instance, best first, and their scores. `scores(block of rows)` is rows × labels."""
     k = min(k, labels)
-    return torch.cat([scores(block).topk(k, dim=1).indices.cpu() for block in score_blocks(rows, labels, budget)])
+    index, value = torch.zeros(rows, k, dtype=torch.int64), torch.zeros(rows, k)
+    for block in score_blocks(rows, labels, budget):
+        value[block], index[block] = scores(block).topk(k, dim=1)
+    return index, value
 
 
 def score_blocks(rows: int, labels: int, budget: int = DEFAULT_BUDGET) -> Iterator[slice]:

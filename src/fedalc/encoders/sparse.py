@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class _SparseProduct(torch.autograd.Function):
 
 
 def _to_torch(matrix: csr_matrix, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")  # torch says so once per process
     return torch.sparse_csr_tensor(
         torch.from_numpy(matrix.indptr),
         torch.from_numpy(matrix.indices),

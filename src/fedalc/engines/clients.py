@@ -49,7 +49,7 @@ class ClientsEngine:
         # Decay is for θ: a row's length is fixed. Momentum lives for the round, as the client keeps no state.
         groups = [{"params": local.theta, "weight_decay": settings.weight_decay}]
         if self.method.trains_rows:
-            groups.append({"params": [row]})
+            groups.append({"params": [row], "lr": settings.row_rate})
         optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
         first_epoch = 0.0
         for epoch in range(settings.epochs):

@@ -85,7 +85,7 @@ class FusedEngine:
     def _rows(self, W: Tensor, gradient: Tensor | None, clients: Tensor) -> Tensor:
         rows = W.clone()
         if gradient is not None:
-            rows[clients] = unit_rows(W[clients] - self.settings.client.learning_rate * gradient[clients])
+            rows[clients] = unit_rows(W[clients] - self.settings.client.row_rate * gradient[clients])
         return rows
 
     def _blocks(self, participants: np.ndarray, like: Tensor) -> Iterator[_Block]:

@@ -1,0 +1,51 @@
+"""Saving tensors and facts so that a run can go on where it stopped, or a model be used later. No pickle anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedalc.errors import FedalcError
+
+TENSORS, FACTS = "tensors.safetensors", "facts.json"
+
+
+def write_text(path: Path, text: str) -> None:
+    """All of it or nothing: written beside its place, then moved there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Write tensors and facts as one folder that appears whole, taking the place of an older one."""
+    part, old = folder.with_name(folder.name + ".part"), folder.with_name(folder.name + ".old")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, part / TENSORS)
+    (part / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(part, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_folder` wrote. If it was interrupted between its two moves, the older folder is the one to take."""
+    if not folder.exists() and folder.with_name(folder.name + ".old").exists():
+        folder = folder.with_name(folder.name + ".old")
+    try:
+        return load_file(folder / TENSORS), json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FedalcError(f"{folder}: not a saved model or checkpoint ({Path(error.filename).name} is missing)") from None
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise FedalcError(f"{folder}: damaged, cannot be read: {error}") from None

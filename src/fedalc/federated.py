@@ -1,0 +1,109 @@
+"""One federated training from its start: the state that rounds change, and the round itself."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.config import Experiment
+from fedalc.correlations import Correlations
+from fedalc.data.clients import federate
+from fedalc.data.dataset import Split
+from fedalc.encoders import Dropout, text_encoder
+from fedalc.engines import Model, make_engine
+from fedalc.ledger import Ledger
+from fedalc.methods import make_method
+from fedalc.seeds import torch_generator
+from fedalc.server import AveragedWeights, ServerOptimizer, sample_clients
+
+
+class FederatedTraining:
+    """Algorithm 1 on one training split. Every random draw is a function of (seed, purpose, round)."""
+
+    def __init__(self, settings: Experiment, train: Split) -> None:
+        self.settings = settings
+        self.federation = federate(train)
+        self.method = make_method(settings, Correlations.from_label_sets(train.labels))
+        self.engine = make_engine(settings, self.federation, self.method)
+        self.model = self._start_model(train.features.shape[1])
+        self.server = ServerOptimizer(self.model.theta, settings.server)
+        self.average = AveragedWeights([*self.model.theta, self.model.W], settings.server.ema)
+        self.ledger = Ledger()
+        self.round_number = 0
+        self.seconds = 0.0
+        if not self.method.trains_rows:
+            self.ledger.rows_once(self.model.W, len(self.federation.clients))
+
+    def _start_model(self, feature_count: int) -> Model:
+        settings = self.settings
+        encoder = text_encoder(feature_count, settings.encoder, torch_generator(settings.seed, "encoder"))
+        encoder = encoder.to(device=settings.device, dtype=getattr(torch, settings.dtype))
+        return Model(encoder, self.method.start(torch_generator(settings.seed, "class embeddings")).to(settings.device))
+
+    @property
+    def held(self) -> np.ndarray:
+        """Which labels have a client."""
+        return self.federation.counts > 0
+
+    def run_round(self) -> float:
+        """One round; returns the clients' weighted loss at its beginning."""
+        began = time.perf_counter()
+        self.round_number += 1
+        settings, t = self.settings, self.round_number
+        clients = sample_clients(self.federation.clients, settings.server.participation, settings.seed, t)
+        result = self.engine.run(self.model, clients, self._dropout(t), t)
+        self.server.apply(result.change)
+        self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
+        self.average.update([*self.model.theta, self.model.W], t)
+        self.ledger.round(self.model.theta, self.model.W, len(clients), self.method.trains_rows)
+        self.seconds += time.perf_counter() - began
+        return result.loss
+
+    def _dropout(self, t: int) -> Dropout | None:
+        rate = self.settings.encoder.dropout
+        return Dropout(rate, torch_generator(self.settings.seed, "dropout", t), self.model.W) if rate else None
+
+    def averaged_model(self) -> Model:
+        """The model to evaluate and keep: the averaged weights (the current ones, where the average's decay is 0)."""
+        *theta, W = self.average.values
+        return model_with(self.model, theta, W)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything the next round depends on, for a checkpoint."""
+        tensors = {f"theta.{i}": p for i, p in enumerate(self.model.theta)} | {"W": self.model.W}
+        tensors |= {f"average.{i}": p for i, p in enumerate(self.average.values)}
+        return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "round": self.round_number,
+            "seconds": self.seconds,
+            "bytes_down": self.ledger.down,
+            "bytes_up": self.ledger.up,
+        }
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        for i, parameter in enumerate(self.model.theta):
+            parameter.copy_(tensors[f"theta.{i}"])
+        self.model.W = tensors["W"].to(self.model.W)
+        for i, value in enumerate(self.average.values):
+            value.copy_(tensors[f"average.{i}"])
+        prefix = "optimizer."
+        self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        self.round_number, self.seconds = facts["round"], facts["seconds"]
+        self.ledger = Ledger(facts["bytes_down"], facts["bytes_up"])
+
+
+@torch.no_grad()
+def model_with(like: Model, theta: list[Tensor], W: Tensor) -> Model:
+    """A model of its own with these weights."""
+    encoder = copy.deepcopy(like.encoder)
+    for parameter, value in zip(encoder.parameters(), theta, strict=True):
+        parameter.copy_(value)
+    return Model(encoder, W.clone())

@@ -1,0 +1,30 @@
+"""Bytes between server and clients, counted on the tensors that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+def payload_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass
+class Ledger:
+    """Totals over all clients and rounds. `down` is from the server to the clients, `up` is back."""
+
+    down: int = 0
+    up: int = 0
+
+    def rows_once(self, W: Tensor, clients: int) -> None:
+        """Before round 1 each client receives its own row: all that ever travels of a fixed W."""
+        self.down += clients * payload_bytes([W[0]])
+
+    def round(self, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool) -> None:
+        """Each participant receives θ, and its row if rows are trained, and sends back as much."""
+        each = payload_bytes(theta) + (payload_bytes([W[0]]) if rows_travel else 0)
+        self.down += clients * each
+        self.up += clients * each

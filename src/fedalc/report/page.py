@@ -1,0 +1,2 @@
+from pathlib import Path
+def write_page(folder: Path) -> None: pass

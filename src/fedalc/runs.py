@@ -1,0 +1,177 @@
+"""The run folder, and `train`, which fills one. Its layout is a contract: others read it.
+
+    config.toml    the full resolved settings: running it again gives the same result
+    history.jsonl  one line per evaluated round
+    result.json    metrics in percent, how collapsed W is, cost, versions
+    model/         what is needed to predict
+    checkpoint/    what is needed to resume
+    report.html    curves and tables
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedalc import history
+from fedalc.checkpoint import write_text
+from fedalc.config import Experiment, experiment
+from fedalc.data import Dataset, load_dataset
+from fedalc.errors import ConfigError, FedalcError
+from fedalc.geometry import collapse
+from fedalc.model import TrainedModel
+from fedalc.training import Callback, Training
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    settings: Experiment
+    result: Mapping[str, Any]
+    model: TrainedModel
+    folder: Path | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """On the test set, in percent."""
+        return dict(self.result["metrics"])
+
+
+def train(
+    settings: Experiment | None = None,
+    *,
+    folder: Path | str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    data: Dataset | None = None,
+    data_dir: Path | str | None = None,
+    callbacks: Sequence[Callback] = (),
+    **keys: Any,
+) -> Run:
+    """Train one model and look at the test set once.
+
+    Settings come as an `Experiment`, or as keywords (`dataset="bibtex", method="fedaws", encoder={"name": "mlp"}`).
+    With `folder`, everything is written there as it happens and an interrupted run can be resumed. `data` takes a
+    dataset you have built yourself.
+    """
+    if settings is not None and keys:
+        raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
+    settings = settings or experiment(keys)
+    check_device(settings.device)
+    place = None if folder is None else Path(folder)
+    if place is not None:
+        check_folder(place, settings, resume, overwrite)
+    data = data or load_dataset(settings.dataset, data_dir)
+    training = Training(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
+    if place is not None:
+        if not resume:
+            open_folder(place, settings)
+        else:
+            training.resume()
+    model = training.run()
+    trained = TrainedModel(model, settings.encoder, data.label_names, training.federated.held)
+    result = _result(training, model)
+    if place is not None:
+        trained.save(place / "model")
+        write_text(place / "result.json", json.dumps(result, indent=1) + "\n")
+        from fedalc.report.page import write_page
+
+        write_page(place)
+    return Run(settings, result, trained, place)
+
+
+def load_run(folder: Path | str) -> Run:
+    """A finished run, from its folder."""
+    place = Path(folder)
+    settings = read_settings(place)
+    if not (place / "result.json").exists():
+        raise FedalcError(f"{place}: this run has not finished; go on with: fedalc train --resume {place}")
+    result = json.loads((place / "result.json").read_text(encoding="utf-8"))
+    return Run(settings, result, TrainedModel.load(place / "model"), place)
+
+
+def read_settings(folder: Path) -> Experiment:
+    if not (folder / "config.toml").exists():
+        raise FedalcError(f"{folder}: not a run folder (it has no config.toml)")
+    return experiment(file=folder / "config.toml")
+
+
+def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:
+    """Refuse to write over somebody's work, or to resume with other settings than it began with."""
+    if resume:
+        if read_settings(folder) != settings:
+            raise ConfigError(f"{folder} began with other settings than these; a resumed run keeps its own")
+        if (folder / "result.json").exists():
+            raise FedalcError(f"{folder}: this run is finished; nothing to resume")
+    elif folder.exists() and any(folder.iterdir()):
+        if not (folder / "config.toml").exists():
+            raise FedalcError(f"{folder}: has files in it that are not a run's; choose another place")
+        if not overwrite:
+            raise FedalcError(
+                f"{folder}: there is a run here already; resume it (--resume {folder}), replace it (--overwrite) "
+                "or give this one another --name"
+            )
+
+
+def open_folder(folder: Path, settings: Experiment) -> None:
+    for old in ("history.jsonl", "result.json", "report.html"):
+        (folder / old).unlink(missing_ok=True)
+    for old in ("model", "checkpoint", "checkpoint.old"):
+        shutil.rmtree(folder / old, ignore_errors=True)
+    write_text(folder / "config.toml", settings.to_toml())
+    history.rewrite(folder / "history.jsonl", [])
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"cannot use {device!r}: {first}", "device") from None
+
+
+def _result(training: Training, model: Any) -> dict[str, Any]:
+    settings, cost = training.settings, training.cost()
+    held = training.federated.held
+    return {
+        "dataset": training.dataset.name,
+        "method": settings.method,
+        "engine": settings.engine,
+        "preset": settings.preset,
+        "rounds": training.federated.round_number if training.phase != "select" else training.chosen["round"],
+        "seed": settings.seed,
+        "metrics": training.test(model),
+        "selection": training.chosen,
+        "collapse": collapse(model.W[torch.from_numpy(held)]),
+        "clients": int(held.sum()),
+        "labels_without_client": int((~held).sum()),
+        "rounds_run": cost["rounds"],
+        "seconds": cost["seconds"],
+        "seconds_per_round": cost["seconds"] / max(cost["rounds"], 1),
+        "peak_memory_mb": _peak_memory_mb(),
+        "bytes_up": cost["bytes_up"],
+        "bytes_down": cost["bytes_down"],
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("fedalc", "torch", "numpy", "scipy")}
+    return {"python": platform.python_version(), **packages}
+
+
+def _peak_memory_mb() -> float:
+    """The process's peak so far. Linux counts in KiB, macOS in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -1,0 +1,190 @@
+"""A run from settings to result: choose the number of rounds on validation, fit, look at the test set once.
+
+Two phases, each a federated training of its own. `select` trains on a part of train and evaluates on the rest of it;
+`refit` trains again on all of train for the number of rounds that was best. Without validation data, or with
+`selection.refit = false`, there is only one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedalc import history
+from fedalc.checkpoint import load_folder, save_folder
+from fedalc.config import Experiment
+from fedalc.data.catalog import entry, is_known
+from fedalc.data.clients import hold_out
+from fedalc.data.dataset import Dataset, Split
+from fedalc.encoders import scale_rows
+from fedalc.engines import Model
+from fedalc.errors import FedalcError
+from fedalc.evaluation import evaluate
+from fedalc.federated import FederatedTraining, model_with
+from fedalc.geometry import collapse
+from fedalc.interrupt import Interrupt
+from fedalc.metrics import Propensity
+
+
+class Callback:
+    """What may follow a run as it goes. Every hook does nothing unless overridden."""
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        """A phase begins, or goes on after `done` of its rounds."""
+
+    def round(self, number: int, loss: float) -> None: ...
+
+    def evaluated(self, record: dict[str, Any]) -> None: ...
+
+
+class Interrupted(FedalcError):
+    """The run was stopped; its checkpoint is written."""
+
+
+class Training:
+    """The loop over rounds, with its checkpoint. `folder` None: nothing is written."""
+
+    checkpoint_seconds = 60.0
+
+    def __init__(self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]) -> None:
+        self.settings = settings
+        self.dataset = dataset
+        self.folder = folder
+        self.callbacks = callbacks
+        self.train, self.validation = hold_out(dataset, settings.selection.validation, settings.seed)
+        own_validation = dataset.validation is not None
+        self.refits = settings.selection.refit and self.validation is not None and not own_validation
+        self.phase = "fit" if self.validation is None else "select"
+        self.rounds = settings.rounds
+        self.chosen: dict[str, Any] | None = None  # the best evaluated record of `select`
+        self.chosen_tensors: dict[str, Tensor] = {}
+        self.stale = 0  # evaluations since the best
+        self.spent = {"seconds": 0.0, "rounds": 0, "bytes_down": 0, "bytes_up": 0}  # in phases that are over
+        self.federated = self._begin(self.train)
+        self._saved_at = time.monotonic()
+
+    def run(self) -> Model:
+        with Interrupt() as interrupt:
+            self._run_phase(interrupt)
+            if self.phase == "select" and self.refits:
+                self._start_refit()
+                self._run_phase(interrupt)
+        self._save_if_due(force=True)
+        if self.phase == "select":
+            return self._chosen_model()
+        return self.federated.averaged_model()
+
+    def _run_phase(self, interrupt: Interrupt) -> None:
+        federated, every = self.federated, self.settings.selection.every
+        for callback in self.callbacks:
+            callback.phase(self.phase, self.rounds, federated.round_number)
+        while federated.round_number < self.rounds:
+            patience = self.settings.selection.patience
+            if patience is not None and self.stale >= patience:
+                break
+            loss = federated.run_round()
+            for callback in self.callbacks:
+                callback.round(federated.round_number, loss)
+            if federated.round_number % every == 0 or federated.round_number == self.rounds:
+                self._evaluate(loss)
+            self._save_if_due(force=interrupt.asked)
+            if interrupt.asked:
+                raise Interrupted(f"stopped after round {federated.round_number} of phase '{self.phase}'")
+
+    def _evaluate(self, loss: float) -> None:
+        record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
+        if self.phase == "select":
+            assert self.validation is not None
+            metrics = evaluate(self.federated.averaged_model(), self._scaled(self.validation), self.federated.held)
+            record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
+            self._choose(record, metrics[self.settings.selection.metric])
+        else:
+            record["metrics"] = {}
+        record["collapse"] = collapse(self.federated.model.W)
+        record |= self.cost()
+        if self.folder:
+            history.append(self.folder / "history.jsonl", record)
+        for callback in self.callbacks:
+            callback.evaluated(record)
+
+    def _choose(self, record: dict[str, Any], value: float) -> None:
+        self.stale += 1
+        if self.chosen is None or value > self.chosen["value"]:
+            self.stale = 0
+            self.chosen = {"round": record["round"], "value": value, "metrics": record["metrics"]}
+            if not self.refits:  # otherwise the number of rounds is all that is kept
+                average = self.federated.average.values
+                self.chosen_tensors = {f"chosen.{i}": value.clone() for i, value in enumerate(average)}
+
+    def _start_refit(self) -> None:
+        assert self.chosen is not None
+        self.spent = {key: value for key, value in self.cost().items() if key != "round"}
+        self.phase, self.rounds, self.stale = "refit", self.chosen["round"], 0
+        self.federated = self._begin(self.dataset.train)
+        self._save_if_due(force=True)
+
+    def _chosen_model(self) -> Model:
+        *theta, W = (self.chosen_tensors[f"chosen.{i}"] for i in range(len(self.chosen_tensors)))
+        return model_with(self.federated.model, theta, W)
+
+    def _begin(self, train: Split) -> FederatedTraining:
+        return FederatedTraining(self.settings, self._scaled(train))
+
+    def _scaled(self, split: Split) -> Split:
+        return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
+
+    def cost(self) -> dict[str, Any]:
+        """Seconds of training, rounds and bytes so far, over all phases."""
+        now = self.federated
+        return {
+            "seconds": self.spent["seconds"] + now.seconds,
+            "rounds": self.spent["rounds"] + now.round_number,
+            "bytes_down": self.spent["bytes_down"] + now.ledger.down,
+            "bytes_up": self.spent["bytes_up"] + now.ledger.up,
+        }
+
+    def test(self, model: Model) -> dict[str, float]:
+        """The only look at the test set."""
+        name, train = self.dataset.name, self.dataset.train.labels
+        propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
+        inverse = propensity.inverse(train.getnnz(axis=0), train.shape[0])
+        return evaluate(model, self._scaled(self.dataset.test), self.federated.held, inverse, with_map=True)
+
+    # --- checkpoints: the state of the loop and of the federated training within it ---
+
+    def _save_if_due(self, force: bool) -> None:
+        if self.folder is None or not (force or time.monotonic() - self._saved_at > self.checkpoint_seconds):
+            return
+        facts = {
+            "phase": self.phase,
+            "rounds": self.rounds,
+            "chosen": self.chosen,
+            "stale": self.stale,
+            "spent": self.spent,
+            "federated": self.federated.facts(),
+        }
+        save_folder(self.folder / "checkpoint", self.federated.tensors() | self.chosen_tensors, facts)
+        self._saved_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Take up the checkpoint; the history is cut back to it."""
+        assert self.folder is not None
+        if not any((self.folder / name).exists() for name in ("checkpoint", "checkpoint.old")):
+            history.rewrite(self.folder / "history.jsonl", [])
+            return  # stopped before its first checkpoint: from the beginning
+        tensors, facts = load_folder(self.folder / "checkpoint")
+        self.phase, self.rounds, self.chosen = facts["phase"], facts["rounds"], facts["chosen"]
+        self.stale, self.spent = facts["stale"], facts["spent"]
+        if self.phase == "refit":
+            self.federated = self._begin(self.dataset.train)
+        self.federated.restore(tensors, facts["federated"])
+        self.chosen_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("chosen.")}
+        records = history.read(self.folder / "history.jsonl")
+        done = self.federated.round_number
+        kept = [r for r in records if r["phase"] != self.phase and r["phase"] == "select"]
+        kept += [r for r in records if r["phase"] == self.phase and r["round"] <= done]
+        history.rewrite(self.folder / "history.jsonl", kept)
