@@ -14,7 +14,7 @@ from fedalc.data._stream import LineReader
 from fedalc.errors import DataError
 
 _NUMERIC_TYPES = {"numeric", "real", "integer"}
-_ATTRIBUTE = re.compile(r"""@attribute\s+('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s'"{]\S*)\s*(.*)""", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"""@attribute\s+('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s'"{][^\s{]*)\s*(.*)""", re.IGNORECASE)
 _MEKA_LABELS = re.compile(r"-C\s+(-?\d+)")
 _SPLIT_SUFFIX = re.compile(r"[-_.]?(train|test|dev|valid|validation)$", re.IGNORECASE)
 _HOW_TO_SAY_IT = (

@@ -39,11 +39,10 @@ class Block:
 class LineReader:
     """Reads a file front to back: single lines for the header, then blocks for the bulk."""
 
-    def __init__(self, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.line = 0
         """How many lines have been handed out: the number of the last one."""
-        self._block_bytes = block_bytes
         self._file = _open(path)
 
     def __enter__(self) -> LineReader:
@@ -64,7 +63,7 @@ class LineReader:
 
     def blocks(self) -> Iterator[Block]:
         """The rest of the file. A block is as long as asked for plus the rest of its last line."""
-        while text := self._guarded(lambda: self._file.read(self._block_bytes)):
+        while text := self._guarded(lambda: self._file.read(BLOCK_BYTES)):
             if not text.endswith(b"\n"):
                 text += self._guarded(self._file.readline)
                 if not text.endswith(b"\n"):
@@ -74,7 +73,7 @@ class LineReader:
 
     def pieces(self) -> Iterator[bytes]:
         """The rest of the file byte by byte as it is, without regard to lines."""
-        while piece := self._guarded(lambda: self._file.read(self._block_bytes)):
+        while piece := self._guarded(lambda: self._file.read(BLOCK_BYTES)):
             yield piece
 
     def _guarded(self, read: Callable[[], bytes]) -> bytes:

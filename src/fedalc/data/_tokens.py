@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 WORD = 8
 _MAX_EXACT_DIGITS = 15
+LARGEST = float(np.finfo(np.float32).max)
+"""Values are kept in 32 bits: beyond this they would be infinite."""
 _POWERS = 10.0 ** np.arange(2 * WORD + 1)
 
 Integers = NDArray[np.int64]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedalc.data._arff_header import ArffHeader, LabelRule, find_labels_file, read_arff_header, which_are_labels
 from fedalc.data._sparse import RowsBuilder, as_indicator
 from fedalc.data._stream import Block, LineReader
-from fedalc.data._tokens import Tokens, decimal_numbers, separator_table, whole_numbers
+from fedalc.data._tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
 from fedalc.data.dataset import Split
 from fedalc.errors import DataError
 
@@ -148,7 +148,7 @@ class _RowParser:
         return self._checked(_Rows(np.tile(np.arange(width), len(counts)), values, counts))
 
     def _checked(self, rows: _Rows) -> _Rows | None:
-        too_large = len(rows.values) and np.abs(rows.values).max() > np.finfo(np.float32).max
+        too_large = len(rows.values) and np.abs(rows.values).max() > LARGEST
         binary = rows.values[self.only_zero_or_one[rows.attributes]]
         return None if too_large or ((binary != 0) & (binary != 1)).any() else rows
 
@@ -212,7 +212,7 @@ class _RowParser:
             value = float(bare)
         except ValueError:
             raise ValueError(f"the value of {name!r} should be a number, and not {word[:40]!r}") from None
-        if not abs(value) <= np.finfo(np.float32).max:  # false for NaN too
+        if not abs(value) <= LARGEST:  # false for NaN too
             raise ValueError(f"the value of {name!r} should be finite and fit 32 bits, and not {word[:40]!r}")
         if self.only_zero_or_one[attribute] and value not in (0.0, 1.0):
             raise ValueError(f"{name!r} should be 0 or 1, and not {word[:40]!r}")

@@ -27,8 +27,9 @@ def check(dataset: Dataset, entry: Entry) -> list[Check]:
     if expected is None:
         return []
     splits = [split for split in (dataset.train, dataset.test, dataset.validation) if split is not None]
-    instances = sum(len(split) for split in splits)
-    marks = sum(int(split.labels.nnz) for split in splits)
+    averaged = [dataset.train] if expected.averages_over_train else splits
+    instances = sum(len(split) for split in averaged)
+    marks = sum(int(split.labels.nnz) for split in averaged)
     counts = [
         ("train instances", expected.train, len(dataset.train)),
         ("test instances", expected.test, len(dataset.test)),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedalc.data._sparse import RowsBuilder, as_indicator
 from fedalc.data._stream import Block, LineReader
-from fedalc.data._tokens import Tokens, decimal_numbers, separator_table, whole_numbers
+from fedalc.data._tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
 from fedalc.data.dataset import Split
 from fedalc.errors import DataError
 
@@ -213,13 +213,13 @@ def _parse_value(text: bytes, word: bytes) -> float:
         value = float(text)
     except ValueError:
         raise ValueError(f"a feature's value should be a number, and not {_shown(text)}") from None
-    if not np.isfinite(value) or _overflows(np.array([value])):
+    if not abs(value) <= LARGEST:  # false for NaN too
         raise ValueError(f"a feature's value should be finite and fit 32 bits, and not {_shown(text)}")
     return value
 
 
 def _overflows(values: NDArray[np.floating]) -> bool:
-    return bool(len(values)) and bool(np.abs(values).max() > np.finfo(np.float32).max)
+    return bool(len(values)) and bool(np.abs(values).max() > LARGEST)
 
 
 def _shown(text: bytes) -> str:
