@@ -22,3 +22,7 @@ class ConfigError(FedalcError):
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message if field is None else f"{field}: {message}")
+
+
+class Interrupted(FedalcError):
+    """The user stopped the run; its checkpoint is written."""

@@ -14,8 +14,10 @@ DEFAULT_BUDGET = 256 * 2**20  # bytes for one block of similarities
 
 
 def unit_rows(W: Tensor) -> Tensor:
-    """Each row scaled to length 1; a row of zeros stays zero."""
-    return W / W.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(W.dtype).tiny)
+    """Each row scaled to length 1. A row of zeros, which has no direction, stays zero and gets no gradient."""
+    length = W.norm(dim=-1, keepdim=True)
+    has_direction = length > 1e-12
+    return W * (has_direction / length.where(has_direction, 1.0))
 
 
 def row_blocks(W: Tensor, budget: int = DEFAULT_BUDGET, per_row: int = 0) -> Iterator[slice]:

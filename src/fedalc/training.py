@@ -22,7 +22,7 @@ from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.engines import Model
-from fedalc.errors import FedalcError
+from fedalc.errors import Interrupted
 from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining, model_with
 from fedalc.geometry import collapse
@@ -39,10 +39,6 @@ class Callback:
     def round(self, number: int, loss: float) -> None: ...
 
     def evaluated(self, record: dict[str, Any]) -> None: ...
-
-
-class Interrupted(FedalcError):
-    """The run was stopped; its checkpoint is written."""
 
 
 class Training:

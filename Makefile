@@ -1,0 +1,40 @@
+# `make help` lists the targets. Each sets up what it needs in .venv, and reuses it while pyproject.toml is unchanged.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench results clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedalc needs Python 3.11 or newer; say which with: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $(READY)
+
+setup: $(READY)  ## the virtual environment in .venv
+
+demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
+	$(BIN)/fedalc compare --config experiments/demo.toml --name demo --fresh
+	@echo "Next: open runs/demo/report.html; your own data: fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
+
+test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
+	$(BIN)/python benchmarks/engines.py
+
+results: $(READY)  ## the README's tables again (needs FEDALC_DATA; about an hour)
+	$(BIN)/python benchmarks/results.py
+
+clean:  ## remove .venv and caches (runs stay)
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

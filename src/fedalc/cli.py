@@ -1,0 +1,226 @@
+"""The commands. They parse, call and print; what they do is elsewhere, and imported when it is needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from fedalc.config import METHODS
+from fedalc.data.commands import app as data_app
+from fedalc.errors import FedalcError, Interrupted
+
+app = typer.Typer(
+    help="Federated learning when every client has only positive examples of its own label.\n\n"
+    "Start with: fedalc compare --dataset demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(data_app, name="data")
+
+Dataset = Annotated[str | None, typer.Option(help="a dataset's name (see: fedalc data list) or a folder's path")]
+Preset = Annotated[str | None, typer.Option(help="strong: the best honest result; paper: as close as the paper says")]
+Engine = Annotated[str | None, typer.Option(help="fused: one process, exact and fast; clients: client by client")]
+Encoder = Annotated[str | None, typer.Option(help="linear or mlp")]
+Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
+DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
+Config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only the result")]
+
+
+@app.command()
+def train(
+    dataset: Dataset = None,
+    method: Annotated[str | None, typer.Option(help=", ".join(METHODS))] = None,
+    preset: Preset = None,
+    engine: Engine = None,
+    encoder: Encoder = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="same seed and settings, same result")] = None,
+    device: Device = None,
+    config: Config = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    name: Annotated[str | None, typer.Option(help="the run folder's name (default: dataset-method-preset-seed)")] = None,
+    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run, from its folder")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run of this name")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method and test it once, into a run folder."""
+    from fedalc.config import experiment
+    from fedalc.progress import make_progress
+    from fedalc.report.tables import rich_table
+    from fedalc.runs import read_settings
+    from fedalc.runs import train as run_training
+
+    asked = _given(dataset=dataset, method=method, preset=preset, engine=engine, rounds=rounds, seed=seed, device=device)
+    asked |= {"encoder": {"name": encoder}} if encoder else {}
+    asked |= {"name": name} if name else {}
+    if resume is not None:
+        if asked or config or set_:
+            raise FedalcError("--resume takes its settings from the run folder: give it alone")
+        settings, folder = read_settings(resume), resume
+    else:
+        settings = experiment(asked, file=config, overrides=set_ or ())
+        dataset_name = Path(settings.dataset).name
+        folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
+    console = Console()
+    followers = make_progress(console, settings.method, quiet)
+    try:
+        run = run_training(
+            settings, folder=folder, resume=resume is not None, overwrite=overwrite, data_dir=data_dir, callbacks=followers
+        )
+    except FedalcError as error:
+        raise _with_resume_hint(error, f"fedalc train --resume {folder}") from None
+    finally:
+        for follower in followers:
+            follower.close()
+    _note_absent_labels(console, run.result)
+    console.print(rich_table([dict(run.result)]))
+    console.print(f"run folder: {folder}    report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    methods: Annotated[str, typer.Option(help="comma-separated")] = ",".join(METHODS),
+    dataset: Dataset = None,
+    preset: Preset = None,
+    engine: Engine = None,
+    encoder: Encoder = None,
+    rounds: Rounds = None,
+    seeds: Annotated[str, typer.Option(help="comma-separated: 0,1,2")] = "0",
+    device: Device = None,
+    config: Config = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    name: Annotated[str | None, typer.Option(help="the folder's name (default: compare-dataset-preset)")] = None,
+    out: Annotated[Path, typer.Option(help="where it goes")] = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Train several methods with equal budget: a table, and curves as a picture. Call again to continue."""
+    from fedalc.comparison import compare as run_comparison
+    from fedalc.config import experiment
+    from fedalc.progress import LiveProgress, PlainProgress, make_progress
+    from fedalc.report.tables import rich_table
+
+    asked = _given(dataset=dataset, preset=preset, engine=engine, rounds=rounds, device=device)
+    asked |= {"encoder": {"name": encoder}} if encoder else {}
+    settings = experiment(asked, file=config, overrides=set_ or ())
+    folder = out / (name or f"compare-{Path(settings.dataset).name}-{settings.preset}")
+    console = Console()
+    open_bars: list[LiveProgress | PlainProgress] = []
+
+    def follow(method: str, seed: int) -> list[LiveProgress | PlainProgress]:
+        close_bars()
+        open_bars.extend(make_progress(console, f"{method:12} seed {seed}", quiet))
+        return open_bars
+
+    def close_bars() -> None:
+        while open_bars:
+            open_bars.pop().close()
+
+    try:
+        comparison = run_comparison(
+            _listed(methods, "--methods"),
+            seeds=[_seed(text) for text in _listed(seeds, "--seeds")],
+            folder=folder,
+            file=config,
+            overrides=set_ or (),
+            data_dir=data_dir,
+            callbacks=follow,
+            **asked,
+        )
+    except FedalcError as error:
+        raise _with_resume_hint(error, "the same command again") from None
+    finally:
+        close_bars()
+    _note_absent_labels(console, comparison.results[0])
+    console.print(rich_table([dict(result) for result in comparison.results]))
+    console.print(f"curves: {folder / 'curves.png'}    page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="a finished run's folder")],
+    file: Annotated[Path, typer.Argument(help="instances, in either format; their labels are not used")],
+    top: Annotated[int, typer.Option(min=1, help="how many labels per instance")] = 5,
+    form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
+    out: Annotated[Path | None, typer.Option(help="a file (default: the terminal)")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+) -> None:
+    """The best labels of new instances, with names and scores."""
+    import io
+
+    from fedalc.checkpoint import write_text
+    from fedalc.data.load import load_file
+    from fedalc.model import TrainedModel
+    from fedalc.prediction import write_predictions
+
+    if form not in ("csv", "jsonl"):
+        raise FedalcError(f"--format: csv or jsonl, not {form!r}")
+    chosen: Literal["csv", "jsonl"] = "csv" if form == "csv" else "jsonl"
+    model = TrainedModel.load(run / "model" if (run / "model").is_dir() else run, device)
+    split = load_file(file, model.feature_count, len(model.label_names))
+    labels, scores = model.predict(split.features, top)
+    text = io.StringIO()
+    write_predictions(text, labels, scores, model.label_names, chosen)
+    if out is None:
+        sys.stdout.write(text.getvalue())
+    else:
+        write_text(out, text.getvalue())
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _listed(text: str, option: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise FedalcError(f"{option}: expected a comma-separated list, found {text!r}")
+    return parts
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise FedalcError(f"--seeds: {text!r} is not a whole number") from None
+
+
+def _with_resume_hint(error: FedalcError, command: str) -> FedalcError:
+    return Interrupted(f"{error}; go on with: {command}") if isinstance(error, Interrupted) else error
+
+
+def _note_absent_labels(console: Console, result: Any) -> None:
+    absent = result["labels_without_client"]
+    if absent:
+        total = absent + result["clients"]
+        console.print(
+            f"note: {absent} of {total} labels have no training instance: nobody holds them, and they are never predicted"
+        )
+
+
+def main() -> None:
+    """The console script: errors meant for a person become one line and exit code 2, an interruption 130."""
+    try:
+        app()
+    except FedalcError as error:
+        stopped = isinstance(error, Interrupted)
+        line = f"{'stopped' if stopped else 'error'}: {error}"
+        Console(stderr=True).print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(130 if stopped else 2)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

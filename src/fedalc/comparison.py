@@ -1,0 +1,90 @@
+"""Methods side by side: the same data, encoder, optimiser and rounds; each with the preset's settings for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedalc import history
+from fedalc.checkpoint import write_text
+from fedalc.config import METHODS, experiment
+from fedalc.data import load_dataset
+from fedalc.errors import ConfigError
+from fedalc.runs import Run, load_run, read_settings, train
+from fedalc.training import Callback
+
+
+@dataclass
+class Comparison:
+    """All runs, in the order of `methods`, then seeds."""
+
+    runs: list[Run] = field(default_factory=list)
+    folder: Path | None = None
+
+    @property
+    def results(self) -> list[Mapping[str, Any]]:
+        return [run.result for run in self.runs]
+
+    def histories(self) -> dict[str, list[dict[str, Any]]]:
+        """Per method, the history of its first seed."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for run in self.runs:
+            if run.folder is not None:
+                found.setdefault(run.settings.method, history.read(run.folder / "history.jsonl"))
+        return found
+
+
+def compare(
+    methods: Sequence[str] = METHODS,
+    *,
+    seeds: Iterable[int] = (0,),
+    folder: Path | str,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    data_dir: Path | str | None = None,
+    callbacks: Callable[[str, int], Sequence[Callback]] = lambda method, seed: (),
+    **keys: Any,
+) -> Comparison:
+    """Train every method with every seed into `folder`/<method>-s<seed>, and write table, curves and page there.
+
+    Runs that are finished are kept, a run that was interrupted goes on: call it again to continue. Settings other than
+    those the folder was made with are an error.
+    """
+    place = Path(folder)
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}", "methods")
+    plan = [
+        experiment({**keys, "method": method, "seed": seed}, file=file, overrides=overrides)
+        for method in dict.fromkeys(methods)
+        for seed in dict.fromkeys(seeds)
+    ]
+    comparison = Comparison(folder=place)
+    data = load_dataset(plan[0].dataset, data_dir)
+    for settings in plan:
+        run_folder = place / f"{settings.method}-s{settings.seed}"
+        begun = (run_folder / "config.toml").exists()
+        if begun and read_settings(run_folder) != settings:
+            raise ConfigError(f"{run_folder} was made with other settings; give another folder, or remove it")
+        if begun and (run_folder / "result.json").exists():
+            comparison.runs.append(load_run(run_folder))
+            continue
+        followers = callbacks(settings.method, settings.seed)
+        comparison.runs.append(train(settings, folder=run_folder, resume=begun, data=data, callbacks=followers))
+    _write(comparison)
+    return comparison
+
+
+def _write(comparison: Comparison) -> None:
+    from fedalc.report import page, plots, tables
+
+    assert comparison.folder is not None
+    results = [dict(result) for result in comparison.results]
+    histories = comparison.histories()
+    write_text(comparison.folder / "results.json", json.dumps(results, indent=1) + "\n")
+    write_text(comparison.folder / "table.md", tables.markdown_table(results))
+    plots.learning_curves(histories, comparison.folder / "curves.png")
+    page.write_comparison_page(comparison.folder, results, histories)

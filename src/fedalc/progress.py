@@ -1,0 +1,74 @@
+"""Watching a run: a live bar on a terminal, a few plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedalc.training import Callback
+
+
+class LiveProgress(Callback):
+    """One bar per phase with the loss, validation P@1, rounds, and time left. Close it when the run is over."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.title = title
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  val P@1 {task.fields[p1]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self._bar.start()
+        self._task = self._bar.add_task(f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1="  -  ")
+
+    def round(self, number: int, loss: float) -> None:
+        assert self._task is not None
+        self._bar.update(self._task, completed=number, loss=f"{loss:.4f}")
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        assert self._task is not None
+        value = record["metrics"].get("validation P@1")
+        if value is not None:
+            self._bar.update(self._task, p1=f"{value:5.2f}")
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class PlainProgress(Callback):
+    """About ten lines per phase: for logs and pipes."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title = console, title
+        self._rounds = self._shown = 0
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self._rounds, self._shown = rounds, done
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        number = record["round"]
+        if number < self._rounds and number - self._shown < self._rounds / 10:
+            return
+        self._shown = number
+        p1 = record["metrics"].get("validation P@1")
+        quality = "" if p1 is None else f"  validation P@1 {p1:.2f}"
+        line = f"{self.title} {record['phase']} {number}/{self._rounds}  loss {record['loss']:.4f}{quality}"
+        self.console.print(line, highlight=False)
+
+    def close(self) -> None: ...
+
+
+def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgress | PlainProgress]:
+    if quiet:
+        return []
+    return [LiveProgress(console, title) if console.is_terminal else PlainProgress(console, title)]

@@ -1,0 +1,166 @@
+"""The engines give the same θ and W, in float64, for every method: `clients` is literal, `fused` has to equal it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedalc.config import METHODS, experiment
+from fedalc.errors import ConfigError
+from fedalc.federated import FederatedTraining
+from tests.problems import random_split
+
+TRAIN = random_split(50, 20, 7, seed=11)
+SMALL = {
+    "dtype": "float64",
+    "block_rows": 7,  # several blocks, the last one short
+    "encoder": {"name": "mlp", "dim": 6, "embedding": 5, "hidden": (8, 7)},
+    "server": {"optimizer": "adam", "learning_rate": 0.05, "weight_decay": 0.1, "ema": 0.5},
+    "client": {"learning_rate": 0.5, "row_learning_rate": 0.8},
+    "regularizer": {"lambda": 10.0, "rate": 0.01, "neighbours": 2},
+    "fixed": {"steps": 5, "rate": 0.1},
+}
+
+
+def settings(engine: str, **changes: Any) -> Any:
+    values = copy.deepcopy(SMALL)
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            values.setdefault(key, {}).update(value)
+        else:
+            values[key] = value
+    return experiment({**values, "engine": engine})
+
+
+def after(rounds: int, engine: str, **changes: Any) -> tuple[FederatedTraining, list[float]]:
+    training = FederatedTraining(settings(engine, **changes), TRAIN)
+    return training, [training.run_round() for _ in range(rounds)]
+
+
+def assert_equal(rounds: int = 4, **changes: Any) -> None:
+    fused, fused_losses = after(rounds, "fused", **changes)
+    clients, client_losses = after(rounds, "clients", **changes)
+    start = FederatedTraining(settings("fused", **changes), TRAIN)
+    assert not torch.allclose(start.model.theta[0], fused.model.theta[0], atol=1e-3), "nothing was learnt"
+    for ours, literal in zip(fused.model.theta, clients.model.theta, strict=True):
+        assert torch.allclose(ours, literal, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(fused.model.W, clients.model.W, rtol=1e-10, atol=1e-12)
+    for ours, literal in zip(fused.average.values, clients.average.values, strict=True):
+        assert torch.allclose(ours, literal, rtol=1e-10, atol=1e-12)
+    assert fused_losses == pytest.approx(client_losses, rel=1e-10)
+    assert fused.ledger == clients.ledger
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(method: str, weights: str, participation: float) -> None:
+    assert_equal(method=method, server={"weights": weights, "participation": participation})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+def test_every_server_optimiser(optimizer: str) -> None:
+    assert_equal(method="fedalc", server={"optimizer": optimizer})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder": {"name": "linear"}},
+        # Not adam: it would blow a gradient of 1e-18, which is 0 in the other engine, up to a step of 1e-11.
+        {"encoder": {"dropout": 0.4}, "server": {"optimizer": "momentum"}},
+        {"client": {"weight_decay": 0.3}},
+        {"client": {"momentum": 0.9}},  # one step: momentum has nothing to remember yet
+        {"encoder": {"start": "framework"}},
+        {"regularizer": {"candidates": 4}},
+        {"regularizer": {"form": "full"}},
+        {"regularizer": {"margin": "adaptive"}},
+        {"regularizer": {"weighting": "gamma"}},
+        {"block_rows": 1},
+    ],
+    ids=str,
+)
+def test_every_setting_both_can_express(changes: dict[str, Any]) -> None:
+    assert_equal(method="fedalc", **changes)
+
+
+def test_rows_of_absent_clients_stay() -> None:
+    training = FederatedTraining(settings("fused", method="fedavg", server={"participation": 0.3}), TRAIN)
+    before = training.model.W.clone()
+    training.run_round()
+    moved = (training.model.W != before).any(dim=1)
+    assert 0 < moved.sum() == round(0.3 * len(training.federation.clients))
+
+
+def test_a_round_is_one_gradient_step_on_the_weighted_objective() -> None:
+    """Against an objective written out without either engine: Σ p_u mean_j max(0, 0.9 - g(x_j)ᵀw_u)²."""
+    changes = {"method": "fedavg-fixed", "server": {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}}
+    training = FederatedTraining(settings("fused", **changes), TRAIN)
+    encoder, W = copy.deepcopy(training.model.encoder), training.model.W
+    X = torch.from_numpy(TRAIN.features.toarray()).double()
+    h = X @ encoder.embedding
+    for depth, layer in enumerate(encoder.layers):
+        h = layer(torch.relu(h) if depth else h)
+    g = h / h.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    Y = TRAIN.labels.toarray().astype(np.float64)
+    n = Y.sum(0)
+    objective = sum(
+        n[u] / n.sum() * torch.stack([torch.clamp(0.9 - g[j] @ W[u], min=0) ** 2 for j in np.flatnonzero(Y[:, u])]).mean()
+        for u in range(7)
+    )
+    assert isinstance(objective, torch.Tensor)
+    objective.backward()
+    assert training.run_round() == pytest.approx(objective.item(), rel=1e-12)
+    for after_round, parameter in zip(training.model.theta, encoder.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(after_round, parameter - 0.5 * parameter.grad, rtol=1e-10, atol=1e-13)
+
+
+def test_several_local_steps_are_what_a_plain_loop_does() -> None:
+    """Engine `clients` with three full-batch epochs, one client: the same as gradient descent written out."""
+    only = TRAIN.rows(np.flatnonzero(TRAIN.labels.toarray()[:, 2]))
+    labels = only.labels.toarray() * (np.arange(7) == 2)
+    from scipy.sparse import csr_matrix
+
+    from fedalc.data.dataset import Split
+
+    split = Split(only.features, csr_matrix(labels.astype(np.float32)))
+    changes = {"method": "fedavg", "client": {"epochs": 3}, "encoder": {"name": "linear"}}
+    changes["server"] = {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}
+    training = FederatedTraining(settings("clients", **changes), split)
+    E = training.model.encoder.embedding.detach().clone().requires_grad_()
+    w = training.model.W[2].clone().requires_grad_()
+    X = torch.from_numpy(split.features.toarray()).double()
+    for _ in range(3):
+        g = X @ E
+        g = g / g.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        loss = torch.clamp(0.9 - g @ w, min=0).square().mean()
+        grad_E, grad_w = torch.autograd.grad(loss, (E, w))
+        with torch.no_grad():
+            E -= 0.5 * grad_E
+            w -= 0.8 * grad_w
+            w /= w.norm()
+    training.run_round()
+    assert torch.allclose(training.model.encoder.embedding, E, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(training.model.W[2], w, rtol=1e-10, atol=1e-12)
+
+
+def test_batches_cover_every_instance_once_an_epoch() -> None:
+    training = FederatedTraining(settings("clients", client={"batch_size": 2, "epochs": 2}), TRAIN)
+    engine: Any = training.engine
+    for client in training.federation.clients.tolist():
+        batches = engine._batches(client, 0, 1)
+        assert max(map(len, batches)) <= 2
+        assert sorted(np.concatenate(batches)) == training.federation.instances_of(client).tolist()
+    first, again = engine._batches(0, 0, 1), engine._batches(0, 0, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("client", [{"epochs": 2}, {"batch_size": 8}])
+def test_fused_refuses_what_it_cannot_express(client: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=rf"client\.{next(iter(client))}.*cannot express"):
+        experiment({"engine": "fused", "client": client})

@@ -1,0 +1,39 @@
+"""Small problems the tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from fedalc.data.dataset import Dataset, Split
+
+
+def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:
+    """Sparse instances with up to `per_instance` labels each; some have none, and some have no features."""
+    random = np.random.default_rng(seed)
+    X = random.random((instances, features)) * (random.random((instances, features)) < 0.3)
+    Y = np.zeros((instances, labels))
+    for row in Y:
+        row[random.choice(labels, random.integers(0, per_instance + 1), replace=False)] = 1
+    return Split(csr_matrix(X.astype(np.float32)), csr_matrix(Y.astype(np.float32)))
+
+
+def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels: int = 7) -> Dataset:
+    names = tuple(f"label {i}" for i in range(labels))
+    train = random_split(instances, features, labels, seed)
+    return Dataset("small", train, random_split(instances // 2, features, labels, seed + 1), names)
+
+
+def real_data(name: str) -> Path:
+    """The folder of a real dataset, or a skip that says why."""
+    root = os.environ.get("FEDALC_DATA")
+    if not root:
+        pytest.skip("FEDALC_DATA is not set, so the tests on real data are left out")
+    folder = Path(root) / name
+    if not folder.is_dir():
+        pytest.skip(f"{name} is not in FEDALC_DATA")
+    return folder

@@ -1,0 +1,69 @@
+"""n, c and the weights that follow from them, against counting by hand and by loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from fedalc.correlations import Correlations
+from tests.problems import random_split
+
+# Five instances: {0,1}, {0,1,2}, {0}, {2}, {} — the last is on no client.
+BY_HAND = csr_matrix(np.array([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 0, 1], [0, 0, 0]], dtype=np.float32))
+
+
+def test_counts_by_hand() -> None:
+    known = Correlations.from_label_sets(BY_HAND)
+    assert known.instances == 4
+    assert known.counts.tolist() == [3, 2, 2]
+    assert known.together.toarray().tolist() == [[0, 2, 1], [2, 0, 1], [1, 1, 0]]
+
+
+def test_sigma_by_hand() -> None:
+    """σ_01 = one instance of four has 0 and not 1; σ_10 = none has 1 and not 0; and so on."""
+    sigma = Correlations.from_label_sets(BY_HAND).apart(slice(0, 3), "sigma", torch.zeros(1, dtype=torch.float64))
+    assert sigma.tolist() == [[0, 0.25, 0.5], [0, 0, 0.25], [0.25, 0.25, 0]]
+
+
+def test_gamma_by_hand() -> None:
+    gamma = Correlations.from_label_sets(BY_HAND).apart(slice(0, 3), "gamma", torch.zeros(1, dtype=torch.float64))
+    assert torch.allclose(gamma, torch.tensor([[0, 1 / 3, 2 / 3], [0, 0, 1], [0.5, 0.5, 0]], dtype=torch.float64))
+
+
+def test_sigma_is_the_papers_indicator_sum() -> None:
+    labels = random_split(40, 5, 6, seed=3).labels
+    sets = [set(row.indices) for row in labels]
+    held = [s for s in sets if s]
+    sigma = Correlations.from_label_sets(labels).apart(slice(0, 6), "sigma", torch.zeros(1, dtype=torch.float64))
+    for u in range(6):
+        for v in range(6):
+            expected = sum(u in s and v not in s for s in held) / len(held)
+            assert sigma[u, v].item() == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("weighting", ["sigma", "gamma", "counts"])
+def test_blocks_and_single_pairs_agree(weighting: str) -> None:
+    known = Correlations.from_label_sets(random_split(50, 5, 8, seed=1).labels)
+    like = torch.zeros(1, dtype=torch.float64)
+    whole = known.apart(slice(0, 8), weighting, like)  # type: ignore[arg-type]
+    part = known.apart(slice(2, 5), weighting, like)  # type: ignore[arg-type]
+    assert torch.equal(whole[2:5], part)
+    columns = torch.tensor([[0, 7], [1, 2], [3, 6]])
+    picked = known.apart_at(slice(2, 5), columns, weighting, like)  # type: ignore[arg-type]
+    assert torch.allclose(picked, whole[2:5].gather(1, columns), atol=1e-15)
+
+
+def test_a_label_always_with_all_others_has_no_gamma() -> None:
+    known = Correlations.from_label_sets(csr_matrix(np.ones((3, 2), dtype=np.float32)))
+    assert known.apart(slice(0, 2), "gamma", torch.zeros(1)).tolist() == [[0, 0], [0, 0]]
+
+
+def test_pairs_together_are_all_of_c_whatever_the_batch() -> None:
+    known = Correlations.from_label_sets(random_split(50, 5, 8, seed=2).labels)
+    for at_once in (1, 3, 1000):
+        dense = torch.zeros(8, 8, dtype=torch.float64)
+        for u, v, share in known.pairs_together(at_once, dense):
+            dense[u, v] += share
+        assert np.allclose(dense.numpy(), known.together.toarray() / known.instances)

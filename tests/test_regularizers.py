@@ -1,0 +1,153 @@
+"""Each regulariser against a literal double loop, its gradient against autograd and finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedalc.correlations import Correlations
+from fedalc.geometry import random_rows
+from fedalc.regularizers import AllPairs, NearestPairs, Regularizer, Sum, Together, attract, repel, repel_within
+from tests.problems import random_split
+
+C, D = 9, 5
+KNOWN = Correlations.from_label_sets(random_split(60, 4, C, seed=5).labels)
+W0 = random_rows(C, D, torch.Generator().manual_seed(1), torch.float64)
+SMALL = 3 * C * 8  # bytes: three rows at a time, so that blocks meet
+
+
+def distance(W: Tensor, u: int, v: int) -> Tensor:
+    return 1 - W[u] @ W[v]
+
+
+def sigma(u: int, v: int) -> float:
+    return float(KNOWN.counts[u] - KNOWN.together[u, v]) / KNOWN.instances
+
+
+def gamma(u: int, v: int) -> float:
+    return sigma(u, v) / sum(sigma(u, other) for other in range(C) if other != u)
+
+
+def nearest(W: Tensor, u: int, k: int, among: range | list[int] = range(C)) -> list[int]:
+    others = [v for v in among if v != u]
+    return sorted(others, key=lambda v: distance(W, u, v).item())[:k]
+
+
+def hinge(nu: float | Tensor, d: Tensor) -> Tensor:
+    return torch.clamp(nu - d, min=0) ** 2
+
+
+def all_pairs(term: Callable[[Tensor, int, int], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda W: sum((term(W, u, v) for u in range(C) for v in range(C) if v != u), start=torch.zeros(()))
+
+
+def near_pairs(term: Callable[[Tensor, int, int], Tensor], k: int, among: range | list[int] = range(C)):
+    """The neighbours are those of the starting W: they are not differentiated."""
+    lists = {u: nearest(W0, u, k, among) for u in range(C)}
+    return lambda W: sum((term(W, u, v) for u in range(C) for v in lists[u]), start=torch.zeros(()))
+
+
+def adaptive(k: int):
+    margin = {u: distance(W0, u, nearest(W0, u, k + 1)[-1]).item() for u in range(C)}
+    return near_pairs(lambda W, u, v: sigma(u, v) * hinge(margin[u], distance(W, u, v)), k)
+
+
+CANDIDATES = [0, 2, 3, 6, 8]
+CASES: dict[str, tuple[Regularizer, Callable[[Tensor], Tensor]]] = {
+    "spreadout": (
+        AllPairs(repel_within(0.8), budget=SMALL),
+        all_pairs(lambda W, u, v: hinge(0.8, distance(W, u, v))),
+    ),
+    "mined spreadout": (
+        NearestPairs(3, repel, budget=SMALL),
+        near_pairs(lambda W, u, v: -(distance(W, u, v) ** 2), 3),
+    ),
+    "mined spreadout within a subset": (
+        NearestPairs(3, repel, candidates=torch.tensor(CANDIDATES), budget=SMALL),
+        near_pairs(lambda W, u, v: -(distance(W, u, v) ** 2), 3, CANDIDATES),
+    ),
+    "correlation": (
+        AllPairs(repel_within(1.2), KNOWN, "sigma", budget=SMALL),
+        all_pairs(lambda W, u, v: sigma(u, v) * hinge(1.2, distance(W, u, v))),
+    ),
+    "normalised correlation": (
+        AllPairs(repel_within(1.2), KNOWN, "gamma", budget=SMALL),
+        all_pairs(lambda W, u, v: gamma(u, v) * hinge(1.2, distance(W, u, v))),
+    ),
+    "mined correlation": (
+        NearestPairs(4, repel_within(1.0), KNOWN, "sigma", budget=SMALL),
+        near_pairs(lambda W, u, v: sigma(u, v) * hinge(1.0, distance(W, u, v)), 4),
+    ),
+    "mined correlation with counts": (
+        NearestPairs(4, repel_within(1.0), KNOWN, "counts", budget=SMALL),
+        near_pairs(lambda W, u, v: KNOWN.instances * sigma(u, v) * hinge(1.0, distance(W, u, v)), 4),
+    ),
+    "mined correlation, adaptive margin": (NearestPairs(3, None, KNOWN, "sigma", budget=SMALL), adaptive(3)),
+    "fixed": (
+        Sum(((0.7, Together(attract, KNOWN, budget=SMALL)), (1.3, AllPairs(repel_within(1.0), KNOWN, budget=SMALL)))),
+        all_pairs(
+            lambda W, u, v: (
+                0.7 * float(KNOWN.together[u, v]) / KNOWN.instances * distance(W, u, v) ** 2
+                + 1.3 * sigma(u, v) * hinge(1.0, distance(W, u, v))
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value_and_gradient_equal_the_literal_twin(name: str) -> None:
+    ours, twin = CASES[name]
+    value, gradient = ours.value_and_gradient(W0)
+    W = W0.clone().requires_grad_()
+    expected = twin(W)
+    expected.backward()
+    assert abs(expected.item()) > 0.01, "a case in which nothing is active tests nothing"
+    assert value == pytest.approx(expected.item(), rel=1e-12)
+    assert W.grad is not None
+    assert torch.allclose(gradient, W.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_by_finite_differences(name: str) -> None:
+    ours, _ = CASES[name]
+    _, gradient = ours.value_and_gradient(W0)
+    if name == "mined correlation, adaptive margin":
+        pytest.skip("its margin is a constant of the step, which a finite difference would move; the twin covers it")
+    step = 1e-6
+    for u, d in ((0, 0), (3, 2), (8, 4)):
+        up, down = W0.clone(), W0.clone()
+        up[u, d] += step
+        down[u, d] -= step
+        slope = (ours.value_and_gradient(up)[0] - ours.value_and_gradient(down)[0]) / (2 * step)
+        assert gradient[u, d].item() == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_from_instances_as_the_paper_writes_it() -> None:
+    """The paper sums over instances, positive and negative labels of each. n and c give the same number."""
+    labels = random_split(60, 4, C, seed=5).labels
+    sets = [set(row.indices) for row in labels if row.nnz]
+    total = sum(
+        hinge(1.1, distance(W0, y, z)).item() for s in sets for y in s for z in range(C) if z not in s
+    ) / len(sets)
+    value, _ = AllPairs(repel_within(1.1), KNOWN, "sigma").value_and_gradient(W0)
+    assert value == pytest.approx(total, rel=1e-12)
+
+
+def test_two_orthogonal_rows_by_hand() -> None:
+    """d = 1: spreadout with ν = 1.5 costs (0.5)² for each order; the gradient of w_0 is 2·2·0.5·w_1."""
+    W = torch.eye(2, dtype=torch.float64)
+    value, gradient = AllPairs(repel_within(1.5)).value_and_gradient(W)
+    assert value == pytest.approx(0.5)
+    assert gradient.tolist() == [[0, 2], [2, 0]]
+
+
+def test_more_neighbours_than_classes_is_all_of_them() -> None:
+    few, _ = NearestPairs(C - 1, repel).value_and_gradient(W0)
+    many, _ = NearestPairs(100, repel).value_and_gradient(W0)
+    assert few == pytest.approx(many)
+    only_self = NearestPairs(3, repel, candidates=torch.tensor([4]))
+    assert only_self.value_and_gradient(W0)[0] == pytest.approx(-sum(distance(W0, u, 4).item() ** 2 for u in range(C) if u != 4))
