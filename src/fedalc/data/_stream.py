@@ -7,6 +7,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -34,6 +35,10 @@ class Block:
     text: bytes
     first_line: int
     """Line number of the block's first line, counted from 1."""
+
+    @cached_property
+    def line_count(self) -> int:
+        return self.text.count(b"\n")
 
 
 class LineReader:
@@ -68,8 +73,9 @@ class LineReader:
                 text += self._guarded(self._file.readline)
                 if not text.endswith(b"\n"):
                     text += b"\n"
-            yield Block(text, self.line + 1)
-            self.line += text.count(b"\n")
+            block = Block(text, self.line + 1)
+            yield block
+            self.line += block.line_count
 
     def pieces(self) -> Iterator[bytes]:
         """The rest of the file byte by byte as it is, without regard to lines."""

@@ -59,7 +59,7 @@ def read_xmlc(path: Path | str) -> Split:
         header = read_header(reader)
         missing = header.instances
         for block in reader.blocks():
-            if missing < block.text.count(b"\n"):
+            if missing < block.line_count:
                 block = _without_blank_end(block, missing, header, path)
             rows = _read_fast(block.text, header)
             if rows is None:
