@@ -138,7 +138,7 @@ class Experiment(Settings):
     selection: SelectionSettings = SelectionSettings()
 
     @model_validator(mode="after")
-    def _fused_is_one_full_batch_step(self) -> Experiment:
+    def _settings_agree(self) -> Experiment:
         if self.engine == "fused":
             for key, expressible in (
                 ("epochs", self.client.epochs == 1),
@@ -150,6 +150,8 @@ class Experiment(Settings):
                         f"{key} = {getattr(self.client, key)}; use engine = \"clients\" or leave it out",
                         f"client.{key}",
                     )
+        if self.encoder.name == "linear" and self.encoder.dropout:
+            raise ConfigError("the linear encoder has no hidden layer to drop from; use 0, or mlp", "encoder.dropout")
         if self.regularizer.margin == "adaptive" and self.regularizer.form == "full":
             raise ConfigError(
                 'an adaptive margin is the distance to the (K+1)-th nearest class, so it needs form = "mined"',

@@ -29,7 +29,7 @@ class Propensity:
     def inverse(self, counts: np.ndarray, instances: int) -> np.ndarray:
         """1 / p_l for each label, from how often it occurs in train."""
         C = (np.log(instances) - 1) * (self.B + 1) ** self.A
-        return 1 + C * (counts + self.B) ** -self.A
+        return 1 + C * (counts + self.B) ** -float(self.A)
 
 
 def top_labels(
@@ -115,6 +115,6 @@ def mean_average_precision(
             mine = ascending[column][rank[column][true]].sort().values
             at_least = instances - torch.searchsorted(ascending[column], mine)
             true_at_least = len(mine) - torch.searchsorted(mine, mine)
-            total += (true_at_least / at_least).double().mean().item()
+            total += (true_at_least.double() / at_least).mean().item()
             counted += 1
     return 100 * total / counted if counted else 0.0

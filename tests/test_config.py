@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedalc.config import METHODS, PRESETS, Experiment, experiment
+from fedalc.errors import ConfigError
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("encoder", ["linear", "mlp"])
+def test_resolved_settings_come_back_from_their_own_toml(tmp_path: Path, preset: str, method: str, encoder: str) -> None:
+    settings = experiment({"method": method, "preset": preset, "encoder": {"name": encoder}})
+    file = tmp_path / "config.toml"
+    file.write_text(settings.to_toml())
+    assert experiment(file=file) == settings
+
+
+def test_strange_strings_survive_toml(tmp_path: Path) -> None:
+    settings = experiment({"dataset": 'a "b"\\ c\n é', "encoder": {"hidden": [3]}})
+    file = tmp_path / "config.toml"
+    file.write_text(settings.to_toml(), encoding="utf-8")
+    assert experiment(file=file) == settings
+
+
+def test_order_of_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text("rounds = 7\nseed = 3\n[server]\nema = 0.5\n")
+    settings = experiment({"seed": 4}, file=file, overrides=["server.ema=0.25", "client.batch_size=none"])
+    assert (settings.rounds, settings.seed, settings.server.ema) == (7, 4, 0.25)
+    assert settings.client.batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["round=5"], "round: there is no such setting; did you mean 'rounds'?"),
+        (["server.emma=0.5"], "server.emma: there is no such setting; did you mean 'ema'?"),
+        (["regularizer.lamda=3"], "did you mean 'lambda'"),
+        (["rounds=0"], "rounds: "),
+        (["rounds=many"], "rounds: "),
+        (["seed=-1"], "seed: "),
+        (["server.participation=0"], "server.participation: "),
+        (["server.learning_rate=nan"], "server.learning_rate: "),
+        (["client.learning_rate=-1"], "client.learning_rate: "),
+        (["regularizer.margin=3"], "regularizer.margin: "),
+        (["method=fedfoo"], "method: "),
+        (["preset=best"], "preset: unknown preset 'best'"),
+        (["client.epochs=2"], "client.epochs: engine 'fused'"),
+        (["regularizer.margin=adaptive", "regularizer.form=full"], "regularizer.margin: "),
+        (["rounds"], "--set: expected key=value"),
+        (["server=3"], "server: "),
+        (["encoder.name=cnn"], "encoder.name: "),
+        (["encoder.name=linear", "encoder.dropout=0.5"], "encoder.dropout: "),
+    ],
+)
+def test_bad_settings_name_the_field(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        experiment(overrides=overrides)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["rounds = ", "\xff"])
+def test_unreadable_toml_names_the_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match="broken.toml"):
+        experiment(file=file)
+    with pytest.raises(ConfigError, match="no such file"):
+        experiment(file=tmp_path / "absent.toml")
+
+
+def test_a_bad_value_in_a_file_names_file_and_field(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text("[server]\nema = 2.0\n")
+    with pytest.raises(ConfigError, match=r"server\.ema: .*x\.toml"):
+        experiment(file=file)
+
+
+def test_settings_do_not_change_after_validation() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        Experiment().rounds = 3  # type: ignore[misc]

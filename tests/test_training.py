@@ -1,0 +1,226 @@
+"""The loop: seeds, selection, refit, interruption and resuming to the same bits, and the run folder's contract."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedalc
+from fedalc import history
+from fedalc.checkpoint import load_folder
+from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted
+from fedalc.training import Callback, Training
+from tests.problems import random_split, small_dataset
+
+DATA = small_dataset()
+SMALL: dict[str, Any] = {
+    "rounds": 12,
+    "encoder": {"name": "mlp", "dim": 8, "embedding": 6, "hidden": (9,), "dropout": 0.2},
+    "server": {"ema": 0.5, "participation": 0.7, "optimizer": "adam", "learning_rate": 0.02},
+    "selection": {"every": 2, "validation": 0.2},
+}
+
+
+def weights(run: fedalc.Run) -> list[torch.Tensor]:
+    return [*run.model.model.theta, run.model.model.W]
+
+
+def same_bits(a: fedalc.Run, b: fedalc.Run) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(weights(a), weights(b), strict=True))
+
+
+def test_same_seed_same_bits_another_seed_others() -> None:
+    first, again = (fedalc.train(data=DATA, **SMALL, seed=5) for _ in range(2))
+    other = fedalc.train(data=DATA, **SMALL, seed=6)
+    assert same_bits(first, again) and first.metrics == again.metrics
+    assert not same_bits(first, other)
+
+
+class StopAfter(Callback):
+    """Presses Ctrl-C during the given round of the given phase."""
+
+    def __init__(self, phase: str, number: int) -> None:
+        self.wanted, self.number, self.now = phase, number, ""
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.now = name
+
+    def round(self, number: int, loss: float) -> None:
+        if (self.now, number) == (self.wanted, self.number):
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("refit", [True, False])
+@pytest.mark.parametrize(("phase", "number"), [("select", 1), ("select", 5), ("refit", 2)])
+def test_interrupted_and_resumed_gives_the_same_bits(
+    tmp_path: Path, phase: str, number: int, refit: bool, optimizer: str
+) -> None:
+    if phase == "refit" and not refit:
+        pytest.skip("there is no such phase")
+    keys = {**SMALL, "server": {**SMALL["server"], "optimizer": optimizer}}
+    keys["selection"] = {**SMALL["selection"], "refit": refit}
+    whole = fedalc.train(data=DATA, folder=tmp_path / "whole", **keys)
+    with pytest.raises(Interrupted):
+        fedalc.train(data=DATA, folder=tmp_path / "cut", callbacks=[StopAfter(phase, number)], **keys)
+    assert not (tmp_path / "cut" / "result.json").exists()
+    resumed = fedalc.train(data=DATA, folder=tmp_path / "cut", resume=True, **keys)
+    assert same_bits(whole, resumed)
+    assert whole.metrics == resumed.metrics
+    timeless = [
+        [{k: v for k, v in record.items() if k != "seconds"} for record in history.read(tmp_path / name / "history.jsonl")]
+        for name in ("whole", "cut")
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_killed_after_a_checkpoint_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash leaves history beyond the checkpoint: it is cut back, and the bits are those of an unbroken run."""
+    whole = fedalc.train(data=DATA, folder=tmp_path / "whole", **SMALL)
+
+    class Crash(Callback):
+        def round(self, number: int, loss: float) -> None:
+            if number == 7:
+                raise RuntimeError("power cut")
+            # a checkpoint is due after round 3 and not again
+            monkeypatch.setattr(Training, "checkpoint_seconds", -1.0 if number == 3 else 1e9)
+
+    with pytest.raises(RuntimeError):
+        fedalc.train(data=DATA, folder=tmp_path / "cut", callbacks=[Crash()], **SMALL)
+    assert load_folder(tmp_path / "cut" / "checkpoint")[1]["federated"]["round"] == 3
+    assert history.read(tmp_path / "cut" / "history.jsonl")[-1]["round"] == 6
+    assert same_bits(whole, fedalc.train(data=DATA, folder=tmp_path / "cut", resume=True, **SMALL))
+
+
+def test_the_run_folder_keeps_its_contract(tmp_path: Path) -> None:
+    run = fedalc.train(data=DATA, folder=tmp_path / "run", method="fedaws", **SMALL)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.toml", "history.jsonl", "result.json", "model", "checkpoint", "report.html"}
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result == run.result
+    for key in ("dataset", "method", "engine", "rounds", "seed", "metrics", "collapse", "seconds_per_round"):
+        assert key in result
+    for key in ("peak_memory_mb", "bytes_up", "bytes_down", "versions"):
+        assert key in result
+    assert {"P@1", "P@3", "P@5", "nDCG@5", "PSP@5", "mAP"} <= result["metrics"].keys()
+    for record in history.read(tmp_path / "run" / "history.jsonl"):
+        assert {"round", "loss", "metrics", "seconds", "bytes_up", "bytes_down"} <= record.keys()
+    again = fedalc.train(fedalc.experiment(file=tmp_path / "run" / "config.toml"), data=DATA)
+    assert same_bits(run, again) and again.metrics == run.metrics
+    assert same_bits(run, fedalc.load_run(tmp_path / "run"))
+
+
+def test_the_chosen_round_is_the_best_on_validation_and_the_test_set_is_not_asked() -> None:
+    """Two datasets that differ in their test sets only: everything but the test metrics is the same."""
+    other = fedalc.Dataset("small", DATA.train, random_split(30, 20, 7, seed=77), DATA.label_names)
+    a, b = (fedalc.train(data=data, **SMALL) for data in (DATA, other))
+    assert same_bits(a, b) and a.result["selection"] == b.result["selection"]
+    assert a.metrics != b.metrics
+
+
+def test_selection_without_refit_keeps_the_best_round(tmp_path: Path) -> None:
+    keys = {**SMALL, "selection": {**SMALL["selection"], "refit": False, "every": 1}}
+    run = fedalc.train(data=DATA, folder=tmp_path / "run", **keys)
+    records = history.read(tmp_path / "run" / "history.jsonl")
+    values = [record["metrics"]["validation P@1"] for record in records]
+    assert run.result["rounds"] == 1 + int(np.argmax(values))
+    shorter = fedalc.train(data=DATA, **{**keys, "rounds": run.result["rounds"]})
+    assert same_bits(run, shorter)
+
+
+def test_patience_stops_early() -> None:
+    keys = {**SMALL, "rounds": 200, "selection": {**SMALL["selection"], "patience": 2, "refit": False}}
+    result = fedalc.train(data=DATA, **keys).result
+    assert result["rounds_run"] == result["rounds"] + 2 * 2 < 200
+
+
+def test_without_validation_the_last_round_is_kept() -> None:
+    run = fedalc.train(data=DATA, **{**SMALL, "selection": {"validation": 0}})
+    assert run.result["selection"] is None and run.result["rounds"] == 12
+
+
+def test_a_datasets_own_validation_is_used_and_all_of_train_is_trained_on() -> None:
+    own = fedalc.Dataset("small", DATA.train, DATA.test, DATA.label_names, validation=random_split(20, 20, 7, seed=9))
+    training = Training(fedalc.experiment(SMALL), own, None, ())
+    assert training.validation is own.validation and len(training.train) == len(own.train)
+    assert not training.refits
+
+
+def test_labels_nobody_holds_are_reported_and_never_predicted() -> None:
+    Y = DATA.train.labels.toarray()
+    Y[:, 3] = 0
+    from scipy.sparse import csr_matrix
+
+    train = fedalc.Split(DATA.train.features, csr_matrix(Y))
+    run = fedalc.train(data=fedalc.Dataset("small", train, DATA.test, DATA.label_names), **SMALL)
+    assert run.result["labels_without_client"] == 1 and run.result["clients"] == 6
+    labels, scores = run.model.predict(DATA.test.features, k=7)
+    assert labels.shape == (30, 6) and 3 not in labels
+    assert np.isfinite(scores).all()
+
+
+def test_no_labels_at_all_is_an_error_and_nothing_is_written(tmp_path: Path) -> None:
+    from scipy.sparse import csr_matrix
+
+    empty = fedalc.Split(DATA.train.features, csr_matrix(DATA.train.labels.shape, dtype=np.float32))
+    with pytest.raises(DataError, match="no training instance has a label"):
+        fedalc.train(data=fedalc.Dataset("x", empty, DATA.test, DATA.label_names), folder=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_are_not_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fedalc.train(data=DATA, folder=folder, **SMALL)
+    with pytest.raises(FedalcError, match="there is a run here already"):
+        fedalc.train(data=DATA, folder=folder, **SMALL)
+    with pytest.raises(FedalcError, match="finished"):
+        fedalc.train(data=DATA, folder=folder, resume=True, **SMALL)
+    fedalc.train(data=DATA, folder=folder, overwrite=True, **{**SMALL, "seed": 2})
+    with pytest.raises(ConfigError, match="other settings"):
+        fedalc.train(data=DATA, folder=folder, resume=True, **SMALL)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(FedalcError, match="not a run's"):
+        fedalc.train(data=DATA, folder=tmp_path / "mine", overwrite=True, **SMALL)
+    with pytest.raises(FedalcError, match="not a run folder"):
+        fedalc.load_run(tmp_path / "mine")
+
+
+def test_a_damaged_checkpoint_or_model_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fedalc.train(data=DATA, folder=tmp_path / "cut", callbacks=[StopAfter("select", 4)], **SMALL)
+    tensors = tmp_path / "cut" / "checkpoint" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:100])
+    with pytest.raises(FedalcError, match="checkpoint: damaged"):
+        fedalc.train(data=DATA, folder=tmp_path / "cut", resume=True, **SMALL)
+
+
+def test_an_unusable_device_is_one_clear_line() -> None:
+    with pytest.raises(ConfigError, match="device: cannot use 'abacus'"):
+        fedalc.train(data=DATA, device="abacus")
+
+
+def test_unknown_keywords_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        fedalc.train(data=DATA, round=3)
+    with pytest.raises(ConfigError, match="not both"):
+        fedalc.train(fedalc.experiment(), data=DATA, rounds=3)
+
+
+def test_bytes_are_those_of_the_payload() -> None:
+    """Fixed: θ both ways each round, the row once. Trained rows: the row both ways each round too."""
+    keys = {**SMALL, "selection": {"validation": 0}, "server": {"participation": 1.0}}
+    theta = 4 * (20 * 6 + 6 * 9 + 9 + 9 * 8 + 8)
+    fixed = fedalc.train(data=DATA, method="fedavg-fixed", **keys).result
+    assert fixed["bytes_up"] == 12 * 7 * theta
+    assert fixed["bytes_down"] == 12 * 7 * theta + 7 * 4 * 8
+    moving = fedalc.train(data=DATA, method="fedalc", **keys).result
+    assert moving["bytes_up"] == moving["bytes_down"] == 12 * 7 * (theta + 4 * 8)
