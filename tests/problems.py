@@ -18,7 +18,7 @@ def random_split(instances: int, features: int, labels: int, seed: int, per_inst
     X = random.random((instances, features)) * (random.random((instances, features)) < 0.3)
     Y = np.zeros((instances, labels))
     for row in Y:
-        row[random.choice(labels, random.integers(0, per_instance + 1), replace=False)] = 1
+        row[random.choice(labels, random.integers(0, min(per_instance, labels) + 1), replace=False)] = 1
     return Split(csr_matrix(X.astype(np.float32)), csr_matrix(Y.astype(np.float32)))
 
 

