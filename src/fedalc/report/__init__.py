@@ -1,0 +1,1 @@
+"""Results for people: tables, figures and a page that opens offline. Import the module you need."""

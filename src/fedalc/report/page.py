@@ -1,2 +1,198 @@
+"""The page of a run, and of a comparison: one HTML file that opens offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-def write_page(folder: Path) -> None: pass
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from fedalc import history
+from fedalc.checkpoint import write_text
+from fedalc.errors import FedalcError
+from fedalc.report import tables
+from fedalc.report.curves import Histories, panels
+from fedalc.report.inline import bars_svg, panel_svg
+from fedalc.report.plots import row_names
+from fedalc.report.style import styles
+from fedalc.report.summary import Result, Row, merge, number_at, per_client, text, total_bytes, varies
+
+NAME = "report.html"
+EXPLAINED = (
+    ("max_cosine", "largest cosine", "1: two labels have become one"),
+    ("mean_cosine", "mean cosine", "1: all labels have become one"),
+    ("effective_rank", "effective rank", "directions W really uses; 1: a single one"),
+)
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of the finished run in `folder`, from its files alone."""
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedalcError(f"{folder}: no result.json, so there is nothing to report yet") from None
+    config = folder / "config.toml"
+    records = history.read(folder / "history.jsonl")
+    name = text(result.get("method"))
+    selection = result.get("selection") or {}
+    chosen = {name: selection["round"]} if "round" in selection else {}
+    (row,) = merge([result])
+    return _write(
+        folder / NAME,
+        "run.html",
+        title=f"{name} on {text(result.get('dataset'))}",
+        sentence=sentence(result, records),
+        collapsed=row.collapsed,
+        headline=_headline(result),
+        metrics=_metrics(result.get("metrics") or {}, selection.get("metrics") or {}),
+        chosen=selection.get("round"),
+        collapse=_collapse(result),
+        cost=_cost(result),
+        settings=config.read_text(encoding="utf-8") if config.exists() else "",
+        versions=result.get("versions") or {},
+        **_curves({name: records}, chosen),
+    )
+
+
+def write_comparison_page(folder: Path, results: Iterable[Result], histories: Histories) -> Path:
+    """Write the page that sets runs side by side. `histories`: records by the name that the legend is to show."""
+    results = list(results)
+    rows = merge(results)
+    bar_looks = styles(row_names(rows))
+    return _write(
+        folder / NAME,
+        "comparison.html",
+        title=_comparison_title(rows),
+        sentence=_comparison_sentence(rows),
+        names=tables.name_columns(rows),
+        columns=[(column.heading, tables.column_cells(column, rows)) for column in tables.columns_of(rows)],
+        rows=rows,
+        bars=Markup(bars_svg(rows, bar_looks)) if rows else "",
+        bar_looks=_legend(bar_looks),
+        markdown=tables.markdown_table(results),
+        versions=(results[0].get("versions") or {}) if results else {},
+        **_curves(histories, {}),
+    )
+
+
+def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
+    """What the run was, in words."""
+    phases = {record.get("phase") for record in records}
+    start = (
+        f"Method {text(result.get('method'))} with preset {text(result.get('preset'))} on dataset "
+        f"{text(result.get('dataset'))}: {text(result.get('clients'))} clients with one label each, "
+        f"engine {text(result.get('engine'))}, seed {text(result.get('seed'))}."
+    )
+    rounds, selection = text(result.get("rounds")), result.get("selection")
+    if not selection:
+        how = f"It trained for {rounds} rounds without validation data; the last round was kept."
+    elif "refit" in phases:
+        how = (
+            f"Round {text(selection.get('round'))} was best on validation data, so it trained again on all training "
+            f"data for {rounds} rounds."
+        )
+    else:
+        how = f"Round {text(selection.get('round'))} was best on validation data and was kept."
+    absent = number_at(result, "labels_without_client")
+    rest = f" {absent:.0f} labels have no training instance, hence no client." if absent else ""
+    return f"{start} {how}{rest} The test set was looked at once, at the end."
+
+
+def _headline(result: Result) -> list[tuple[str, str]]:
+    precision = number_at(result, "metrics", "P@1")
+    return [
+        ("P@1 on the test set", tables.fixed(precision, 1) + (" %" if precision is not None else "")),
+        ("largest cosine in W", tables.fixed(number_at(result, "collapse", "max_cosine"), 3)),
+        ("sent by each client", tables.human_bytes(per_client("bytes_up")(result))),
+        ("training time", tables.human_seconds(number_at(result, "seconds"))),
+    ]
+
+
+def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    names = list(test) + [name for key in validation if (name := key.removeprefix("validation ")) not in test]
+    return [
+        (
+            text(name),
+            tables.fixed(number_at(test, name), 2),
+            tables.fixed(number_at(validation, f"validation {name}"), 2),
+        )
+        for name in names
+    ]
+
+
+def _collapse(result: Result) -> list[tuple[str, str, str]]:
+    digits = {"effective_rank": 1}
+    return [
+        (name, tables.fixed(number_at(result, "collapse", key), digits.get(key, 3)), meaning)
+        for key, name, meaning in EXPLAINED
+    ]
+
+
+def _cost(result: Result) -> list[tuple[str, str]]:
+    memory = number_at(result, "peak_memory_mb")
+    run, kept = result.get("rounds_run"), result.get("rounds")
+    return [
+        (
+            "rounds, choosing their number included" if result.get("selection") else "rounds",
+            text(run if run is not None else kept),
+        ),
+        ("sent by each client, on average", tables.human_bytes(per_client("bytes_up")(result))),
+        ("received by each client, on average", tables.human_bytes(per_client("bytes_down")(result))),
+        ("sent by all clients", tables.human_bytes(number_at(result, "bytes_up"))),
+        ("received by all clients", tables.human_bytes(number_at(result, "bytes_down"))),
+        ("both directions, all clients", tables.human_bytes(total_bytes(result))),
+        ("training time", tables.human_seconds(number_at(result, "seconds"))),
+        ("time of a round", tables.human_seconds(number_at(result, "seconds_per_round"))),
+        ("peak memory", tables.human_bytes(None if memory is None else memory * 2**20)),
+    ]
+
+
+def _curves(histories: Histories, chosen: Mapping[str, int]) -> dict[str, Any]:
+    """The panels with something to show; what the others lack is said in words."""
+    looks = styles(histories)
+    drawn = panels(histories)
+    return {
+        "panels": [
+            {"title": panel.title, "svg": Markup(panel_svg(panel, looks, chosen))} for panel in drawn if not panel.empty
+        ],
+        "missing": [f"{panel.title[0].lower()}{panel.title[1:]} ({panel.note})" for panel in drawn if panel.empty],
+        "looks": _legend(looks),
+        "ringed": bool(chosen),
+    }
+
+
+def _legend(looks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": text(name), "colour": look.colour, "dash": look.dash} for name, look in looks.items()]
+
+
+def _comparison_title(rows: Sequence[Row]) -> str:
+    datasets = list(dict.fromkeys(row.dataset for row in rows))
+    methods = len({row.method for row in rows})
+    return f"{methods} method{'s' * (methods != 1)} on {', '.join(datasets) or 'nothing yet'}"
+
+
+def _comparison_sentence(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "No run has finished."
+    preset = "" if varies(rows, "preset") else f", preset {rows[0].preset}"
+    counts = sorted({row.seeds for row in rows})
+    span = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    seeds = "one seed each" if counts == [1] else f"{span} seeds each"
+    spread = "" if counts == [1] else " Values are mean ± standard deviation over seeds."
+    return f"Metrics on the test set in percent{preset}, {seeds}; the best of each column is bold.{spread}"
+
+
+def _write(path: Path, template: str, **values: Any) -> Path:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedalc", "report"),
+        autoescape=True,  # names of datasets and labels come from anywhere
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(template).render(values)
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # half a surrogate pair cannot be written
+    return path

@@ -1,0 +1,203 @@
+"""Figures. Matplotlib's objects only, never pyplot: nothing global, so any thread and any notebook may draw."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from fedalc.report.curves import Histories, Panel, panels
+from fedalc.report.style import DASHES, HATCHES, Style, short, styles
+from fedalc.report.summary import COLLAPSED, Result, Row, merge, number, varies
+
+DPI = 120
+BAR_METRICS = ("P@1", "P@3", "P@5")
+HEATMAP_LABELS = 200
+
+
+def learning_curves(histories: Histories, path: Path | str, chosen: Mapping[str, int] | None = None) -> None:
+    """A PNG of four panels, method by method. `chosen` rounds, where given, are ringed."""
+    looks = styles(histories)
+    legend_rows = math.ceil(len(looks) / 4)
+    figure = new_figure(10, 7.2 + 0.25 * legend_rows)
+    for axes, panel in zip(figure.subplots(2, 2).flat, panels(histories), strict=True):
+        draw_panel(axes, panel, looks, chosen or {})
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4)
+        for look in looks.values()
+    ]
+    _legend(figure, handles, looks)
+    _write_png(figure, path)
+
+
+def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapping[str, int]) -> None:
+    """One panel of the learning curves, on axes of any figure."""
+    axes.set_title(panel.title, fontsize=10, loc="left")
+    axes.set_xlabel(panel.x, fontsize=9)
+    axes.set_ylabel(panel.y, fontsize=9)
+    _tidy(axes)
+    if panel.empty:
+        axes.text(0.5, 0.5, panel.note, ha="center", va="center", transform=axes.transAxes, fontsize=9, alpha=0.7)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return
+    # Later lines are thinner, so that one does not hide another that runs along it.
+    widths = np.linspace(2.6, 1.2, len(panel.points)) if len(panel.points) > 1 else [1.8]
+    for (name, points), width in zip(panel.points.items(), widths, strict=True):
+        look = looks[name]
+        x, y = [a for a, _ in points], [b for _, b in points]
+        marker = look.marker if len(points) <= 25 else None  # more would hide the line
+        axes.plot(x, y, color=look.colour, linestyle=look.dash, marker=marker, markersize=3.5, linewidth=width)
+        if panel.key == "validation" and name in chosen:
+            ring = [b for a, b in points if a == chosen[name]][:1]
+            axes.plot([chosen[name]] * len(ring), ring, "o", color=look.colour, markersize=10, fillstyle="none")
+    if panel.log:
+        _log_scale(axes, [y for points in panel.points.values() for _, y in points])
+    if panel.key == "cosine":
+        lowest = min(y for points in panel.points.values() for _, y in points)
+        axes.set_ylim(min(-0.03, lowest - 0.03), 1.03)
+        axes.axhline(COLLAPSED, color=_GREY, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
+    axes.set_xlim(left=0)
+    if panel.x == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+
+
+def _log_scale(axes: Any, values: Sequence[float]) -> None:
+    """Ticks in plain numbers: at 1, 2, 5 where the values span little, at powers of ten where they span much."""
+    axes.set_yscale("log")
+    narrow = max(values) / min(values) < 1000
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,), numticks=8))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def comparison_bars(results: Iterable[Result], path: Path | str) -> None:
+    """A PNG of P@1, P@3 and P@5 by method, values printed; bars of several seeds show their standard deviation."""
+    rows = merge(results)
+    figure = new_figure(max(6.5, 1.5 + 0.5 * len(BAR_METRICS) * len(rows)), 4.2 + 0.25 * math.ceil(len(rows) / 4))
+    looks = styles(row_names(rows))
+    draw_bars(figure.subplots(), rows, looks)
+    _legend(figure, [Patch(**_fill(look)) for look in looks.values()], looks)
+    _write_png(figure, path)
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """The method first, so that its colour is found; then what else tells the rows apart."""
+    keys = [key for key in ("dataset", "preset") if varies(rows, key)]
+    return [", ".join([row.method, *(getattr(row, key) for key in keys)]) for row in rows]
+
+
+def draw_bars(axes: Any, rows: Sequence[Row], looks: Mapping[str, Style]) -> None:
+    width = 0.84 / max(len(rows), 1)
+    for index, (row, look) in enumerate(zip(rows, looks.values(), strict=True)):
+        for place, metric in enumerate(BAR_METRICS):
+            value = row.statistic(number("metrics", metric))
+            if value is None or not math.isfinite(value.mean):
+                continue
+            x = place + (index - (len(rows) - 1) / 2) * width
+            axes.bar(x, value.mean, width * 0.92, yerr=value.deviation, ecolor=_GREY, capsize=2, **_fill(look))
+            top = value.mean + (value.deviation or 0)
+            axes.annotate(
+                f"{value.mean:.1f}", (x, top), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
+            )
+    axes.set_xticks(range(len(BAR_METRICS)), BAR_METRICS)
+    axes.set_xlim(-0.5, len(BAR_METRICS) - 0.5)
+    axes.set_ylim(0, min(axes.get_ylim()[1] * 1.08, 108))
+    axes.set_ylabel("precision on the test set (%)", fontsize=9)
+    _tidy(axes)
+    axes.grid(axis="x", visible=False)
+
+
+def _fill(look: Style) -> dict[str, Any]:
+    """Bars of one colour are told apart by hatching, as lines are by dashes."""
+    return {"facecolor": look.colour, "hatch": HATCHES[DASHES.index(look.dash)], "edgecolor": "white", "linewidth": 0}
+
+
+def cosine_heatmap(
+    W_by_method: Mapping[str, np.ndarray], path: Path | str, frequency: np.ndarray | None = None
+) -> None:
+    """A PNG of the cosines between class embeddings, one square per method: a collapsed W is one flat colour.
+
+    Labels are ordered by `frequency` (most frequent first; without it, as they come), and at most 200 of them are
+    drawn, evenly spaced over that order, so that the rare ones are among them.
+    """
+    down = max(1, math.ceil(len(W_by_method) / 4))
+    across = max(1, math.ceil(len(W_by_method) / down))  # rows of even length: five are three and two
+    figure = new_figure(2.9 * across + 1.1, 3.1 * down + 0.2)
+    grid = figure.subplots(down, across, squeeze=False)
+    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#bbbbbb")
+    image = None
+    for axes, (name, W) in zip(grid.flat, W_by_method.items(), strict=False):
+        cosines = _cosines(np.asarray(W, dtype=np.float64), frequency)
+        image = axes.imshow(cosines, cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
+        axes.set_title(short(name, 24), fontsize=10, parse_math=False)
+        drawn = f"{len(cosines)} of {len(W)} labels" if len(cosines) < len(W) else f"{len(W)} labels"
+        axes.set_xlabel(drawn + (", frequent to rare" if frequency is not None else ""), fontsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    for axes in grid.flat[len(W_by_method) :]:
+        axes.set_visible(False)
+    if image is not None:
+        bar = figure.colorbar(image, ax=grid, shrink=0.8, aspect=25, pad=0.02)
+        bar.set_label("cosine between two labels", fontsize=9)
+        bar.ax.tick_params(labelsize=8)
+    _write_png(figure, path)
+
+
+def _cosines(W: np.ndarray, frequency: np.ndarray | None) -> np.ndarray:
+    order = np.arange(len(W)) if frequency is None else np.argsort(-np.asarray(frequency), kind="stable")
+    if len(order) > HEATMAP_LABELS:
+        order = order[np.linspace(0, len(order) - 1, HEATMAP_LABELS).round().astype(int)]
+    W = W[order]
+    norm = np.linalg.norm(W, axis=1, keepdims=True)
+    unit = np.divide(W, norm, out=np.zeros_like(W), where=norm > 0)
+    return np.ma.masked_invalid(unit @ unit.T)
+
+
+_GREY = "#808080"  # seen on white and on black
+
+
+def new_figure(width: float, height: float) -> Any:
+    figure = Figure(figsize=(width, height), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _tidy(axes: Any) -> None:
+    axes.tick_params(labelsize=8)
+    axes.grid(color=_GREY, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Any, handles: Sequence[Any], looks: Mapping[str, Style]) -> None:
+    """Below all panels, where there is no data to cover."""
+    if not handles:
+        return
+    # A label that begins with an underscore would be taken for "not in the legend".
+    labels = [f" {short(name)}" if name.startswith("_") else short(name) for name in looks]
+    columns = max(1, min(len(labels), 4, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 6))))
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+    for label in legend.get_texts():
+        label.set_parse_math(False)  # a "$" in a name is a dollar
+
+
+def _write_png(figure: Any, path: Path | str) -> None:
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    part = place.with_name(place.name + ".part")
+    part.write_bytes(picture.getvalue())
+    part.replace(place)

@@ -1,0 +1,57 @@
+"""How a method looks in every figure: its colour is the same wherever it appears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedalc.report.summary import text
+
+Dash = Literal["-", "--", ":", "-."]
+
+# Okabe and Ito's colours (told apart with any common colour blindness), without the yellow that white paper swallows
+# and the black that a dark page does.
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#888888",
+)  # fmt: skip
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY)
+METHOD_COLOURS = {
+    "fedalc": BLUE,
+    "fedavg": VERMILLION,
+    "fedaws": GREEN,
+    "fedalc-fixed": SKY,
+    "fedavg-fixed": ORANGE,
+}
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
+HATCHES = ("", "///", "...", "xx")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class Style:
+    colour: str
+    dash: Dash
+    marker: str
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """A look for each name. "fedalc seed 1" has fedalc's colour; names that share a colour differ in their dashes."""
+    found: dict[str, Style] = {}
+    used: list[str] = []
+    for name in names:
+        known = [method for method in METHOD_COLOURS if name.startswith(method)]
+        if known:
+            colour = METHOD_COLOURS[max(known, key=len)]
+        else:
+            colour = min(PALETTE, key=lambda c: (used.count(c), c in METHOD_COLOURS.values()))
+        marker = MARKERS[PALETTE.index(colour)]  # a second sign besides colour: for print in grey
+        found[name] = Style(colour, DASHES[used.count(colour) % len(DASHES)], marker)
+        used.append(colour)
+    return found
+
+
+def short(name: str, length: int = 40) -> str:
+    """A name for a legend."""
+    name = text(name)
+    return name if len(name) <= length else name[: length - 1] + "…"

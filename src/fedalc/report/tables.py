@@ -1,0 +1,222 @@
+"""Results side by side, for the terminal and as Markdown: one row per method, seeds merged, the best values bold."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedalc.report.summary import Reader, Result, Row, Statistic, merge, number, per_client, total_bytes, varies
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MISSING = "–"
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """A number for a table cell.
+
+    >>> fixed(3.14159, 2), fixed(None, 2), fixed(float("nan"), 2)
+    ('3.14', '–', 'nan')
+    """
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def _significant(value: float | None) -> str:
+    return MISSING if value is None else f"{value:#.3g}".removesuffix(".")
+
+
+def human_bytes(n: float | None) -> str:
+    """Three significant digits, decimal units.
+
+    >>> human_bytes(999), human_bytes(1536), human_bytes(9_843_101_696)
+    ('999 B', '1.54 kB', '9.84 GB')
+    """
+    if n is None or not math.isfinite(n):
+        return MISSING if n is None else str(n)
+    if abs(n) < 1000:
+        return f"{n:.0f} B" if round(abs(n)) < 1000 else "1.00 kB"
+    for unit in ("kB", "MB", "GB", "TB", "PB"):
+        n /= 1000
+        if abs(n) < 999.5 or unit == "PB":  # 999.5 would be shown as 1000
+            break
+    return f"{n:.{2 if abs(n) < 9.995 else 1 if abs(n) < 99.95 else 0}f} {unit}"
+
+
+def human_seconds(s: float | None) -> str:
+    """The two largest units that matter.
+
+    >>> human_seconds(0.0549), human_seconds(2.087), human_seconds(150.1), human_seconds(3725)
+    ('55 ms', '2.1 s', '2 min 30 s', '1 h 2 min')
+    """
+    if s is None or not math.isfinite(s):
+        return MISSING if s is None else str(s)
+    if s < 0.9995:
+        return f"{s * 1000:.0f} ms" if s >= 0.00995 or s == 0 else f"{s * 1000:.1f} ms"
+    if s < 59.95:
+        return f"{s:.1f} s"
+    if round(s) < 3600:
+        return f"{round(s) // 60} min {round(s) % 60} s"
+    minutes = round(s / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(s / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column shows, and how. `leave_out`: the higher, the sooner it goes when the terminal is narrow."""
+
+    heading: str
+    read: Reader
+    show: Callable[[float | None], str]
+    higher_is_better: bool = False
+    with_deviation: bool = True
+    optional: bool = False
+    leave_out: int = 0
+
+    def parts(self, row: Row) -> tuple[str, str]:
+        """The mean, and the deviation or ""."""
+        value = row.statistic(self.read)
+        if value is None or value.deviation is None or not self.with_deviation:
+            return self.show(None if value is None else value.mean), ""
+        return self.show(value.mean), self.show(value.deviation)
+
+
+def _percent(name: str, leave_out: int = 0, optional: bool = False) -> Column:
+    read = number("metrics", name)
+    return Column(name, read, lambda x: fixed(x, 2), higher_is_better=True, leave_out=leave_out, optional=optional)
+
+
+COLUMNS = (
+    _percent("P@1"),
+    _percent("P@3"),
+    _percent("P@5"),
+    _percent("nDCG@5", leave_out=4),
+    _percent("PSP@5", leave_out=3),
+    _percent("mAP", leave_out=2, optional=True),
+    Column("max cosine", number("collapse", "max_cosine"), lambda x: fixed(x, 3)),
+    Column("mean cosine", number("collapse", "mean_cosine"), lambda x: fixed(x, 3), leave_out=6),
+    Column("effective rank", number("collapse", "effective_rank"), lambda x: fixed(x, 1), leave_out=5),
+    Column("rounds", number("rounds"), lambda x: fixed(x, 1).removesuffix(".0"), with_deviation=False),
+    Column("seconds /round", number("seconds_per_round"), _significant, with_deviation=False, leave_out=1),
+    Column("up per client", per_client("bytes_up"), human_bytes, with_deviation=False, leave_out=1),
+    Column("total bytes", total_bytes, human_bytes, with_deviation=False),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    value: str
+    deviation: str = ""
+    bold: bool = False
+
+    def line(self) -> str:
+        return f"{self.value} ± {self.deviation}" if self.deviation else self.value
+
+
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """Those with something to say: an optional column that no row has is left out."""
+    return [c for c in COLUMNS if not c.optional or any(row.statistic(c.read) for row in rows)]
+
+
+def column_cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
+    """A column's cells, bold where best among several rows of its dataset. Values that look equal are equally good."""
+    best: dict[str, float] = {}
+    shown = [_shown(row.statistic(column.read)) if column.higher_is_better else None for row in rows]
+    for row, value in zip(rows, shown, strict=True):
+        if value is not None:
+            best[row.dataset] = max(value, best.get(row.dataset, value))
+    contested = {row.dataset for row in rows if sum(other.dataset == row.dataset for other in rows) > 1}
+    return [
+        Cell(*column.parts(row), bold=value is not None and row.dataset in contested and value == best[row.dataset])
+        for row, value in zip(rows, shown, strict=True)
+    ]
+
+
+def _shown(value: Statistic | None) -> float | None:
+    return None if value is None or math.isnan(value.mean) else float(fixed(value.mean, 2))
+
+
+def name_columns(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """What tells the rows apart: the method, and of dataset, preset and number of seeds what there is to tell."""
+    names = [(key, [getattr(row, key) for row in rows]) for key in ("dataset", "preset") if varies(rows, key)]
+    names.append(("method", [row.method for row in rows]))
+    if any(row.seeds > 1 for row in rows):
+        names.append(("seeds", [str(row.seeds) for row in rows]))
+    return names
+
+
+def markdown_table(results: Iterable[Result]) -> str:
+    """A Markdown table of finished results, ending in a newline."""
+    rows = merge(results)
+    columns = columns_of(rows)
+    names = [
+        (heading, [_escaped(value) + _mark(heading, row) for value, row in zip(values, rows, strict=True)])
+        for heading, values in name_columns(rows)
+    ]
+    table = [[heading, *values] for heading, values in names]
+    for column in columns:
+        lines = [f"**{cell.line()}**" if cell.bold else cell.line() for cell in column_cells(column, rows)]
+        table.append([column.heading.replace(" /", "/"), *lines])
+    rule = [":--"] * len(names) + ["--:"] * len(columns)
+    header, *body = zip(*table, strict=True)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *body))
+
+
+def _mark(heading: str, row: Row) -> str:
+    return " (collapsed)" if heading == "method" and row.collapsed else ""
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", name)
+
+
+def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
+    """A table for the terminal. Columns that `width` (default: the terminal's) has no room for are named below it."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = merge(results)
+    names, columns = name_columns(rows), columns_of(rows)
+    cells = {column.heading: column_cells(column, rows) for column in columns}
+    mark = "collapsed" if any(row.collapsed for row in rows) else ""
+    names_width = sum(1 + max(map(len, (heading, *values, mark))) for heading, values in names)
+    left_out = []
+    while names_width + sum(1 + _width(c, cells[c.heading]) for c in columns) > (width or _terminal_width()):
+        goes = max(columns, key=lambda c: c.leave_out)
+        if goes.leave_out == 0:
+            break
+        columns.remove(goes)
+        left_out.append(goes.heading.replace(" /", "/"))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left")
+    table.caption = f"no room for: {', '.join(left_out)}" if left_out else None
+    for heading, values in names:
+        table.add_column(heading, no_wrap=heading == "method" and max(map(len, values), default=0) <= 24)
+    for column in columns:
+        table.add_column(column.heading.replace(" ", "\n"), justify="right", no_wrap=True)
+    for index, row in enumerate(rows):
+        line = [Text(values[index]) for _, values in names]  # Text, not str: a name is not markup
+        if row.collapsed:
+            line[[heading for heading, _ in names].index("method")].append("\ncollapsed", style="red")
+        for column in columns:
+            cell = cells[column.heading][index]
+            deviation = f"\n±{cell.deviation}" if cell.deviation else ""
+            line.append(Text.assemble((cell.value, "bold" if cell.bold else ""), deviation))
+        table.add_row(*line)
+    return table
+
+
+def _width(column: Column, cells: Sequence[Cell]) -> int:
+    pieces = [piece for cell in cells for piece in (cell.value, f"±{cell.deviation}" if cell.deviation else "")]
+    return max(map(len, [*column.heading.split(" "), *pieces]))
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size().columns

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedalc.errors import FedalcError
+from fedalc.report.page import sentence, write_comparison_page, write_page
+from tests.report.results import record, result
+
+EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
+
+
+def run_folder(folder: Path, records: list[dict[str, Any]], config: str = "", **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result(**changes)), encoding="utf-8")
+    (folder / "config.toml").write_text(config or 'method = "fedavg"\n', encoding="utf-8")
+    (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return folder
+
+
+def page_of(path: Path) -> str:
+    """The page, after a check that it stands alone and that each tag is closed."""
+    page = path.read_text(encoding="utf-8")
+    assert not re.search(r"https?://|//[a-z]|@import|url\((?!#)|<script|<link|<img", page)
+    references = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert all(reference.startswith("#") for reference in references)
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids)) and {reference[1:] for reference in references} <= set(ids)
+    _Balanced().feed(page)
+    return page
+
+
+class _Balanced(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_run_page(tmp_path: Path) -> None:
+    records = [record(9), record(18), record(18, "refit")]
+    path = write_page(run_folder(tmp_path, records, config="[encoder]\ndim = 512\n"))
+    assert path == tmp_path / "report.html"
+    page = page_of(path)
+    for part in (
+        "<title>fedavg on demo</title>",
+        "50.0 %",
+        "<td>51.00</td>",
+        "validation, round 18",
+        "<td>2.00 MB</td>",
+        "<td>3.00 MB</td>",
+        "<td>50.0 MB</td>",
+        "<td>3.8 s</td>",
+        "<td>105 MB</td>",
+        "[encoder]\ndim = 512",
+        "fedalc 0.1.0",
+        "prefers-color-scheme: dark",
+    ):
+        assert part in page, part
+    assert page.count("<svg") == 4 and "collapsed</span>" not in page
+    assert [part.name for part in tmp_path.glob("*.part")] == []
+
+
+def test_same_files_same_page(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [record(1), record(2)])
+    assert write_page(folder).read_bytes() == write_page(folder).read_bytes()
+
+
+def test_run_without_validation(tmp_path: Path) -> None:
+    page = page_of(write_page(run_folder(tmp_path, [record(5, "fit")], selection=None)))
+    assert page.count("<svg") == 2 and "no validation data" in page and "validation, round" not in page
+
+
+@pytest.mark.parametrize("records", [[], [record(1)], [record(1, loss=math.nan, metrics={}, collapse={})]])
+def test_run_page_with_little_history(records: list[dict[str, Any]], tmp_path: Path) -> None:
+    page_of(write_page(run_folder(tmp_path, records)))
+
+
+def test_run_page_with_missing_and_nan_fields(tmp_path: Path) -> None:
+    page = page_of(write_page(run_folder(tmp_path, [], metrics={"P@1": math.nan}, collapse={}, versions=None)))
+    assert "<td>nan</td>" in page
+    (tmp_path / "result.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "config.toml").unlink()
+    page_of(write_page(tmp_path))
+
+
+def test_unfinished_run_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(FedalcError, match=r"result\.json"):
+        write_page(tmp_path)
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    folder = run_folder(
+        tmp_path,
+        [record(1)],
+        config=f"name = '{EVIL}'\n</pre>",
+        method=EVIL,
+        dataset=EVIL + "\ud800",
+        preset=EVIL,
+        metrics={EVIL: 1.0},
+        versions={EVIL: EVIL},
+    )
+    page = page_of(write_page(folder))
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "{{ 7*7 }}" in page and page.count("</pre>") == 1
+    results = [result(EVIL), result(EVIL, dataset=EVIL, preset=EVIL)]
+    page = page_of(write_comparison_page(tmp_path, results, {EVIL: [record(1)], "fedavg": [record(1)]}))
+    assert "&lt;script&gt;" in page
+
+
+def test_comparison_page(tmp_path: Path) -> None:
+    results = [
+        result(),
+        result(seed=1, precision=60.0),
+        result("fedaws", precision=57.0, collapse={"max_cosine": 1.0}),
+    ]
+    path = write_comparison_page(tmp_path, results, {"fedavg": [record(1), record(2)], "fedaws": [record(1)]})
+    assert path == tmp_path / "report.html"
+    page = page_of(path)
+    assert "<title>2 methods on demo</title>" in page and "1 to 2 seeds each" in page
+    assert "<td><b>57.00</b></td>" in page and "55.00<br><small>± 7.07</small>" in page
+    assert page.count('class="badge">collapsed') == 1
+    assert page.count("<svg") == 5
+    assert "| fedavg | 2 | 55.00 ± 7.07 |" in page
+
+
+def test_comparison_of_nothing(tmp_path: Path) -> None:
+    assert "No run has finished" in page_of(write_comparison_page(tmp_path, [], {}))
+
+
+def test_sentence() -> None:
+    assert sentence(result(), [record(18), record(18, "refit")]) == (
+        "Method fedavg with preset strong on dataset demo: 10 clients with one label each, engine fused, seed 0. "
+        "Round 18 was best on validation data, so it trained again on all training data for 18 rounds. "
+        "The test set was looked at once, at the end."
+    )
+    assert "was kept. 3 labels have no training instance" in sentence(result(labels_without_client=3), [record(18)])
+    assert "without validation data; the last round was kept" in sentence(result(selection=None), [record(1, "fit")])

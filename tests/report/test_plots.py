@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedalc.report import plots
+from fedalc.report.curves import panels
+from fedalc.report.style import METHOD_COLOURS, styles
+from tests.report.results import record, result
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", head[16:24])
+    return width, height
+
+
+def test_learning_curves(tmp_path: Path) -> None:
+    histories = {name: [record(number) for number in range(1, 9)] for name in ("fedavg", "fedalc")}
+    plots.learning_curves(histories, tmp_path / "new" / "curves.png", chosen={"fedalc": 4})
+    width, height = png_size(tmp_path / "new" / "curves.png")
+    assert width == 1200 and 800 <= height <= 1000
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["curves.png"]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [record(1)],
+        [record(5, "fit"), record(10, "fit")],
+        [record(5, "fit", loss=math.nan), record(10, "fit", loss=math.inf)],
+        [record(1, loss=0.0)],
+        [record(1, loss=0.5), record(2, loss=0.0), record(3, loss=-0.1)],
+        [record(1, metrics={"validation P@1": math.nan}, collapse={"max_cosine": math.nan})],
+        [{"phase": "select"}, {}],
+        [record(1, metrics=None, collapse=None, loss=None, bytes_up=None)],
+        [record(number) for number in range(1, 400)],
+    ],
+)
+def test_any_history_can_be_drawn(records: list[dict[str, Any]], tmp_path: Path) -> None:
+    plots.learning_curves({"fedavg": records}, tmp_path / "curves.png", chosen={"fedavg": 1})
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def test_no_history_at_all(tmp_path: Path) -> None:
+    plots.learning_curves({}, tmp_path / "curves.png")
+    png_size(tmp_path / "curves.png")
+
+
+@pytest.mark.parametrize("name", ["$x_{1$", "_hidden", "<b>", "日本", "x" * 500, "", "a\nb", "\\frac"])
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_any_name_can_be_drawn(name: str, tmp_path: Path) -> None:
+    plots.learning_curves({name: [record(1), record(2)], "fedavg": [record(1)]}, tmp_path / "curves.png")
+    plots.comparison_bars([result(name), result("fedavg")], tmp_path / "bars.png")
+    plots.cosine_heatmap({name: np.eye(3)}, tmp_path / "heat.png")
+
+
+def test_panels_take_select_and_leave_the_refit() -> None:
+    records = [record(1), record(2), record(1, "refit", loss=9.0), record(2, "refit", loss=9.0)]
+    validation, loss, cosine, traffic = panels({"fedavg": records})
+    assert validation.points["fedavg"] == [(1, 51), (2, 52)]
+    assert loss.points["fedavg"] == [(1, 1), (2, 0.5)]
+    assert cosine.points["fedavg"] == [(1, 0.2), (2, 0.2)]
+    assert traffic.points["fedavg"] == [(4, 51), (8, 52)] and "(MB)" in traffic.x
+
+
+def test_panels_without_validation() -> None:
+    validation, loss, _, traffic = panels({"fedavg": [record(1, "fit"), record(2, "fit")]})
+    assert validation.empty and traffic.empty and not loss.empty
+
+
+def test_zero_loss_is_said_to_be_missing() -> None:
+    loss = panels({"fedavg": [record(1), record(2, loss=0.0)]})[1]
+    assert loss.log and loss.points["fedavg"] == [(1, 1)] and "zeros not drawn" in loss.title
+    loss = panels({"fedavg": [record(1, loss=0.0)]})[1]
+    assert not loss.log and loss.points["fedavg"] == [(1, 0)]
+
+
+def test_a_method_has_one_colour_everywhere() -> None:
+    assert styles(["fedavg", "fedalc"])["fedalc"].colour == styles(["fedalc"])["fedalc"].colour
+    looks = styles(["fedalc-fixed seed 0", "fedalc seed 0", "fedalc seed 1", "mine"])
+    colours = [look.colour for look in looks.values()]
+    assert colours[:3] == [METHOD_COLOURS["fedalc-fixed"], METHOD_COLOURS["fedalc"], METHOD_COLOURS["fedalc"]]
+    assert colours[3] not in colours[:3]
+    assert looks["fedalc seed 0"].dash != looks["fedalc seed 1"].dash
+
+
+def test_many_names_have_different_looks() -> None:
+    looks = styles([f"m{number}" for number in range(20)])
+    assert len(set(looks.values())) == 20
+
+
+def test_comparison_bars(tmp_path: Path) -> None:
+    results = [result(), result(seed=1, precision=60.0), result("fedaws", metrics={"P@1": math.nan})]
+    plots.comparison_bars(results, tmp_path / "bars.png")
+    assert png_size(tmp_path / "bars.png") == (780, 534)
+    plots.comparison_bars([], tmp_path / "none.png")
+
+
+def test_cosine_heatmap(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(500, 8))
+    rows[3], rows[4] = 0.0, np.nan
+    plots.cosine_heatmap({"fedavg": np.ones((500, 8)), "fedalc": rows}, tmp_path / "heat.png", np.arange(500))
+    width, height = png_size(tmp_path / "heat.png")
+    assert width == round((2.9 * 2 + 1.1) * 120) and height > 300
+    plots.cosine_heatmap({}, tmp_path / "none.png")
+
+
+def test_heatmap_takes_labels_from_frequent_to_rare() -> None:
+    W, frequency = np.eye(3)[[0, 1, 1]], np.array([1, 5, 9])
+    assert plots._cosines(W, frequency).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert plots._cosines(np.ones((1000, 2)), None).shape == (200, 200)
+
+
+def test_nothing_global() -> None:
+    code = "import sys, fedalc.report.page; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
