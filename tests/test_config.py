@@ -11,7 +11,9 @@ from fedalc.errors import ConfigError
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("encoder", ["linear", "mlp"])
-def test_resolved_settings_come_back_from_their_own_toml(tmp_path: Path, preset: str, method: str, encoder: str) -> None:
+def test_resolved_settings_come_back_from_their_own_toml(
+    tmp_path: Path, preset: str, method: str, encoder: str
+) -> None:
     settings = experiment({"method": method, "preset": preset, "encoder": {"name": encoder}})
     file = tmp_path / "config.toml"
     file.write_text(settings.to_toml())
@@ -31,6 +33,17 @@ def test_order_of_precedence(tmp_path: Path) -> None:
     settings = experiment({"seed": 4}, file=file, overrides=["server.ema=0.25", "client.batch_size=none"])
     assert (settings.rounds, settings.seed, settings.server.ema) == (7, 4, 0.25)
     assert settings.client.batch_size is None
+
+
+def test_one_file_for_several_methods(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text("rounds = 7\n[methods.fedaws.regularizer]\nlambda = 3\n[methods.fedalc.regularizer]\nlambda = 4\n")
+    assert experiment({"method": "fedaws"}, file=file).regularizer.lambda_ == 3
+    assert experiment({"method": "fedalc"}, file=file).regularizer.lambda_ == 4
+    assert experiment({"method": "fedalc"}, file=file, overrides=["regularizer.lambda=9"]).regularizer.lambda_ == 9
+    file.write_text("[methods.fedfoo]\nrounds = 3\n")
+    with pytest.raises(ConfigError, match=r"methods\.fedfoo"):
+        experiment(file=file)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +80,7 @@ def test_bad_settings_name_the_field(overrides: list[str], message: str) -> None
 def test_unreadable_toml_names_the_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.toml"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigError, match="broken.toml"):
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
         experiment(file=file)
     with pytest.raises(ConfigError, match="no such file"):
         experiment(file=tmp_path / "absent.toml")

@@ -32,6 +32,12 @@ def test_gamma_by_hand() -> None:
     assert torch.allclose(gamma, torch.tensor([[0, 1 / 3, 2 / 3], [0, 0, 1], [0.5, 0.5, 0]], dtype=torch.float64))
 
 
+def test_conditional_by_hand() -> None:
+    """Of label 0's three instances one lacks 1 and two lack 2; of label 2's two, one lacks each other."""
+    share = Correlations.from_label_sets(BY_HAND).apart(slice(0, 3), "conditional", torch.zeros(1, dtype=torch.float64))
+    assert torch.allclose(share, torch.tensor([[0, 1 / 3, 2 / 3], [0, 0, 0.5], [0.5, 0.5, 0]], dtype=torch.float64))
+
+
 def test_sigma_is_the_papers_indicator_sum() -> None:
     labels = random_split(40, 5, 6, seed=3).labels
     sets = [set(row.indices) for row in labels]
@@ -43,7 +49,7 @@ def test_sigma_is_the_papers_indicator_sum() -> None:
             assert sigma[u, v].item() == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize("weighting", ["sigma", "gamma", "counts"])
+@pytest.mark.parametrize("weighting", ["sigma", "gamma", "conditional", "counts"])
 def test_blocks_and_single_pairs_agree(weighting: str) -> None:
     known = Correlations.from_label_sets(random_split(50, 5, 8, seed=1).labels)
     like = torch.zeros(1, dtype=torch.float64)

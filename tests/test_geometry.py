@@ -7,9 +7,11 @@ import torch
 from fedalc.geometry import collapse, nearest_classes, orthogonal_rows, random_rows, row_blocks, unit_rows
 
 
-
 def test_unit_rows_keeps_zero_rows() -> None:
-    assert unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0, 0]]
+    assert unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist() == [
+        [pytest.approx(0.6), pytest.approx(0.8)],
+        [0, 0],
+    ]
 
 
 def test_a_row_without_direction_gets_no_gradient() -> None:

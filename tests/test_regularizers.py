@@ -130,9 +130,9 @@ def test_from_instances_as_the_paper_writes_it() -> None:
     """The paper sums over instances, positive and negative labels of each. n and c give the same number."""
     labels = random_split(60, 4, C, seed=5).labels
     sets = [set(row.indices) for row in labels if row.nnz]
-    total = sum(
-        hinge(1.1, distance(W0, y, z)).item() for s in sets for y in s for z in range(C) if z not in s
-    ) / len(sets)
+    total = sum(hinge(1.1, distance(W0, y, z)).item() for s in sets for y in s for z in range(C) if z not in s) / len(
+        sets
+    )
     value, _ = AllPairs(repel_within(1.1), KNOWN, "sigma").value_and_gradient(W0)
     assert value == pytest.approx(total, rel=1e-12)
 
@@ -150,4 +150,6 @@ def test_more_neighbours_than_classes_is_all_of_them() -> None:
     many, _ = NearestPairs(100, repel).value_and_gradient(W0)
     assert few == pytest.approx(many)
     only_self = NearestPairs(3, repel, candidates=torch.tensor([4]))
-    assert only_self.value_and_gradient(W0)[0] == pytest.approx(-sum(distance(W0, u, 4).item() ** 2 for u in range(C) if u != 4))
+    assert only_self.value_and_gradient(W0)[0] == pytest.approx(
+        -sum(distance(W0, u, 4).item() ** 2 for u in range(C) if u != 4)
+    )

@@ -1,8 +1,8 @@
 """Federated learning when every client has only positive examples of its own label.
 
-    import fedalc
-    run = fedalc.train(dataset="demo", method="fedalc")
-    print(run.metrics["P@1"])
+import fedalc
+run = fedalc.train(dataset="demo", method="fedalc")
+print(run.metrics["P@1"])
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,8 @@ def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
     (part / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
-        os.replace(folder, old)
-    os.replace(part, folder)
+        folder.replace(old)
+    part.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -43,9 +42,10 @@ def load_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_folder` wrote. If it was interrupted between its two moves, the older folder is the one to take."""
     if not folder.exists() and folder.with_name(folder.name + ".old").exists():
         folder = folder.with_name(folder.name + ".old")
+    for name in (TENSORS, FACTS):
+        if not (folder / name).is_file():
+            raise FedalcError(f"{folder}: not a saved model or checkpoint ({name} is missing)")
     try:
         return load_file(folder / TENSORS), json.loads((folder / FACTS).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FedalcError(f"{folder}: not a saved model or checkpoint ({Path(error.filename).name} is missing)") from None
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise FedalcError(f"{folder}: damaged, cannot be read: {error}") from None

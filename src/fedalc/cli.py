@@ -48,7 +48,9 @@ def train(
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
-    name: Annotated[str | None, typer.Option(help="the run folder's name (default: dataset-method-preset-seed)")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="the run folder's name (default: dataset-method-preset-seed)")
+    ] = None,
     out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run, from its folder")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run of this name")] = False,
@@ -61,7 +63,9 @@ def train(
     from fedalc.runs import read_settings
     from fedalc.runs import train as run_training
 
-    asked = _given(dataset=dataset, method=method, preset=preset, engine=engine, rounds=rounds, seed=seed, device=device)
+    asked = _given(
+        dataset=dataset, method=method, preset=preset, engine=engine, rounds=rounds, seed=seed, device=device
+    )
     asked |= {"encoder": {"name": encoder}} if encoder else {}
     asked |= {"name": name} if name else {}
     if resume is not None:
@@ -76,7 +80,12 @@ def train(
     followers = make_progress(console, settings.method, quiet)
     try:
         run = run_training(
-            settings, folder=folder, resume=resume is not None, overwrite=overwrite, data_dir=data_dir, callbacks=followers
+            settings,
+            folder=folder,
+            resume=resume is not None,
+            overwrite=overwrite,
+            data_dir=data_dir,
+            callbacks=followers,
         )
     except FedalcError as error:
         raise _with_resume_hint(error, f"fedalc train --resume {folder}") from None
@@ -103,6 +112,7 @@ def compare(
     data_dir: DataDir = None,
     name: Annotated[str | None, typer.Option(help="the folder's name (default: compare-dataset-preset)")] = None,
     out: Annotated[Path, typer.Option(help="where it goes")] = Path("runs"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs again that are there already")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with equal budget: a table, and curves as a picture. Call again to continue."""
@@ -134,6 +144,7 @@ def compare(
             folder=folder,
             file=config,
             overrides=set_ or (),
+            overwrite=overwrite,
             data_dir=data_dir,
             callbacks=follow,
             **asked,
@@ -205,7 +216,7 @@ def _note_absent_labels(console: Console, result: Any) -> None:
     if absent:
         total = absent + result["clients"]
         console.print(
-            f"note: {absent} of {total} labels have no training instance: nobody holds them, and they are never predicted"
+            f"note: {absent} of {total} labels have no training instance: nobody holds them, they are never predicted"
         )
 
 

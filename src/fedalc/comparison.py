@@ -44,6 +44,7 @@ def compare(
     folder: Path | str,
     file: Path | None = None,
     overrides: Sequence[str] = (),
+    overwrite: bool = False,
     data_dir: Path | str | None = None,
     callbacks: Callable[[str, int], Sequence[Callback]] = lambda method, seed: (),
     **keys: Any,
@@ -66,14 +67,15 @@ def compare(
     data = load_dataset(plan[0].dataset, data_dir)
     for settings in plan:
         run_folder = place / f"{settings.method}-s{settings.seed}"
-        begun = (run_folder / "config.toml").exists()
+        begun = (run_folder / "config.toml").exists() and not overwrite
         if begun and read_settings(run_folder) != settings:
             raise ConfigError(f"{run_folder} was made with other settings; give another folder, or remove it")
         if begun and (run_folder / "result.json").exists():
             comparison.runs.append(load_run(run_folder))
             continue
         followers = callbacks(settings.method, settings.seed)
-        comparison.runs.append(train(settings, folder=run_folder, resume=begun, data=data, callbacks=followers))
+        run = train(settings, folder=run_folder, resume=begun, overwrite=overwrite, data=data, callbacks=followers)
+        comparison.runs.append(run)
     _write(comparison)
     return comparison
 

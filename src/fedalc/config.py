@@ -11,6 +11,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -92,7 +93,7 @@ class RegularizerSettings(Settings):
     neighbours: Count = 5  # K, mined only
     candidates: Count | None = None  # mined only: look for neighbours in a sampled subset of this many classes
     margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: the distance to the (K+1)-th nearest class
-    weighting: Literal["sigma", "gamma", "counts"] = "sigma"  # fedalc only
+    weighting: Literal["sigma", "gamma", "conditional", "counts"] = "sigma"  # fedalc only
 
 
 class FixedSettings(Settings):
@@ -103,7 +104,7 @@ class FixedSettings(Settings):
     margin: Margin = 1.0
     rate: Positive = 1.0
     steps: Annotated[int, Field(ge=0)] = 200
-    weighting: Literal["sigma", "gamma", "counts"] = "sigma"
+    weighting: Literal["sigma", "gamma", "conditional", "counts"] = "sigma"
 
 
 class SelectionSettings(Settings):
@@ -113,6 +114,7 @@ class SelectionSettings(Settings):
     metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5"] = "P@1"
     every: Count = 5  # evaluate after each this many rounds
     patience: Count | None = None  # stop after this many evaluations without gain
+    keep: Literal["best", "last"] = "best"  # last: validation is for the curves only
     refit: bool = True  # then train again on all of train for the chosen number of rounds
 
 
@@ -147,7 +149,7 @@ class Experiment(Settings):
                 if not expressible:
                     raise ConfigError(
                         f"engine 'fused' is the exact algebra of one full-batch step per client, so it cannot express "
-                        f"{key} = {getattr(self.client, key)}; use engine = \"clients\" or leave it out",
+                        f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
         if self.encoder.name == "linear" and self.encoder.dropout:
@@ -187,6 +189,7 @@ def experiment(
     for text in overrides:
         _merge(asked, _parse_override(text))
     method = asked.get("method", Experiment.model_fields["method"].default)
+    asked = _for_method(asked, method, file)
     values = preset(asked.get("preset", "strong"), method)
     # A change of encoder is a change of what suits it: the preset may have a table for the pair.
     encoder = asked.get("encoder", {})
@@ -194,6 +197,18 @@ def experiment(
         _merge(values, preset_for_encoder(asked.get("preset", "strong"), encoder["name"], method))
     _merge(values, asked)
     return _validated(values, file)
+
+
+def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[str, Any]:
+    """A file for several methods may say what differs in `[methods.NAME]` tables. What was asked for by key wins."""
+    tables = asked.pop("methods", {})
+    for name in tables:
+        if name not in METHODS:
+            raise ConfigError(f"{file}: there is no such method", f"methods.{name}")
+    values: dict[str, Any] = {}
+    _merge(values, tables.get(method, {}))
+    _merge(values, asked)
+    return values
 
 
 def preset(name: str, method: str) -> dict[str, Any]:
@@ -238,10 +253,8 @@ def _parse_override(text: str) -> dict[str, Any]:
     if value.lower() in ("none", "null"):
         parsed = None
     else:
-        try:
+        with suppress(tomllib.TOMLDecodeError):  # a bare word is a string
             parsed = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            pass  # a bare word is a string
     nested: dict[str, Any] = {}
     table = nested
     *sections, last = key.strip().split(".")

@@ -16,7 +16,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-Weighting = Literal["sigma", "gamma", "counts"]
+Weighting = Literal["sigma", "gamma", "conditional", "counts"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class Correlations:
     def apart(self, rows: slice, weighting: Weighting, like: Tensor) -> Tensor:
         """Rows of the weights of negative pairs, (n_u - c_uv) times a scale per row, zero on the diagonal.
 
-        The scale makes it σ (1/N), γ (1 over the row's sum) or the plain counts (1). Dense, for a block of rows only;
-        type and device are those of `like`.
+        The scale makes it σ (1/N), γ (1 over the row's sum), the share of u's instances that lack v (`conditional`,
+        1/n_u: between 0 and 1 whatever the dataset's size) or the plain counts (1). Dense, for a block of rows only; type
+        and device are those of `like`.
         """
         weight = np.repeat(self.counts[rows, None].astype(np.float64), self.label_count, axis=1)
         block = self.together[rows].tocoo()
@@ -95,4 +96,6 @@ class Correlations:
     def _scale(self, rows: slice, weighting: Weighting) -> np.ndarray:
         if weighting == "gamma":
             return self._gamma_scale[rows]
+        if weighting == "conditional":
+            return 1.0 / np.maximum(self.counts[rows], 1)
         return np.full(rows.stop - rows.start, 1.0 if weighting == "counts" else 1.0 / max(self.instances, 1))

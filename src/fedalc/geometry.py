@@ -74,7 +74,7 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
         return {"mean_cosine": 0.0, "max_cosine": 0.0, "effective_rank": float(C)}
     mean = (W.sum(0).double().square().sum().item() - C) / (C * (C - 1))
     largest = max(nearest_classes(W, rows, 1)[0].max().item() for rows in row_blocks(W, budget))
-    gram = W.T.double() @ W.double() if C > W.shape[1] else W.double() @ W.T.double()
+    gram = W.T.double() @ W.double() if W.shape[1] < C else W.double() @ W.T.double()
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     share = singular / singular.sum()
     entropy = -(share * share.clamp(min=1e-300).log()).sum().item()

@@ -1,4 +1,4 @@
-"""Stopping politely: the first Ctrl-C (or SIGTERM) asks the loop to finish its round and save; the second is at once."""
+"""Stopping politely: the first Ctrl-C (or SIGTERM) asks the loop to finish its round and save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Interrupt:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

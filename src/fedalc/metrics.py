@@ -92,9 +92,7 @@ def _best_weights(truth: csr_matrix, weight: np.ndarray, k: int) -> np.ndarray:
     return best
 
 
-def mean_average_precision(
-    scores: Callable[[slice], Tensor], truth: csr_matrix, budget: int = DEFAULT_BUDGET
-) -> float:
+def mean_average_precision(scores: Callable[[slice], Tensor], truth: csr_matrix, budget: int = DEFAULT_BUDGET) -> float:
     """Macro mean over the labels with a true test instance of the average precision of their ranking of instances.
 
     `scores(block of labels)` gives instances × labels. Equal scores share one threshold, as in scikit-learn.

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fedalc.training import Callback
 
@@ -29,7 +37,9 @@ class LiveProgress(Callback):
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
-        self._task = self._bar.add_task(f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1="  -  ")
+        self._task = self._bar.add_task(
+            f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1="  -  "
+        )
 
     def round(self, number: int, loss: float) -> None:
         assert self._task is not None

@@ -1,11 +1,11 @@
 """The run folder, and `train`, which fills one. Its layout is a contract: others read it.
 
-    config.toml    the full resolved settings: running it again gives the same result
-    history.jsonl  one line per evaluated round
-    result.json    metrics in percent, how collapsed W is, cost, versions
-    model/         what is needed to predict
-    checkpoint/    what is needed to resume
-    report.html    curves and tables
+config.toml    the full resolved settings: running it again gives the same result
+history.jsonl  one line per evaluated round
+result.json    metrics in percent, how collapsed W is, cost, versions
+model/         what is needed to predict
+checkpoint/    what is needed to resume
+report.html    curves and tables
 """
 
 from __future__ import annotations
@@ -149,11 +149,11 @@ def _result(training: Training, model: Any) -> dict[str, Any]:
         "method": settings.method,
         "engine": settings.engine,
         "preset": settings.preset,
-        "rounds": training.federated.round_number if training.phase != "select" else training.chosen["round"],
+        "rounds": training.kept_round,
         "seed": settings.seed,
         "metrics": training.test(model),
         "selection": training.chosen,
-        "collapse": collapse(model.W[torch.from_numpy(held)]),
+        "collapse": collapse(model.W[held]),
         "clients": int(held.sum()),
         "labels_without_client": int((~held).sum()),
         "rounds_run": cost["rounds"],

@@ -1,4 +1,4 @@
-"""The server's side of θ: who takes part in a round, the optimiser that applies the averaged change, averaged weights."""
+"""The server's side of θ: who takes part in a round, the optimiser for the averaged change, averaged weights."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ class Training:
 
     checkpoint_seconds = 60.0
 
-    def __init__(self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]) -> None:
+    def __init__(
+        self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
+    ) -> None:
         self.settings = settings
         self.dataset = dataset
         self.folder = folder
@@ -93,14 +95,15 @@ class Training:
 
     def _evaluate(self, loss: float) -> None:
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
+        model = self.federated.averaged_model()
         if self.phase == "select":
             assert self.validation is not None
-            metrics = evaluate(self.federated.averaged_model(), self._scaled(self.validation), self.federated.held)
+            metrics = evaluate(model, self._scaled(self.validation), self.federated.held)
             record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
             self._choose(record, metrics[self.settings.selection.metric])
         else:
             record["metrics"] = {}
-        record["collapse"] = collapse(self.federated.model.W)
+        record["collapse"] = collapse(model.W[self.federated.held])
         record |= self.cost()
         if self.folder:
             history.append(self.folder / "history.jsonl", record)
@@ -109,7 +112,8 @@ class Training:
 
     def _choose(self, record: dict[str, Any], value: float) -> None:
         self.stale += 1
-        if self.chosen is None or value > self.chosen["value"]:
+        keeps_last = self.settings.selection.keep == "last"
+        if self.chosen is None or value > self.chosen["value"] or keeps_last:
             self.stale = 0
             self.chosen = {"round": record["round"], "value": value, "metrics": record["metrics"]}
             if not self.refits:  # otherwise the number of rounds is all that is kept
@@ -126,6 +130,13 @@ class Training:
     def _chosen_model(self) -> Model:
         *theta, W = (self.chosen_tensors[f"chosen.{i}"] for i in range(len(self.chosen_tensors)))
         return model_with(self.federated.model, theta, W)
+
+    @property
+    def kept_round(self) -> int:
+        """How many rounds the resulting model has been trained for."""
+        if self.phase == "select" and self.chosen is not None:
+            return int(self.chosen["round"])
+        return self.federated.round_number
 
     def _begin(self, train: Split) -> FederatedTraining:
         return FederatedTraining(self.settings, self._scaled(train))

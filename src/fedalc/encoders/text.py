@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class TextEncoder(nn.Module):
     def __init__(self, feature_count: int, widths: list[int], start: str, generator: torch.Generator) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self._initialise(start, generator)
 
     def forward(self, rows: SparseRows, dropout: Dropout | None = None) -> Tensor:
@@ -54,13 +55,14 @@ class TextEncoder(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, start: str, generator: torch.Generator) -> None:
-        """`he`: instances start in different directions. `framework`: torch's own default, under which they almost share
-        one: its biases drown small inputs, and training starts collapsed."""
+        """`he`: instances start in different directions. `framework`: torch's own default, under which they almost
+        share one: its biases drown small inputs, and training starts collapsed."""
         if start == "he":
             self.embedding.normal_(0, 1 / math.sqrt(self.embedding.shape[1]), generator=generator)
         else:
             self.embedding.normal_(0, 1, generator=generator)  # torch's default for an embedding layer
         for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
             fan_in = layer.weight.shape[1]
             if start == "he":
                 layer.weight.normal_(0, math.sqrt(2 / fan_in), generator=generator)

@@ -9,7 +9,7 @@ from fedalc.engines.clients import ClientsEngine
 from fedalc.engines.fused import FusedEngine
 from fedalc.methods import Method
 
-ENGINES = {"clients": ClientsEngine, "fused": FusedEngine}
+ENGINES: dict[str, type[ClientsEngine] | type[FusedEngine]] = {"clients": ClientsEngine, "fused": FusedEngine}
 
 
 def make_engine(settings: Experiment, federation: Federation, method: Method) -> Engine:

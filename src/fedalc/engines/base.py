@@ -35,4 +35,6 @@ class RoundResult:
 class Engine(Protocol):
     """Runs the clients of one round on the model as it stands, and leaves the model as it was."""
 
-    def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int) -> RoundResult: ...
+    def run(
+        self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int
+    ) -> RoundResult: ...

@@ -42,7 +42,9 @@ class ClientsEngine:
                     total.add_(server - mine, alpha=weight)
         return RoundResult(change, rows, loss)
 
-    def _local_work(self, local: Model, client: int, dropout: Dropout | None, round_number: int) -> tuple[Tensor, float]:
+    def _local_work(
+        self, local: Model, client: int, dropout: Dropout | None, round_number: int
+    ) -> tuple[Tensor, float]:
         """The client's steps on its encoder, in place; returns its row and its loss during the first epoch."""
         settings = self.settings.client
         row = local.W[client].clone().requires_grad_(self.method.trains_rows)

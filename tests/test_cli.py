@@ -1,0 +1,198 @@
+"""The commands as a person uses them: what they print, what they write, and how they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedalc.cli import main
+from fedalc.data.demo import DemoSize, make_demo
+
+TINY = ["--set", "rounds=6", "--set", "encoder.dim=8", "--set", "selection.every=2"]
+
+
+def run(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "FEDALC_CACHE": str(cwd / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedalc.cli", *arguments], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def write_xmlc(path: Path, split: object) -> None:
+    X, Y = split.features, split.labels  # type: ignore[attr-defined]
+    with path.open("w") as file:
+        file.write(f"{X.shape[0]} {X.shape[1]} {Y.shape[1]}\n")
+        for x, y in zip(X, Y, strict=True):
+            words = " ".join(f"{i}:{v}" for i, v in zip(x.indices, x.data, strict=True))
+            file.write(",".join(map(str, y.indices)) + " " + words + "\n")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's own dataset, and one run on it."""
+    place = tmp_path_factory.mktemp("user")
+    (place / "mine").mkdir()
+    dataset = make_demo(DemoSize(train=150, test=40, words=300))
+    write_xmlc(place / "mine" / "train.txt", dataset.train)
+    write_xmlc(place / "mine" / "test.txt", dataset.test)
+    (place / "mine" / "labels.txt").write_text("".join(name + "\n" for name in dataset.label_names))
+    run("train", "--dataset", "mine", "--method", "fedaws", "--name", "first", *TINY, cwd=place)
+    return place
+
+
+def test_help_is_enough_to_start(tmp_path: Path) -> None:
+    text = run("--help", cwd=tmp_path).stdout
+    for command in ("train", "compare", "predict", "data"):
+        assert command in text
+    assert "fedavg-fixed" in run("train", "--help", cwd=tmp_path).stdout
+
+
+def test_help_does_not_load_torch(tmp_path: Path) -> None:
+    code = "import sys, fedalc.cli; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_train_writes_a_run_folder_and_says_where(folder: Path) -> None:
+    result = json.loads((folder / "runs" / "first" / "result.json").read_text())
+    assert result["method"] == "fedaws" and result["dataset"] == "mine"
+    assert (folder / "runs" / "first" / "report.html").exists()
+
+
+def test_predict_writes_names_and_scores_in_both_formats(folder: Path) -> None:
+    table = run("predict", "runs/first", "mine/test.txt", "--top", "3", cwd=folder).stdout
+    rows = list(csv.DictReader(table.splitlines()))
+    assert len(rows) == 40 * 3
+    assert [row["rank"] for row in rows[:3]] == ["1", "2", "3"]
+    names = (folder / "mine" / "labels.txt").read_text().splitlines()
+    assert all(row["name"] == names[int(row["label"])] for row in rows)
+    scores = [float(row["score"]) for row in rows[:3]]
+    assert scores == sorted(scores, reverse=True) and all(-1 <= s <= 1 for s in scores)
+    run("predict", "runs/first", "mine/test.txt", "--format", "jsonl", "--out", "p.jsonl", cwd=folder)
+    lines = [json.loads(line) for line in (folder / "p.jsonl").read_text().splitlines()]
+    assert len(lines) == 40 and len(lines[0]["labels"]) == 5
+    assert [entry["label"] for entry in lines[0]["labels"][:3]] == [int(row["label"]) for row in rows[:3]]
+
+
+def test_predict_refuses_other_features(folder: Path) -> None:
+    (folder / "other.txt").write_text("1 3 2\n0 1:1\n")
+    error = run("predict", "runs/first", "other.txt", cwd=folder, code=2).stderr
+    assert "other.txt" in error and "300" in error
+
+
+def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None:
+    command = ["compare", "--dataset", "mine", "--methods", "fedavg,fedalc", "--seeds", "0,1", "--name", "c", *TINY]
+    text = run(*command, cwd=folder).stdout
+    assert "fedavg" in text and "fedalc" in text
+    made = folder / "runs" / "c"
+    assert (made / "curves.png").stat().st_size > 10_000
+    assert len(json.loads((made / "results.json").read_text())) == 4
+    assert "| fedavg" in (made / "table.md").read_text()
+    before = (made / "fedavg-s0" / "result.json").stat().st_mtime_ns
+    run(*command, cwd=folder)
+    assert (made / "fedavg-s0" / "result.json").stat().st_mtime_ns == before
+    error = run(*command, "--set", "rounds=8", cwd=folder, code=2).stderr
+    assert "other settings" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--dataset", "bibtx"], "bibtex"),
+        (["train", "--dataset", "./nowhere"], "nowhere"),
+        (["train", "--method", "fedfoo"], "method"),
+        (["train", "--set", "roundz=3"], "did you mean 'rounds'"),
+        (["train", "--config", "absent.toml"], "absent.toml: no such file"),
+        (["train", "--resume", "nowhere"], "not a run folder"),
+        (["train", "--device", "abacus"], "device"),
+        (["train", "--engine", "fused", "--set", "client.epochs=3"], "client.epochs"),
+        (["train", "--set", "selection.validation=0.0001"], "validation"),
+        (["compare", "--methods", "fedavg,foo"], "foo"),
+        (["compare", "--seeds", "a"], "whole number"),
+        (["predict", "nowhere", "x.txt"], "nowhere"),
+        (["data", "info", "bibtx"], "bibtex"),
+        (["data", "fetch", "bibtex"], "Mulan"),
+        (["data", "check", "bibtex", "--data-dir", "nowhere"], "nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_one_clear_line_and_writes_nothing(
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("FEDALC_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedalc", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_malformed_dataset_names_file_and_line_and_writes_nothing(folder: Path) -> None:
+    bad = folder / "bad"
+    bad.mkdir()
+    (bad / "train.txt").write_text("2 3 2\n0 1:1\n1 5:1\n")
+    (bad / "test.txt").write_text("1 3 2\n0 1:1\n")
+    error = run("train", "--dataset", "bad", "--name", "bad", cwd=folder, code=2).stderr
+    assert "train.txt:3" in error
+    assert not (folder / "runs" / "bad").exists()
+
+
+def test_data_list_and_info(tmp_path: Path) -> None:
+    listed = run("data", "list", cwd=tmp_path).stdout
+    for name in (
+        "bibtex",
+        "eurlex-4k",
+        "eurlex57k",
+        "eurlex15k",
+        "amazoncat-13k",
+        "amazon-670k",
+        "wikilshtc-325k",
+        "demo",
+    ):
+        assert name in listed
+    assert "4,880" in run("data", "info", "bibtex", cwd=tmp_path).stdout
+
+
+def test_ctrl_c_saves_and_resume_finishes(folder: Path) -> None:
+    command = [sys.executable, "-m", "fedalc.cli", "train", "--dataset", "mine", "--method", "fedalc", "--name", "long"]
+    command += ["--set", "rounds=100000", "--set", "encoder.dim=8", "--set", "selection.every=50"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    history = folder / "runs" / "long" / "history.jsonl"
+    deadline = time.monotonic() + 60
+    while not (history.exists() and history.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "fedalc train --resume runs/long" in error and "Traceback" not in error
+    assert (folder / "runs" / "long" / "checkpoint" / "facts.json").exists()
+    # Finishing 100,000 rounds would take long: a resumed run that is stopped again has gone on from there.
+    before = json.loads((folder / "runs" / "long" / "checkpoint" / "facts.json").read_text())["federated"]["round"]
+    resume = [sys.executable, "-m", "fedalc.cli", "train", "--resume", "runs/long"]
+    process = subprocess.Popen(resume, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    lines = len(history.read_text().splitlines())
+    deadline = time.monotonic() + 60
+    while len(history.read_text().splitlines()) <= lines and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    after = json.loads((folder / "runs" / "long" / "checkpoint" / "facts.json").read_text())["federated"]["round"]
+    assert after > before
