@@ -18,7 +18,7 @@ TRAIN = random_split(50, 20, 7, seed=11)
 SMALL = {
     "dtype": "float64",
     "block_rows": 7,  # several blocks, the last one short
-    "encoder": {"name": "mlp", "dim": 6, "embedding": 5, "hidden": (8, 7)},
+    "encoder": {"name": "mlp", "dim": 6, "embedding": 5, "hidden": (8, 7), "dropout": 0.0},
     "server": {"optimizer": "adam", "learning_rate": 0.05, "weight_decay": 0.1, "ema": 0.5},
     "client": {"learning_rate": 0.5, "row_learning_rate": 0.8},
     "regularizer": {"lambda": 10.0, "rate": 0.01, "neighbours": 2},
