@@ -63,8 +63,8 @@ class Correlations:
         """Rows of the weights of negative pairs, (n_u - c_uv) times a scale per row, zero on the diagonal.
 
         The scale makes it σ (1/N), γ (1 over the row's sum), the share of u's instances that lack v (`conditional`,
-        1/n_u: between 0 and 1 whatever the dataset's size) or the plain counts (1). Dense, for a block of rows only; type
-        and device are those of `like`.
+        1/n_u: between 0 and 1 whatever the dataset's size) or the plain counts (1). Dense, for a block of rows only;
+        type and device are those of `like`.
         """
         weight = np.repeat(self.counts[rows, None].astype(np.float64), self.label_count, axis=1)
         block = self.together[rows].tocoo()

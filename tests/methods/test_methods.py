@@ -77,7 +77,7 @@ def test_fedalc_fixed_brings_labels_that_occur_together_near() -> None:
 
 def test_averaging_collapses_and_spreading_out_cures_it() -> None:
     keys = {**SMALL, "client": {"row_learning_rate": 0.5}, "server": {"optimizer": "adam", "learning_rate": 0.05}}
-    apart = {"regularizer": {"lambda": 300.0, "rate": 1e-3, "neighbours": 7}}
+    apart = {"regularizer": {"lambda": 300.0, "rate": 1e-3, "neighbours": 7, "weighting": "sigma", "margin": 1.0}}
     after = {}
     for method in ("fedavg", "fedaws", "fedalc"):
         training = FederatedTraining(experiment({**keys, **apart, "method": method}), TRAIN)
