@@ -125,9 +125,8 @@ def main() -> int:
         return 2
 
     def child(*arguments: str) -> Any:
-        return json.loads(
-            subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE).stdout
-        )
+        command = [sys.executable, __file__, *arguments]
+        return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
     machine = child("machine")
     rows = []
