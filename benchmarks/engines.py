@@ -150,7 +150,8 @@ def main() -> int:
         good &= fused["faster_than_clients"] >= target and fused["of_peak"] >= PEAK_TARGET
         table.add_row(
             fused["dataset"], "fused", f"{fused['seconds_per_round']:.3f}", f"{fused['faster_than_clients']:.1f}×",
-            f"≥ {target:.0f}×", f"{speed:.0f}", f"{fused['of_peak']:.2f}", f"≥ {PEAK_TARGET}", f"{fused['memory_mb']:.0f}",
+            f"≥ {target:.0f}×", f"{speed:.0f}", f"{fused['of_peak']:.2f}", f"≥ {PEAK_TARGET}",
+            f"{fused['memory_mb']:.0f}",
         )  # fmt: skip
         mark = "*" if clients["note"] else ""
         table.add_row(
