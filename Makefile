@@ -23,7 +23,7 @@ demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
 	@echo "Next: open runs/demo/report.html; your own data: fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
 
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -222,6 +223,8 @@ def _note_absent_labels(console: Console, result: Any) -> None:
 
 def main() -> None:
     """The console script: errors meant for a person become one line and exit code 2, an interruption 130."""
+    # Threads that wait for work by spinning slow everything down on a shared machine. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except FedalcError as error:
