@@ -223,3 +223,10 @@ def test_bytes_are_those_of_the_payload() -> None:
     assert fixed["bytes_down"] == 12 * 7 * theta + 7 * 4 * 8
     moving = fedalc.train(data=DATA, method="fedalc", **keys).result
     assert moving["bytes_up"] == moving["bytes_down"] == 12 * 7 * (theta + 4 * 8)
+
+
+def test_divergence_is_an_error_and_leaves_no_result(tmp_path: Path) -> None:
+    keys = {**SMALL, "server": {"optimizer": "sgd", "learning_rate": 1e300}, "client": {"learning_rate": 1e300}}
+    with pytest.raises(FedalcError, match="training diverged"):
+        fedalc.train(data=DATA, folder=tmp_path / "run", **keys)
+    assert not (tmp_path / "run" / "result.json").exists()

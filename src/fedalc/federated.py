@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from typing import Any
 
@@ -67,6 +68,10 @@ class FederatedTraining:
     def _dropout(self, t: int) -> Dropout | None:
         rate = self.settings.encoder.dropout
         return Dropout(rate, torch_generator(self.settings.seed, "dropout", t), self.model.W) if rate else None
+
+    def is_finite(self) -> bool:
+        """Whether θ and W are still numbers. A sum is enough: nothing that is not finite survives it unnoticed."""
+        return all(math.isfinite(tensor.detach().sum().item()) for tensor in (*self.model.theta, self.model.W))
 
     def averaged_model(self) -> Model:
         """The model to evaluate and keep: the averaged weights (the current ones, where the average's decay is 0)."""

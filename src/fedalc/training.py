@@ -7,6 +7,7 @@ Two phases, each a federated training of its own. `select` trains on a part of t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.engines import Model
-from fedalc.errors import Interrupted
+from fedalc.errors import FedalcError, Interrupted
 from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining, model_with
 from fedalc.geometry import collapse
@@ -85,6 +86,11 @@ class Training:
             if patience is not None and self.stale >= patience:
                 break
             loss = federated.run_round()
+            if not (math.isfinite(loss) and federated.is_finite()):
+                raise FedalcError(
+                    f"training diverged: numbers that are not finite after round {federated.round_number}; "
+                    "lower client.learning_rate, server.learning_rate or regularizer.lambda"
+                )
             for callback in self.callbacks:
                 callback.round(federated.round_number, loss)
             if federated.round_number % every == 0 or federated.round_number == self.rounds:
