@@ -27,10 +27,10 @@ OUT = Path(__file__).with_name("engines.json")
 
 
 def training(dataset: str, engine: str) -> Any:
-    from fedalc.config import experiment
     from fedalc.data import Split, load_dataset
     from fedalc.encoders import scale_rows
     from fedalc.federated import FederatedTraining
+    from fedalc.resolution import experiment
 
     settings = experiment({"engine": engine, "method": "fedalc", "encoder": {"name": "mlp", "dropout": 0.0}})
     train = load_dataset(dataset).train

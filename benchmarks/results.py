@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import fedalc
-from fedalc.checkpoint import write_text
+from fedalc.files import write_text
 from fedalc.report.tables import markdown_table
+from fedalc.runs import train_or_continue
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "results"
@@ -61,7 +62,7 @@ def paper_bibtex() -> None:
         keys: dict[str, Any] = {"dataset": "bibtex", "preset": "paper", "method": method, "seed": SEEDS[0]}
         keys |= {"regularizer": {"lambda": strength}} if strength is not None else {}
         folder = RUNS / "bibtex-paper" / f"{method}-{strength or 0:g}"
-        run = finished_or_trained(folder, fedalc.experiment(keys), data)
+        run = train_or_continue(fedalc.experiment(keys), folder, data)
         results.append({**run.result, "lambda": strength})
         ours = "/".join(f"{run.metrics[f'P@{k}']:.2f}" for k in (1, 3, 5))
         theirs = "/".join(f"{value:.2f}" for value in published)
@@ -71,12 +72,6 @@ def paper_bibtex() -> None:
         print(lines[-1], flush=True)
     command = "fedalc train --dataset bibtex --preset paper --method METHOD --set regularizer.lambda=λ"
     save("bibtex-paper", command, results, "\n".join(lines) + "\n")
-
-
-def finished_or_trained(folder: Path, settings: fedalc.Experiment, data: fedalc.Dataset) -> fedalc.Run:
-    if (folder / "result.json").exists():
-        return fedalc.load_run(folder)
-    return fedalc.train(settings, folder=folder, resume=(folder / "config.toml").exists(), data=data)
 
 
 def save(name: str, command: str, results: Sequence[Mapping[str, Any]], table: str) -> None:

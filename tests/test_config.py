@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedalc.config import METHODS, PRESETS, Experiment, experiment
+from fedalc.config import METHODS, PRESETS, Experiment
 from fedalc.errors import ConfigError
+from fedalc.resolution import experiment
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -18,6 +19,37 @@ def test_resolved_settings_come_back_from_their_own_toml(
     file = tmp_path / "config.toml"
     file.write_text(settings.to_toml())
     assert experiment(file=file) == settings
+
+
+@pytest.mark.parametrize(
+    "key", ["client.batch_size", "client.row_learning_rate", "regularizer.candidates", "selection.patience"]
+)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_none_comes_back_as_none_whatever_the_preset_says(tmp_path: Path, preset: str, key: str) -> None:
+    settings = experiment({"preset": preset}, overrides=[f"{key}=none"])
+    section, name = key.split(".")
+    assert getattr(getattr(settings, section), name) is None
+    file = tmp_path / "config.toml"
+    file.write_text(settings.to_toml())
+    assert experiment(file=file) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("methods = 3", "methods"),
+        ("methods.fedaws = 3", "methods.fedaws"),
+        ('method = ["fedalc"]', "method"),
+        ("preset = 7", "preset"),
+        ('[encoder]\nname = ["mlp"]', "encoder.name"),
+        ("encoder = 3", "encoder"),
+    ],
+)
+def test_the_wrong_kind_of_value_names_the_field(tmp_path: Path, text: str, field: str) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        experiment(file=file)
 
 
 def test_strange_strings_survive_toml(tmp_path: Path) -> None:
@@ -66,6 +98,7 @@ def test_one_file_for_several_methods(tmp_path: Path) -> None:
         (["rounds"], "--set: expected key=value"),
         (["server=3"], "server: "),
         (["encoder.name=cnn"], "encoder.name: "),
+        (["server.weight_decay=200"], "server.weight_decay: times server.learning_rate is 2"),
         (["encoder.name=linear", "encoder.dropout=0.5"], "encoder.dropout: "),
     ],
 )

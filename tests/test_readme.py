@@ -16,8 +16,3 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = capsys.readouterr().out.splitlines()
     assert float(first.split()[1]) > 80
     assert second.startswith("['")
-
-
-def test_the_two_commands_are_there() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert "make demo" in text and "make test" in text

@@ -16,7 +16,7 @@ from tests.problems import random_split
 C, D = 9, 5
 KNOWN = Correlations.from_label_sets(random_split(60, 4, C, seed=5).labels)
 W0 = random_rows(C, D, torch.Generator().manual_seed(1), torch.float64)
-SMALL = 3 * C * 8  # bytes: three rows at a time, so that blocks meet
+SMALL = 3 * 6 * C * 8  # bytes: a few rows at a time, so that blocks meet
 
 
 def distance(W: Tensor, u: int, v: int) -> Tensor:
@@ -143,6 +143,18 @@ def test_two_orthogonal_rows_by_hand() -> None:
     value, gradient = AllPairs(repel_within(1.5)).value_and_gradient(W)
     assert value == pytest.approx(0.5)
     assert gradient.tolist() == [[0, 2], [2, 0]]
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 4, 5])
+def test_the_adaptive_margin_with_few_classes(classes: int) -> None:
+    """With no (K+1)-th class the farthest sets the margin: what a K of one fewer than the others would do."""
+    known = Correlations.from_label_sets(random_split(30, 4, classes, seed=classes).labels)
+    W = random_rows(classes, D, torch.Generator().manual_seed(2), torch.float64)
+    value, gradient = NearestPairs(7, None, known).value_and_gradient(W)
+    assert torch.isfinite(gradient).all()
+    assert value == pytest.approx(NearestPairs(max(1, classes - 2), None, known).value_and_gradient(W)[0])
+    few = NearestPairs(7, None, KNOWN, candidates=torch.tensor([1, 5])).value_and_gradient(W0)
+    assert torch.isfinite(few[1]).all()
 
 
 def test_more_neighbours_than_classes_is_all_of_them() -> None:

@@ -149,7 +149,9 @@ def test_without_validation_the_last_round_is_kept() -> None:
 def test_a_datasets_own_validation_is_used_and_all_of_train_is_trained_on() -> None:
     own = fedalc.Dataset("small", DATA.train, DATA.test, DATA.label_names, validation=random_split(20, 20, 7, seed=9))
     training = Training(fedalc.experiment(SMALL), own, None, ())
-    assert training.validation is own.validation and len(training.train) == len(own.train)
+    assert training.validation is not None and own.validation is not None
+    assert np.array_equal(training.validation.labels.toarray(), own.validation.labels.toarray())
+    assert len(training.train) == len(own.train)
     assert not training.refits
 
 
@@ -164,6 +166,71 @@ def test_labels_nobody_holds_are_reported_and_never_predicted() -> None:
     labels, scores = run.model.predict(DATA.test.features, k=7)
     assert labels.shape == (30, 6) and 3 not in labels
     assert np.isfinite(scores).all()
+
+
+def test_labels_nobody_holds_are_no_hits_even_when_few_are_held() -> None:
+    from scipy.sparse import csr_matrix
+
+    train = np.zeros((20, 8), dtype=np.float32)
+    train[:, 0] = 1
+    train[:10, 1] = 1
+    absent = np.zeros((30, 8), dtype=np.float32)
+    absent[:, 2:] = 1
+    data = fedalc.Dataset(
+        "few",
+        fedalc.Split(DATA.train.features[:20], csr_matrix(train)),
+        fedalc.Split(DATA.test.features, csr_matrix(absent)),
+        tuple("abcdefgh"),
+    )
+    metrics = fedalc.train(data=data, **{**SMALL, "selection": {"validation": 0}}).metrics
+    assert metrics["P@1"] == metrics["P@3"] == metrics["P@5"] == 0
+
+
+def test_data_of_any_sparse_kind_is_brought_into_one_form() -> None:
+    from scipy.sparse import coo_array
+
+    split = fedalc.Split(coo_array(np.array([[2, 0], [0, 3]])), coo_array(np.array([[5, 0], [0, 1]])))
+    assert split.features.dtype == split.labels.dtype == np.float32
+    assert split.labels.toarray().tolist() == [[1, 0], [0, 1]]
+    stored_zero = csr_with_stored_zero()
+    assert fedalc.Split(split.features, stored_zero).labels.nnz == 1
+    with pytest.raises(DataError, match="finite"):
+        fedalc.Split(coo_array(np.array([[np.nan]])), coo_array(np.array([[1]])))
+    with pytest.raises(DataError, match="test has no instances"):
+        fedalc.Dataset("x", DATA.train, DATA.test.rows(np.array([], dtype=int)), DATA.label_names)
+
+
+def csr_with_stored_zero() -> object:
+    from scipy.sparse import csr_matrix
+
+    return csr_matrix((np.array([1.0, 0.0]), np.array([0, 1]), np.array([0, 1, 2])), shape=(2, 2))
+
+
+def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fedalc.train(data=DATA, folder=tmp_path / "cut", callbacks=[StopAfter("select", 4)], **SMALL)
+    for other in (small_dataset(seed=9), small_dataset(features=21)):
+        with pytest.raises(FedalcError, match="other data"):
+            fedalc.train(data=other, folder=tmp_path / "cut", resume=True, **SMALL)
+
+
+def test_averaged_rows_have_unit_length() -> None:
+    keys = {**SMALL, "server": {"ema": 0.95}, "client": {"row_learning_rate": 1.0}}
+    W = fedalc.train(data=DATA, method="fedavg", **keys).model.model.W
+    assert torch.allclose(W.norm(dim=1), torch.ones(7), atol=1e-6)
+
+
+def test_a_checkpoint_cut_between_its_two_moves_is_still_there(tmp_path: Path) -> None:
+    whole = fedalc.train(data=DATA, **SMALL)
+    with pytest.raises(Interrupted):
+        fedalc.train(data=DATA, folder=tmp_path / "cut", callbacks=[StopAfter("select", 4)], **SMALL)
+    (tmp_path / "cut" / "checkpoint").rename(tmp_path / "cut" / "checkpoint.old")
+    assert same_bits(whole, fedalc.train(data=DATA, folder=tmp_path / "cut", resume=True, **SMALL))
+
+
+def test_keep_last_ignores_the_best() -> None:
+    keys = {**SMALL, "selection": {**SMALL["selection"], "keep": "last", "refit": False, "patience": 1}}
+    assert fedalc.train(data=DATA, **keys).result["rounds"] == 12
 
 
 def test_no_labels_at_all_is_an_error_and_nothing_is_written(tmp_path: Path) -> None:

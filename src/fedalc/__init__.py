@@ -12,24 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedalc.comparison import compare
-    from fedalc.config import Experiment, experiment
+    from fedalc.config import Experiment
     from fedalc.data import Dataset, Split, load_dataset
     from fedalc.errors import ConfigError, DataError, FedalcError
-    from fedalc.model import TrainedModel
+    from fedalc.resolution import experiment
     from fedalc.runs import Run, load_run, train
+    from fedalc.trained import TrainedModel
 
 # Imported on first use: `fedalc --help` must not wait for torch.
 _HOMES = {
     "compare": "fedalc.comparison",
     "Experiment": "fedalc.config",
-    "experiment": "fedalc.config",
+    "experiment": "fedalc.resolution",
     "Dataset": "fedalc.data",
     "Split": "fedalc.data",
     "load_dataset": "fedalc.data",
     "ConfigError": "fedalc.errors",
     "DataError": "fedalc.errors",
     "FedalcError": "fedalc.errors",
-    "TrainedModel": "fedalc.model",
+    "TrainedModel": "fedalc.trained",
     "Run": "fedalc.runs",
     "load_run": "fedalc.runs",
     "train": "fedalc.runs",

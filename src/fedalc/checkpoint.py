@@ -16,14 +16,6 @@ from fedalc.errors import FedalcError
 TENSORS, FACTS = "tensors.safetensors", "facts.json"
 
 
-def write_text(path: Path, text: str) -> None:
-    """All of it or nothing: written beside its place, then moved there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
 def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Write tensors and facts as one folder that appears whole, taking the place of an older one."""
     part, old = folder.with_name(folder.name + ".part"), folder.with_name(folder.name + ".old")
@@ -31,8 +23,8 @@ def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
     part.mkdir(parents=True)
     save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, part / TENSORS)
     (part / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
+    if folder.exists():  # otherwise a crash has left only the older one, and it must outlive the next line
+        shutil.rmtree(old, ignore_errors=True)
         folder.replace(old)
     part.replace(folder)
     shutil.rmtree(old, ignore_errors=True)

@@ -58,17 +58,16 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train one method and test it once, into a run folder."""
-    from fedalc.config import experiment
     from fedalc.progress import make_progress
     from fedalc.report.tables import rich_table
+    from fedalc.resolution import experiment
     from fedalc.runs import read_settings
     from fedalc.runs import train as run_training
 
     asked = _given(
-        dataset=dataset, method=method, preset=preset, engine=engine, rounds=rounds, seed=seed, device=device
-    )
-    asked |= {"encoder": {"name": encoder}} if encoder else {}
-    asked |= {"name": name} if name else {}
+        dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
+        device=device, name=name,
+    )  # fmt: skip
     if resume is not None:
         if asked or config or set_:
             raise FedalcError("--resume takes its settings from the run folder: give it alone")
@@ -118,12 +117,11 @@ def compare(
 ) -> None:
     """Train several methods with equal budget: a table, and curves as a picture. Call again to continue."""
     from fedalc.comparison import compare as run_comparison
-    from fedalc.config import experiment
     from fedalc.progress import LiveProgress, PlainProgress, make_progress
     from fedalc.report.tables import rich_table
+    from fedalc.resolution import experiment
 
-    asked = _given(dataset=dataset, preset=preset, engine=engine, rounds=rounds, device=device)
-    asked |= {"encoder": {"name": encoder}} if encoder else {}
+    asked = _given(dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device)
     settings = experiment(asked, file=config, overrides=set_ or ())
     folder = out / (name or f"compare-{Path(settings.dataset).name}-{settings.preset}")
     console = Console()
@@ -151,7 +149,8 @@ def compare(
             **asked,
         )
     except FedalcError as error:
-        raise _with_resume_hint(error, "the same command again") from None
+        again = "the same command again" + (", without --overwrite" if overwrite else "")
+        raise _with_resume_hint(error, again) from None
     finally:
         close_bars()
     _note_absent_labels(console, comparison.results[0])
@@ -171,10 +170,10 @@ def predict(
     """The best labels of new instances, with names and scores."""
     import io
 
-    from fedalc.checkpoint import write_text
     from fedalc.data.load import load_file
-    from fedalc.model import TrainedModel
+    from fedalc.files import write_text
     from fedalc.prediction import write_predictions
+    from fedalc.trained import TrainedModel
 
     if form not in ("csv", "jsonl"):
         raise FedalcError(f"--format: csv or jsonl, not {form!r}")
@@ -191,7 +190,9 @@ def predict(
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
+    """The options that were given, as settings; `encoder` stands for its name."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return given | ({"encoder": {"name": given["encoder"]}} if "encoder" in given else {})
 
 
 def _listed(text: str, option: str) -> list[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedalc import history
-from fedalc.checkpoint import write_text
-from fedalc.config import METHODS, experiment
+from fedalc.config import METHODS
 from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
-from fedalc.runs import Run, load_run, read_settings, train
+from fedalc.files import write_text
+from fedalc.resolution import experiment
+from fedalc.runs import Run, train_or_continue
 from fedalc.training import Callback
 
 
@@ -34,6 +38,13 @@ class Comparison:
         for run in self.runs:
             if run.folder is not None:
                 found.setdefault(run.settings.method, history.read(run.folder / "history.jsonl"))
+        return found
+
+    def embeddings(self) -> dict[str, np.ndarray]:
+        """Per method, the class embeddings of its first seed."""
+        found: dict[str, np.ndarray] = {}
+        for run in self.runs:
+            found.setdefault(run.settings.method, run.model.model.W[run.model.held].cpu().numpy())
         return found
 
 
@@ -65,17 +76,14 @@ def compare(
     ]
     comparison = Comparison(folder=place)
     data = load_dataset(plan[0].dataset, data_dir)
-    for settings in plan:
-        run_folder = place / f"{settings.method}-s{settings.seed}"
-        begun = (run_folder / "config.toml").exists() and not overwrite
-        if begun and read_settings(run_folder) != settings:
-            raise ConfigError(f"{run_folder} was made with other settings; give another folder, or remove it")
-        if begun and (run_folder / "result.json").exists():
-            comparison.runs.append(load_run(run_folder))
-            continue
+    folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]
+    if overwrite:
+        for folder_ in folders:
+            if (folder_ / "config.toml").exists():
+                shutil.rmtree(folder_)
+    for settings, run_folder in zip(plan, folders, strict=True):
         followers = callbacks(settings.method, settings.seed)
-        run = train(settings, folder=run_folder, resume=begun, overwrite=overwrite, data=data, callbacks=followers)
-        comparison.runs.append(run)
+        comparison.runs.append(train_or_continue(settings, run_folder, data, followers))
     _write(comparison)
     return comparison
 
@@ -89,4 +97,6 @@ def _write(comparison: Comparison) -> None:
     write_text(comparison.folder / "results.json", json.dumps(results, indent=1) + "\n")
     write_text(comparison.folder / "table.md", tables.markdown_table(results))
     plots.learning_curves(histories, comparison.folder / "curves.png")
+    plots.comparison_bars(results, comparison.folder / "precision.png")
+    plots.cosine_heatmap(comparison.embeddings(), comparison.folder / "cosines.png")
     page.write_comparison_page(comparison.folder, results, histories)

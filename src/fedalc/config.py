@@ -1,27 +1,23 @@
-"""The settings of an experiment: validated, read from TOML, overridden from the command line, written back in full.
+"""The settings of an experiment: what there is to set, what is allowed, and how it is written as TOML.
 
-An `Experiment` is resolved in this order, later wins: the defaults below, the preset's `[all]` table, the preset's
-table for the method, a TOML file, `key=value` overrides. What a run folder keeps is the outcome, so that running
-`config.toml` again needs neither the preset nor the overrides.
+`fedalc.resolution` puts an `Experiment` together from preset, file and command line.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
-import tomllib
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedalc.errors import ConfigError
 
-METHODS = ("fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed")
-PRESETS = ("strong", "paper")
+MethodName = Literal["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"]
+PresetName = Literal["strong", "paper"]
+Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
+METHODS: tuple[str, ...] = get_args(MethodName)
+PRESETS: tuple[str, ...] = get_args(PresetName)
+NONE = "none"  # TOML has no word for it
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -34,6 +30,13 @@ class Settings(BaseModel):
     """Unknown keys are errors, and nothing changes after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: None if isinstance(value, str) and value == NONE else value for key, value in values.items()}
 
 
 class EncoderSettings(Settings):
@@ -93,18 +96,18 @@ class RegularizerSettings(Settings):
     neighbours: Count = 5  # K, mined only
     candidates: Count | None = None  # mined only: look for neighbours in a sampled subset of this many classes
     margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: the distance to the (K+1)-th nearest class
-    weighting: Literal["sigma", "gamma", "conditional", "counts"] = "sigma"  # fedalc only
+    weighting: Weighting = "sigma"  # fedalc only
 
 
 class FixedSettings(Settings):
-    """What fedalc-fixed does before round 1: `steps` steps on α·(c/N)·d² + β·σ·max(0, ν - d)²."""
+    """What fedalc-fixed does before round 1: `steps` steps on α·(c/N)·d² + β·σ·max(0, ν - d)², σ as weighted."""
 
     alpha: NotNegative = 1.0
     beta: NotNegative = 1.0
     margin: Margin = 1.0
     rate: Positive = 1.0
     steps: Annotated[int, Field(ge=0)] = 200
-    weighting: Literal["sigma", "gamma", "conditional", "counts"] = "sigma"
+    weighting: Weighting = "sigma"
 
 
 class SelectionSettings(Settings):
@@ -123,8 +126,8 @@ class Experiment(Settings):
 
     name: str | None = None
     dataset: str = "demo"
-    method: Literal["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"] = "fedalc"
-    preset: Literal["strong", "paper"] = "strong"
+    method: MethodName = "fedalc"
+    preset: PresetName = "strong"
     engine: Literal["fused", "clients"] = "fused"
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -154,6 +157,12 @@ class Experiment(Settings):
                     )
         if self.encoder.name == "linear" and self.encoder.dropout:
             raise ConfigError("the linear encoder has no hidden layer to drop from; use 0, or mlp", "encoder.dropout")
+        shrinkage = self.server.learning_rate * self.server.weight_decay
+        if shrinkage >= 1:
+            raise ConfigError(
+                f"times server.learning_rate is {shrinkage:g}: at 1 and above θ would not shrink but turn around",
+                "server.weight_decay",
+            )
         if self.regularizer.margin == "adaptive" and self.regularizer.form == "full":
             raise ConfigError(
                 'an adaptive margin is the distance to the (K+1)-th nearest class, so it needs form = "mined"',
@@ -162,7 +171,7 @@ class Experiment(Settings):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return self.model_dump(mode="json", by_alias=True)
 
     def to_toml(self) -> str:
         values = self.to_dict()
@@ -173,131 +182,9 @@ class Experiment(Settings):
         return "\n".join(lines) + "\n"
 
 
-def experiment(
-    settings: Mapping[str, Any] | None = None,
-    *,
-    file: Path | None = None,
-    overrides: Iterable[str] = (),
-) -> Experiment:
-    """Resolve an experiment. `settings` wins over `file`; `overrides` ("server.ema=0.9") win over both.
-
-    >>> experiment({"method": "fedaws"}, overrides=["regularizer.lambda=100"]).regularizer.lambda_
-    100.0
-    """
-    asked: dict[str, Any] = _read_toml(file) if file else {}
-    _merge(asked, settings or {})
-    for text in overrides:
-        _merge(asked, _parse_override(text))
-    method = asked.get("method", Experiment.model_fields["method"].default)
-    asked = _for_method(asked, method, file)
-    values = preset(asked.get("preset", "strong"), method)
-    # A change of encoder is a change of what suits it: the preset may have a table for the pair.
-    encoder = asked.get("encoder", {})
-    if isinstance(encoder, Mapping) and "name" in encoder:
-        _merge(values, preset_for_encoder(asked.get("preset", "strong"), encoder["name"], method))
-    _merge(values, asked)
-    return _validated(values, file)
-
-
-def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[str, Any]:
-    """A file for several methods may say what differs in `[methods.NAME]` tables. What was asked for by key wins."""
-    tables = asked.pop("methods", {})
-    for name in tables:
-        if name not in METHODS:
-            raise ConfigError(f"{file}: there is no such method", f"methods.{name}")
-    values: dict[str, Any] = {}
-    _merge(values, tables.get(method, {}))
-    _merge(values, asked)
-    return values
-
-
-def preset(name: str, method: str) -> dict[str, Any]:
-    """What the preset says for this method, on top of what it says for all."""
-    tables = _preset_tables(name)
-    values: dict[str, Any] = {"preset": name}
-    _merge(values, tables.get("all", {}))
-    _merge(values, tables.get(method, {}))
-    return values
-
-
-def preset_for_encoder(name: str, encoder: str, method: str) -> dict[str, Any]:
-    """What the preset changes when this encoder is asked for by name."""
-    tables = _preset_tables(name).get("encoder", {}).get(encoder, {})
-    values: dict[str, Any] = {}
-    _merge(values, tables.get("all", {}))
-    _merge(values, tables.get(method, {}))
-    return values
-
-
-def _preset_tables(name: str) -> dict[str, Any]:
-    if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}", "preset")
-    return tomllib.loads(resources.files("fedalc").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
-
-
-def _parse_override(text: str) -> dict[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"expected key=value, found {text!r}", "--set")
-    value = value.strip()
-    parsed: Any = value
-    if value.lower() in ("none", "null"):
-        parsed = None
-    else:
-        with suppress(tomllib.TOMLDecodeError):  # a bare word is a string
-            parsed = tomllib.loads(f"value = {value}")["value"]
-    nested: dict[str, Any] = {}
-    table = nested
-    *sections, last = key.strip().split(".")
-    for section in sections:
-        table = table.setdefault(section, {})
-    table[last] = parsed
-    return nested
-
-
-def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _validated(values: Mapping[str, Any], file: Path | None) -> Experiment:
-    try:
-        return Experiment.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = [str(part) for part in first["loc"]]
-        # Unions add the name of the branch that failed: not part of the field.
-        while len(path) > 2:
-            path.pop()
-        field = ".".join(path)
-        where = f"{file}: " if file else ""
-        if first["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{where}there is no such setting{hint}", field) from None
-        raise ConfigError(f"{where}{first['msg']} (found {first['input']!r})", field) from None
-
-
-def _known_keys(sections: list[str]) -> list[str]:
-    model: Any = Experiment
-    for section in sections:
-        model = model.model_fields[section].annotation
-    return [info.alias or key for key, info in model.model_fields.items()]
-
-
 def _toml(value: Any) -> str:
+    if value is None:
+        return f'"{NONE}"'
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-Weighting = Literal["sigma", "gamma", "conditional", "counts"]
+from fedalc.config import Weighting
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedalc.data.dataset import Split
 from fedalc.encoders import SparseRows
-from fedalc.engines.base import Model
 from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
+from fedalc.model import Model
 
 MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
 
@@ -44,7 +44,9 @@ class Scorer:
         return (self.encoded @ self.W[labels].T).masked_fill_(self._absent[labels], -torch.inf)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        return top_labels(self.of_instances, len(self.encoded), len(self.W), k)
+        """The k best labels and their scores; fewer where fewer labels have a client."""
+        present = int((~self._absent).sum())
+        return top_labels(self.of_instances, len(self.encoded), len(self.W), min(k, present))
 
 
 def evaluate(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import time
 from typing import Any
 
@@ -13,12 +11,14 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.correlations import Correlations
-from fedalc.data.clients import federate
+from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
 from fedalc.encoders import Dropout, text_encoder
-from fedalc.engines import Model, make_engine
+from fedalc.engines import make_engine
+from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import make_method
+from fedalc.model import Model, model_with
 from fedalc.seeds import torch_generator
 from fedalc.server import AveragedWeights, ServerOptimizer, sample_clients
 
@@ -28,7 +28,7 @@ class FederatedTraining:
 
     def __init__(self, settings: Experiment, train: Split) -> None:
         self.settings = settings
-        self.federation = federate(train)
+        self.federation = Federation(train.features, train.labels)
         self.method = make_method(settings, Correlations.from_label_sets(train.labels))
         self.engine = make_engine(settings, self.federation, self.method)
         self.model = self._start_model(train.features.shape[1])
@@ -70,13 +70,14 @@ class FederatedTraining:
         return Dropout(rate, torch_generator(self.settings.seed, "dropout", t), self.model.W) if rate else None
 
     def is_finite(self) -> bool:
-        """Whether θ and W are still numbers. A sum is enough: nothing that is not finite survives it unnoticed."""
-        return all(math.isfinite(tensor.detach().sum().item()) for tensor in (*self.model.theta, self.model.W))
+        """Whether θ holds numbers and W's rows have their length."""
+        rows_are_long = bool((self.model.W.norm(dim=1) > 0.5).all())  # false for NaN too
+        return rows_are_long and all(bool(torch.isfinite(parameter).all()) for parameter in self.model.theta)
 
     def averaged_model(self) -> Model:
         """The model to evaluate and keep: the averaged weights (the current ones, where the average's decay is 0)."""
         *theta, W = self.average.values
-        return model_with(self.model, theta, W)
+        return model_with(self.model, theta, unit_rows(W) if self.average.decay else W)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything the next round depends on, for a checkpoint."""
@@ -103,12 +104,3 @@ class FederatedTraining:
         self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         self.round_number, self.seconds = facts["round"], facts["seconds"]
         self.ledger = Ledger(facts["bytes_down"], facts["bytes_up"])
-
-
-@torch.no_grad()
-def model_with(like: Model, theta: list[Tensor], W: Tensor) -> Model:
-    """A model of its own with these weights."""
-    encoder = copy.deepcopy(like.encoder)
-    for parameter, value in zip(encoder.parameters(), theta, strict=True):
-        parameter.copy_(value)
-    return Model(encoder, W.clone())

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedalc.checkpoint import write_text
 from fedalc.errors import DataError
+from fedalc.files import write_text
 
 
 def append(path: Path, record: dict[str, Any]) -> None:

@@ -1,69 +1,32 @@
-"""A trained model on its own: what is needed to predict, saved as safetensors and JSON."""
+"""The model: an encoder with its parameters θ, and the class embeddings W."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from torch import Tensor
 
-from fedalc.checkpoint import load_folder, save_folder
-from fedalc.config import EncoderSettings
-from fedalc.encoders import scale_rows, text_encoder
-from fedalc.engines import Model
-from fedalc.errors import DataError, FedalcError
-from fedalc.evaluation import Scorer
-
-FORMAT = 1
+from fedalc.encoders import TextEncoder
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """An encoder with its class embeddings, the labels' names, and which labels had a client."""
+@dataclass
+class Model:
+    """θ (inside the encoder) and W, one row per label."""
 
-    model: Model
-    encoder: EncoderSettings
-    label_names: tuple[str, ...]
-    held: np.ndarray
+    encoder: TextEncoder
+    W: Tensor
 
     @property
-    def feature_count(self) -> int:
-        return int(self.model.encoder.embedding.shape[0])
+    def theta(self) -> list[Tensor]:
+        return list(self.encoder.parameters())
 
-    def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The k best labels of each instance, best first, and their scores in [-1, 1]."""
-        if features.shape[1] != self.feature_count:
-            raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
-        scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
-        labels, scores = scorer.top(min(k, int(self.held.sum())))
-        return labels.numpy(), scores.numpy()
 
-    def save(self, folder: Path) -> None:
-        tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
-        tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held)}
-        facts = {
-            "format": FORMAT,
-            "encoder": self.encoder.model_dump(mode="json"),
-            "features": self.feature_count,
-            "dtype": str(self.model.W.dtype).removeprefix("torch."),
-            "labels": list(self.label_names),
-        }
-        save_folder(folder, tensors, facts)
-
-    @classmethod
-    def load(cls, folder: Path, device: str = "cpu") -> TrainedModel:
-        tensors, facts = load_folder(folder)
-        if facts.get("format") != FORMAT:
-            raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
-        try:
-            settings = EncoderSettings.model_validate(facts["encoder"])
-            encoder = text_encoder(facts["features"], settings, torch.Generator())
-            encoder = encoder.to(dtype=getattr(torch, facts["dtype"]))
-            prefix = "encoder."
-            encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            model = Model(encoder.to(device), tensors["W"].to(device))
-            return cls(model, settings, tuple(facts["labels"]), tensors["held"].numpy())
-        except (KeyError, ValueError, RuntimeError, AttributeError, TypeError) as error:
-            raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
+@torch.no_grad()
+def model_with(like: Model, theta: list[Tensor], W: Tensor) -> Model:
+    """A model of its own with these weights, on the device of the other."""
+    encoder = copy.deepcopy(like.encoder)
+    for parameter, value in zip(encoder.parameters(), theta, strict=True):
+        parameter.copy_(value)
+    return Model(encoder, W.to(like.W, copy=True))

@@ -7,7 +7,7 @@ which u comes first and one from those in which it comes second:
 
     ∇_u = Σ_v [ a_uv φ'(s_uv) + a_vu φ'(s_vu) ] w_v
 
-Rows are taken in blocks; memory is bounded by `budget` bytes for a block's similarities, and as much for its weights.
+Rows are taken in blocks, so that what a block needs stays within `budget` bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalc.correlations import Correlations, Weighting
+from fedalc.config import Weighting
+from fedalc.correlations import Correlations
 from fedalc.geometry import DEFAULT_BUDGET, nearest_classes, row_blocks
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
@@ -57,7 +58,8 @@ class AllPairs:
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
-        for rows in row_blocks(W, self.budget):
+        # Cosines, their gap, cost, slope, and the weights in double precision before they are cast: six times a row.
+        for rows in row_blocks(W, self.budget, per_row=6 * len(W)):
             cost, slope = self.potential(W[rows] @ W.T)
             if self.correlations is None:
                 for term in (cost, slope):
@@ -91,12 +93,11 @@ class NearestPairs:
         adaptive = self.potential is None
         for rows in row_blocks(W, self.budget, per_row=self.neighbours * W.shape[1]):
             similarity, index = nearest_classes(W, rows, self.neighbours + adaptive, self.candidates)
+            active = similarity.isfinite()  # not so for the class itself, listed where there are no more others
             potential = self.potential
             if potential is None:
-                # Too few classes for a (K+1)-th: the farthest there is sets the margin, as it would with a smaller K.
-                potential = repel_within(1 - similarity[:, -1:])
-                similarity, index = similarity[:, :-1], index[:, :-1]
-            active = similarity.isfinite()  # a class itself, where candidates are fewer than K
+                # Where there is no (K+1)-th class, the farthest there is sets the margin. Its own gap is 0.
+                potential = repel_within(1 - similarity.masked_fill(~active, torch.inf).amin(dim=1, keepdim=True))
             cost, slope = potential(similarity.nan_to_num(neginf=0.0))
             if self.correlations is not None:
                 weight = self.correlations.apart_at(rows, index, self.weighting, W)

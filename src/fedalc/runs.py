@@ -16,6 +16,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,12 +25,14 @@ from typing import Any
 import torch
 
 from fedalc import history
-from fedalc.checkpoint import write_text
-from fedalc.config import Experiment, experiment
+from fedalc.config import Experiment
 from fedalc.data import Dataset, load_dataset
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.files import write_text
 from fedalc.geometry import collapse
-from fedalc.model import TrainedModel
+from fedalc.model import Model
+from fedalc.resolution import experiment
+from fedalc.trained import TrainedModel
 from fedalc.training import Callback, Training
 
 
@@ -69,6 +72,7 @@ def train(
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
     settings = settings or experiment(keys)
     check_device(settings.device)
+    _forget_peak_memory()
     place = None if folder is None else Path(folder)
     if place is not None:
         check_folder(place, settings, resume, overwrite)
@@ -84,11 +88,22 @@ def train(
     result = _result(training, model)
     if place is not None:
         trained.save(place / "model")
-        write_text(place / "result.json", json.dumps(result, indent=1) + "\n")
+        write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
         from fedalc.report.page import write_page
 
         write_page(place)
     return Run(settings, result, trained, place)
+
+
+def train_or_continue(settings: Experiment, folder: Path, data: Dataset, callbacks: Sequence[Callback] = ()) -> Run:
+    """The run of these settings in this folder: loaded if it is finished, resumed if it was begun, else trained."""
+    if not (folder / "config.toml").exists():
+        return train(settings, folder=folder, data=data, callbacks=callbacks)
+    if read_settings(folder) != settings:
+        raise ConfigError(f"{folder} was made with other settings; give another folder, or replace it (--overwrite)")
+    if (folder / "result.json").exists():
+        return load_run(folder)
+    return train(settings, folder=folder, resume=True, data=data, callbacks=callbacks)
 
 
 def load_run(folder: Path | str) -> Run:
@@ -114,6 +129,8 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
             raise ConfigError(f"{folder} began with other settings than these; a resumed run keeps its own")
         if (folder / "result.json").exists():
             raise FedalcError(f"{folder}: this run is finished; nothing to resume")
+    elif folder.exists() and not folder.is_dir():
+        raise FedalcError(f"{folder}: is a file, and a run needs a folder")
     elif folder.exists() and any(folder.iterdir()):
         if not (folder / "config.toml").exists():
             raise FedalcError(f"{folder}: has files in it that are not a run's; choose another place")
@@ -125,23 +142,26 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
 
 
 def open_folder(folder: Path, settings: Experiment) -> None:
-    for old in ("history.jsonl", "result.json", "report.html"):
-        (folder / old).unlink(missing_ok=True)
-    for old in ("model", "checkpoint", "checkpoint.old"):
-        shutil.rmtree(folder / old, ignore_errors=True)
-    write_text(folder / "config.toml", settings.to_toml())
-    history.rewrite(folder / "history.jsonl", [])
+    try:
+        for old in ("history.jsonl", "result.json", "report.html"):
+            (folder / old).unlink(missing_ok=True)
+        for old in ("model", "checkpoint", "checkpoint.old"):
+            shutil.rmtree(folder / old, ignore_errors=True)
+        write_text(folder / "config.toml", settings.to_toml())
+        history.rewrite(folder / "history.jsonl", [])
+    except OSError as error:
+        raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
 def check_device(device: str) -> None:
     try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"cannot use {device!r}: {first}", "device") from None
 
 
-def _result(training: Training, model: Any) -> dict[str, Any]:
+def _result(training: Training, model: Model) -> dict[str, Any]:
     settings, cost = training.settings, training.cost()
     held = training.federated.held
     return {
@@ -156,9 +176,9 @@ def _result(training: Training, model: Any) -> dict[str, Any]:
         "collapse": collapse(model.W[held]),
         "clients": int(held.sum()),
         "labels_without_client": int((~held).sum()),
-        "rounds_run": cost["rounds"],
+        "rounds_run": cost["rounds_run"],
         "seconds": cost["seconds"],
-        "seconds_per_round": cost["seconds"] / max(cost["rounds"], 1),
+        "seconds_per_round": cost["seconds"] / max(cost["rounds_run"], 1),
         "peak_memory_mb": _peak_memory_mb(),
         "bytes_up": cost["bytes_up"],
         "bytes_down": cost["bytes_down"],
@@ -171,7 +191,16 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
+def _forget_peak_memory() -> None:
+    """Start the process's peak anew, where the system can: otherwise a second run would report the first one's."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _peak_memory_mb() -> float:
-    """The process's peak so far. Linux counts in KiB, macOS in bytes."""
+    """The process's peak since then, in MiB."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

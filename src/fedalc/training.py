@@ -22,13 +22,13 @@ from fedalc.data.catalog import entry, is_known
 from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
-from fedalc.engines import Model
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.evaluation import evaluate
-from fedalc.federated import FederatedTraining, model_with
+from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse
 from fedalc.interrupt import Interrupt
 from fedalc.metrics import Propensity
+from fedalc.model import Model, model_with
 
 
 class Callback:
@@ -54,7 +54,8 @@ class Training:
         self.dataset = dataset
         self.folder = folder
         self.callbacks = callbacks
-        self.train, self.validation = hold_out(dataset, settings.selection.validation, settings.seed)
+        self.train, validation = hold_out(dataset, settings.selection.validation, settings.seed)
+        self.validation = None if validation is None else self._scaled(validation)
         own_validation = dataset.validation is not None
         self.refits = settings.selection.refit and self.validation is not None and not own_validation
         self.phase = "fit" if self.validation is None else "select"
@@ -62,7 +63,7 @@ class Training:
         self.chosen: dict[str, Any] | None = None  # the best evaluated record of `select`
         self.chosen_tensors: dict[str, Tensor] = {}
         self.stale = 0  # evaluations since the best
-        self.spent = {"seconds": 0.0, "rounds": 0, "bytes_down": 0, "bytes_up": 0}  # in phases that are over
+        self.spent = {"seconds": 0.0, "rounds_run": 0, "bytes_down": 0, "bytes_up": 0}  # in phases that are over
         self.federated = self._begin(self.train)
         self._saved_at = time.monotonic()
 
@@ -104,9 +105,9 @@ class Training:
         model = self.federated.averaged_model()
         if self.phase == "select":
             assert self.validation is not None
-            metrics = evaluate(model, self._scaled(self.validation), self.federated.held)
+            metrics = evaluate(model, self.validation, self.federated.held)
             record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
-            self._choose(record, metrics[self.settings.selection.metric])
+            self._choose(record, metrics[self.settings.selection.metric], model)
         else:
             record["metrics"] = {}
         record["collapse"] = collapse(model.W[self.federated.held])
@@ -116,19 +117,19 @@ class Training:
         for callback in self.callbacks:
             callback.evaluated(record)
 
-    def _choose(self, record: dict[str, Any], value: float) -> None:
+    def _choose(self, record: dict[str, Any], value: float, model: Model) -> None:
         self.stale += 1
         keeps_last = self.settings.selection.keep == "last"
         if self.chosen is None or value > self.chosen["value"] or keeps_last:
             self.stale = 0
             self.chosen = {"round": record["round"], "value": value, "metrics": record["metrics"]}
             if not self.refits:  # otherwise the number of rounds is all that is kept
-                average = self.federated.average.values
-                self.chosen_tensors = {f"chosen.{i}": value.clone() for i, value in enumerate(average)}
+                tensors = [*model.theta, model.W]
+                self.chosen_tensors = {f"chosen.{i}": tensor.detach() for i, tensor in enumerate(tensors)}
 
     def _start_refit(self) -> None:
         assert self.chosen is not None
-        self.spent = {key: value for key, value in self.cost().items() if key != "round"}
+        self.spent = self.cost()
         self.phase, self.rounds, self.stale = "refit", self.chosen["round"], 0
         self.federated = self._begin(self.dataset.train)
         self._save_if_due(force=True)
@@ -155,7 +156,7 @@ class Training:
         now = self.federated
         return {
             "seconds": self.spent["seconds"] + now.seconds,
-            "rounds": self.spent["rounds"] + now.round_number,
+            "rounds_run": self.spent["rounds_run"] + now.round_number,
             "bytes_down": self.spent["bytes_down"] + now.ledger.down,
             "bytes_up": self.spent["bytes_up"] + now.ledger.up,
         }
@@ -173,6 +174,7 @@ class Training:
         if self.folder is None or not (force or time.monotonic() - self._saved_at > self.checkpoint_seconds):
             return
         facts = {
+            "data": self.dataset.fingerprint,
             "phase": self.phase,
             "rounds": self.rounds,
             "chosen": self.chosen,
@@ -190,14 +192,21 @@ class Training:
             history.rewrite(self.folder / "history.jsonl", [])
             return  # stopped before its first checkpoint: from the beginning
         tensors, facts = load_folder(self.folder / "checkpoint")
+        if facts.get("data") != self.dataset.fingerprint:
+            raise FedalcError(f"{self.folder}: this run began with other data than {self.dataset.name} holds now")
+        try:
+            self._restore(tensors, facts)
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise FedalcError(f"{self.folder / 'checkpoint'}: damaged, it does not fit the run: {error}") from None
+        records = history.read(self.folder / "history.jsonl")
+        done = self.federated.round_number  # a checkpoint is forced when a phase ends, so earlier phases are whole
+        kept = [record for record in records if record["phase"] != self.phase or record["round"] <= done]
+        history.rewrite(self.folder / "history.jsonl", kept)
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.phase, self.rounds, self.chosen = facts["phase"], facts["rounds"], facts["chosen"]
         self.stale, self.spent = facts["stale"], facts["spent"]
         if self.phase == "refit":
             self.federated = self._begin(self.dataset.train)
         self.federated.restore(tensors, facts["federated"])
         self.chosen_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("chosen.")}
-        records = history.read(self.folder / "history.jsonl")
-        done = self.federated.round_number
-        kept = [r for r in records if r["phase"] != self.phase and r["phase"] == "select"]
-        kept += [r for r in records if r["phase"] == self.phase and r["round"] <= done]
-        history.rewrite(self.folder / "history.jsonl", kept)

@@ -82,9 +82,9 @@ def test_output_has_unit_length_except_for_an_instance_without_features() -> Non
     assert torch.allclose(length[[0, 1, 2, 3, 5, 6, 7, 8]], torch.ones(8, dtype=torch.float64))
 
 
-def test_the_frameworks_start_maps_everything_to_nearly_one_direction() -> None:
+def test_the_frameworks_start_maps_averaged_features_to_nearly_one_direction() -> None:
     """Why `he` is the default: with torch's own biases, different instances start almost alike."""
-    features = scale_rows(random_split(50, 200, 2, seed=1).features, "unit")
+    features = scale_rows(random_split(50, 200, 2, seed=1).features, "mean")
 
     def mean_cosine(start: str) -> float:
         settings = EncoderSettings(name="mlp", start=start)  # type: ignore[arg-type]
@@ -92,7 +92,8 @@ def test_the_frameworks_start_maps_everything_to_nearly_one_direction() -> None:
         g = encoder(SparseRows(features, np.arange(50), torch.float32, "cpu")).detach()
         return (g @ g.T).mean().item()
 
-    assert mean_cosine("framework") > mean_cosine("he")
+    assert mean_cosine("framework") > 0.9
+    assert mean_cosine("he") < mean_cosine("framework") - 0.1
 
 
 def test_dropout_depends_on_the_instance_not_on_its_block() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedalc.config import METHODS, experiment
+from fedalc.config import METHODS
 from fedalc.errors import ConfigError
 from fedalc.federated import FederatedTraining
+from fedalc.resolution import experiment
 from tests.problems import random_split
 
 TRAIN = random_split(50, 20, 7, seed=11)

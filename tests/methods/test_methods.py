@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalc.config import METHODS, experiment
+from fedalc.config import METHODS
 from fedalc.correlations import Correlations
 from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse
 from fedalc.methods import METHODS as CLASSES
 from fedalc.methods import make_method
+from fedalc.resolution import experiment
 from tests.problems import random_split
 
 TRAIN = random_split(60, 20, 8, seed=4)

@@ -174,10 +174,6 @@ ENTRIES: tuple[Entry, ...] = (
 _BY_NAME = {entry.name: entry for entry in ENTRIES}
 
 
-def names() -> tuple[str, ...]:
-    return tuple(_BY_NAME)
-
-
 def is_known(name: str) -> bool:
     return name.lower() in _BY_NAME
 

@@ -34,10 +34,6 @@ class Federation:
         """The labels somebody holds. Labels without an instance have no client."""
         return np.flatnonzero(self.counts)
 
-    @property
-    def label_count(self) -> int:
-        return int(self.labels.shape[1])
-
     def instances_of(self, client: int) -> np.ndarray:
         """S_u, as row numbers."""
         start, stop = self._by_label.indptr[client : client + 2]
@@ -46,11 +42,6 @@ class Federation:
     @cached_property
     def _by_label(self) -> csc_matrix:
         return self.labels.tocsc()
-
-
-def federate(split: Split) -> Federation:
-    """Hand each instance to the clients of its labels."""
-    return Federation(split.features, split.labels)
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Split, Split | None]:

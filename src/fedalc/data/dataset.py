@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -12,7 +14,10 @@ from fedalc.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty."""
+    """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty.
+
+    Whatever sparse form and number type they come in, they are brought into this one here.
+    """
 
     features: csr_matrix
     labels: csr_matrix
@@ -20,6 +25,16 @@ class Split:
     def __post_init__(self) -> None:
         if self.features.shape[0] != self.labels.shape[0]:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
+        features = csr_matrix(self.features, dtype=np.float32)
+        if not np.isfinite(features.data).all():
+            raise DataError("a feature's value is not a finite number")
+        labels = csr_matrix(self.labels, dtype=np.float32)
+        if not (labels.data == 1).all():
+            labels = labels.copy()
+            labels.eliminate_zeros()
+            labels.data[:] = 1
+        object.__setattr__(self, "features", features)
+        object.__setattr__(self, "labels", labels)
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
@@ -40,9 +55,11 @@ class Dataset:
     validation: Split | None = None
 
     def __post_init__(self) -> None:
-        for part, split in (("test", self.test), ("validation", self.validation)):
+        for part, split in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             if split is None:
                 continue
+            if len(split) == 0:
+                raise DataError(f"dataset {self.name}: {part} has no instances")
             for what, ours, theirs in (
                 ("features", self.train.features, split.features),
                 ("labels", self.train.labels, split.labels),
@@ -63,3 +80,14 @@ class Dataset:
     @property
     def label_count(self) -> int:
         return int(self.train.labels.shape[1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells whether two datasets are the same, without keeping either."""
+        digest = hashlib.sha256()
+        for split in (self.train, self.test, self.validation):
+            for matrix in () if split is None else (split.features, split.labels):
+                digest.update(repr(matrix.shape).encode())
+                for array in (matrix.indptr, matrix.indices, matrix.data):
+                    digest.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).data)
+        return digest.hexdigest()

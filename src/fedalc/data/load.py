@@ -67,19 +67,16 @@ def load_file(
     label_prefix: str | None = None,
     cache: bool = False,
 ) -> Split:
-    """One file in either format, told apart by content. Features or labels other than asked for in number are an error.
+    """One file in either format, told apart by content. Another number of features than asked for is an error.
 
     In an ARFF file that does not say which attributes are labels, they are the last `label_count`.
     """
     path = Path(path)
     rule = LabelRule(prefix=label_prefix, otherwise_last=label_count)
     split = _parse(path, rule, cache).split
-    for what, wanted, found in (
-        ("features", feature_count, split.features.shape[1]),
-        ("labels", label_count, split.labels.shape[1]),
-    ):
-        if wanted is not None and wanted != found:
-            raise DataError(f"has {found} {what} where {wanted} are expected", path)
+    found = split.features.shape[1]
+    if feature_count is not None and feature_count != found:
+        raise DataError(f"has {found} features where {feature_count} are expected", path)
     return split
 
 

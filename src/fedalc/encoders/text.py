@@ -55,8 +55,8 @@ class TextEncoder(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, start: str, generator: torch.Generator) -> None:
-        """`he`: instances start in different directions. `framework`: torch's own default, under which they almost
-        share one: its biases drown small inputs, and training starts collapsed."""
+        """`he`: instances start in different directions. `framework`: torch's own default; where features are averaged
+        (`mean`) its biases drown the small inputs, and all instances start in nearly one direction."""
         if start == "he":
             self.embedding.normal_(0, 1 / math.sqrt(self.embedding.shape[1]), generator=generator)
         else:

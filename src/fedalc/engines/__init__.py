@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.engines.base import Engine, Model, RoundResult
+from fedalc.engines.base import Engine, RoundResult
 from fedalc.engines.clients import ClientsEngine
 from fedalc.engines.fused import FusedEngine
 from fedalc.methods import Method
@@ -16,4 +16,4 @@ def make_engine(settings: Experiment, federation: Federation, method: Method) ->
     return ENGINES[settings.engine](federation, method, settings)
 
 
-__all__ = ["ENGINES", "Engine", "Model", "RoundResult", "make_engine"]
+__all__ = ["ENGINES", "Engine", "RoundResult", "make_engine"]

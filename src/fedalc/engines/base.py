@@ -8,19 +8,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from fedalc.encoders import Dropout, TextEncoder
-
-
-@dataclass
-class Model:
-    """θ (inside the encoder) and W."""
-
-    encoder: TextEncoder
-    W: Tensor
-
-    @property
-    def theta(self) -> list[Tensor]:
-        return list(self.encoder.parameters())
+from fedalc.encoders import Dropout
+from fedalc.model import Model
 
 
 @dataclass(frozen=True)
@@ -29,7 +18,7 @@ class RoundResult:
 
     change: list[Tensor]
     rows: Tensor
-    loss: float  # Σ p_u R_u, measured before a client's first step
+    loss: float  # Σ p_u R_u, as met during the clients' first epoch
 
 
 class Engine(Protocol):

@@ -11,9 +11,10 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Dropout, SparseRows
-from fedalc.engines.base import Model, RoundResult
+from fedalc.engines.base import RoundResult
 from fedalc.geometry import unit_rows
 from fedalc.methods import Method
+from fedalc.model import Model
 from fedalc.seeds import numpy_generator
 
 

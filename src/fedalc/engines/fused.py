@@ -23,9 +23,10 @@ from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Dropout, SparseRows
 from fedalc.encoders.sparse import WeightedBags
-from fedalc.engines.base import Model, RoundResult
+from fedalc.engines.base import RoundResult
 from fedalc.geometry import unit_rows
 from fedalc.methods import Method
+from fedalc.model import Model
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Method(ABC):
         return draw(rows, dim, generator, getattr(torch, self.settings.dtype))
 
     def loss(self, scores: Tensor) -> Tensor:
-        """A positive pair's loss from its score g(x)ᵀw: max(0, 0.9 - score)²."""
+        """A positive pair's loss from its score g(x)ᵀw: max(0, margin - score)², the margin 0.9 in the paper."""
         return (self.settings.client.margin - scores).clamp(min=0).square()
 
     def weights(self, counts: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ The server pushes two labels apart the more, the more often one occurs without t
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -17,12 +15,10 @@ from fedalc.regularizers import AllPairs, NearestPairs, Regularizer, Sum, Togeth
 
 
 class FedALC(FedAwS):
-    """FedAwS with a weight per pair: Σ_u Σ_v σ_uv max(0, ν - d)², σ_uv = (n_u - c_uv) / N, or γ or the counts.
+    """FedAwS with a weight per pair: Σ_u Σ_v σ_uv max(0, ν - d)², σ_uv = (n_u - c_uv) / N, or as `weighting` says.
 
     `mined`: v among the K nearest of u, ν fixed or adaptive. `full`: all v ≠ u.
     """
-
-    trains_rows: ClassVar[bool] = True
 
     def regularizer(self, W: Tensor, generator: torch.Generator) -> Regularizer:
         settings = self.settings.regularizer

@@ -11,8 +11,8 @@ import jinja2
 from markupsafe import Markup
 
 from fedalc import history
-from fedalc.checkpoint import write_text
 from fedalc.errors import FedalcError
+from fedalc.files import write_text
 from fedalc.report import tables
 from fedalc.report.curves import Histories, panels
 from fedalc.report.inline import bars_svg, panel_svg

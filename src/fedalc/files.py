@@ -1,0 +1,13 @@
+"""Writing a file so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """All of it or nothing: written beside its place, then moved there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

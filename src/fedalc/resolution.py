@@ -1,0 +1,135 @@
+"""Putting an experiment together. Later wins: the defaults, the preset (for all methods, for this one, for the encoder
+asked for), a TOML file, keywords, `key=value` overrides.
+
+What a run folder keeps is the outcome in full, so that running its `config.toml` again does not depend on the preset.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedalc.config import METHODS, PRESETS, Experiment
+from fedalc.errors import ConfigError
+
+
+def experiment(
+    settings: Mapping[str, Any] | None = None,
+    *,
+    file: Path | None = None,
+    overrides: Iterable[str] = (),
+) -> Experiment:
+    """Resolve an experiment. `settings` wins over `file`; `overrides` ("server.ema=0.9") win over both.
+
+    >>> experiment({"method": "fedaws"}, overrides=["regularizer.lambda=100"]).regularizer.lambda_
+    100.0
+    """
+    asked: dict[str, Any] = _read_toml(file) if file else {}
+    _merge(asked, settings or {})
+    for text in overrides:
+        _merge(asked, _parse_override(text))
+    method = _one_of(METHODS, asked.get("method", Experiment.model_fields["method"].default), "method")
+    name = _one_of(PRESETS, asked.get("preset", Experiment.model_fields["preset"].default), "preset")
+    asked = _for_method(asked, method, file)
+    encoder = asked.get("encoder")
+    values = preset(name, method, encoder.get("name") if isinstance(encoder, Mapping) else None)
+    _merge(values, asked)
+    return _validated(values, file)
+
+
+def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:
+    if value not in known:
+        raise ConfigError(f"unknown {field} {value!r}; there are {', '.join(known)}", field)
+    return str(value)
+
+
+def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[str, Any]:
+    """A file for several methods may say what differs in `[methods.NAME]` tables. What was asked for by key wins."""
+    tables = asked.pop("methods", {})
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"{file}: expected tables, [methods.NAME]", "methods")
+    for name, table in tables.items():
+        if name not in METHODS:
+            raise ConfigError(f"{file}: there is no such method", f"methods.{name}")
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{file}: expected a table", f"methods.{name}")
+    values: dict[str, Any] = {}
+    _merge(values, tables.get(method, {}))
+    _merge(values, asked)
+    return values
+
+
+def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
+    """What the preset says for all methods, then for this one; then for this encoder, if it was asked for by name."""
+    tables = tomllib.loads(resources.files("fedalc").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+    values: dict[str, Any] = {"preset": name}
+    for table in (tables, tables.get("encoder", {}).get(encoder, {}) if isinstance(encoder, str) else {}):
+        _merge(values, table.get("all", {}))
+        _merge(values, table.get(method, {}))
+    return values
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"expected key=value, found {text!r}", "--set")
+    value = value.strip()
+    parsed: Any = value
+    with suppress(tomllib.TOMLDecodeError):  # a bare word is a string
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    nested: dict[str, Any] = {}
+    table = nested
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+    table[last] = parsed
+    return nested
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _validated(values: Mapping[str, Any], file: Path | None) -> Experiment:
+    try:
+        return Experiment.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        # Unions add the name of the branch that failed: not part of the field.
+        while len(path) > 2:
+            path.pop()
+        field = ".".join(path)
+        where = f"{file}: " if file else ""
+        if first["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{where}there is no such setting{hint}", field) from None
+        raise ConfigError(f"{where}{first['msg']} (found {first['input']!r})", field) from None
+
+
+def _known_keys(sections: list[str]) -> list[str]:
+    model: Any = Experiment
+    for section in sections:
+        model = model.model_fields[section].annotation
+    return [info.alias or key for key, info in model.model_fields.items()]
