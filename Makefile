@@ -19,8 +19,8 @@ $(READY): pyproject.toml
 setup: $(READY)  ## the virtual environment in .venv
 
 demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
-	$(BIN)/fedalc compare --config experiments/demo.toml --name demo --overwrite
-	@echo "Next: open runs/demo/report.html; your own data: fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
+	$(BIN)/fedalc compare --preset demo --name demo --overwrite
+	@echo "Next: open runs/demo/report.html; your own data: $(BIN)/fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
 
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest

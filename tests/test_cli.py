@@ -66,6 +66,7 @@ def test_help_does_not_load_torch(tmp_path: Path) -> None:
 def test_train_writes_a_run_folder_and_says_where(folder: Path) -> None:
     result = json.loads((folder / "runs" / "first" / "result.json").read_text())
     assert result["method"] == "fedaws" and result["dataset"] == "mine"
+    assert f'dataset = "{folder / "mine"}"' in (folder / "runs" / "first" / "config.toml").read_text()
     assert (folder / "runs" / "first" / "report.html").exists()
 
 
@@ -82,6 +83,16 @@ def test_predict_writes_names_and_scores_in_both_formats(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "p.jsonl").read_text().splitlines()]
     assert len(lines) == 40 and len(lines[0]["labels"]) == 5
     assert [entry["label"] for entry in lines[0]["labels"][:3]] == [int(row["label"]) for row in rows[:3]]
+
+
+def test_predict_takes_files_without_labels_and_writes_through_links(folder: Path) -> None:
+    lines = (folder / "mine" / "test.txt").read_text().splitlines()
+    features = [line.partition(" ")[2] for line in lines[1:]]
+    (folder / "new.txt").write_text("\n".join(["40 300 0", *(" " + line for line in features)]) + "\n")
+    (folder / "link.csv").symlink_to(folder / "target.csv")
+    run("predict", "runs/first", "new.txt", "--out", "link.csv", cwd=folder)
+    labelled = run("predict", "runs/first", "mine/test.txt", cwd=folder).stdout
+    assert (folder / "link.csv").is_symlink() and (folder / "target.csv").read_text() == labelled
 
 
 def test_predict_refuses_other_features(folder: Path) -> None:
@@ -119,6 +130,12 @@ def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None
         (["train", "--set", "selection.validation=0.0001"], "validation"),
         (["compare", "--methods", "fedavg,foo"], "foo"),
         (["compare", "--seeds", "a"], "whole number"),
+        (["compare", "--set", "seed=7"], "--seeds"),
+        (["train", "--set", "encoder.dim=100000000"], "encoder: training needs"),
+        (["train", "--name", "../evil"], "name"),
+        (["train", "--out", "/dev/null/x"], "/dev/null/x"),
+        (["predict", "nowhere", "x.txt", "--device", "abacus"], "device"),
+        (["data", "fetch", "demo"], "made on the spot"),
         (["predict", "nowhere", "x.txt"], "nowhere"),
         (["data", "info", "bibtx"], "bibtex"),
         (["data", "fetch", "bibtex"], "Mulan"),

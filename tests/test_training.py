@@ -260,6 +260,25 @@ def test_folders_are_not_written_over(tmp_path: Path) -> None:
         fedalc.load_run(tmp_path / "mine")
 
 
+def test_a_second_writer_is_kept_out(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    class Second(Callback):
+        def round(self, number: int, loss: float) -> None:
+            if number == 1 and not refused:
+                with pytest.raises(FedalcError, match="another process") as error:
+                    fedalc.train(data=DATA, folder=tmp_path / "run", overwrite=True, **SMALL)
+                refused.append(str(error.value))
+
+    fedalc.train(data=DATA, folder=tmp_path / "run", callbacks=[Second()], **SMALL)
+    assert refused and (tmp_path / "run" / "result.json").exists()
+
+
+def test_own_data_is_not_recorded_as_the_demo(tmp_path: Path) -> None:
+    fedalc.train(data=DATA, folder=tmp_path / "run", **SMALL)
+    assert fedalc.experiment(file=tmp_path / "run" / "config.toml").dataset == "small"
+
+
 def test_a_damaged_checkpoint_or_model_says_so(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         fedalc.train(data=DATA, folder=tmp_path / "cut", callbacks=[StopAfter("select", 4)], **SMALL)

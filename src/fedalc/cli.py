@@ -11,12 +11,13 @@ import typer
 from rich.console import Console
 
 from fedalc.config import METHODS
+from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
 from fedalc.errors import FedalcError, Interrupted
 
 app = typer.Typer(
     help="Federated learning when every client has only positive examples of its own label.\n\n"
-    "Start with: fedalc compare --dataset demo",
+    "Start with: fedalc compare --preset demo",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -25,7 +26,10 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 Dataset = Annotated[str | None, typer.Option(help="a dataset's name (see: fedalc data list) or a folder's path")]
-Preset = Annotated[str | None, typer.Option(help="strong: the best honest result; paper: as close as the paper says")]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="strong: the best honest result; paper: as close as the paper says; demo: shows the collapse"),
+]
 Engine = Annotated[str | None, typer.Option(help="fused: one process, exact and fast; clients: client by client")]
 Encoder = Annotated[str | None, typer.Option(help="linear or mlp")]
 Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
@@ -74,7 +78,7 @@ def train(
         settings, folder = read_settings(resume), resume
     else:
         settings = experiment(asked, file=config, overrides=set_ or ())
-        dataset_name = Path(settings.dataset).name
+        dataset_name = Path(settings.dataset).resolve().name
         folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
     console = Console()
     followers = make_progress(console, settings.method, quiet)
@@ -115,7 +119,7 @@ def compare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs again that are there already")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train several methods with equal budget: a table, and curves as a picture. Call again to continue."""
+    """Train several methods on equal terms: a table, and curves as a picture. Call again to continue."""
     from fedalc.comparison import compare as run_comparison
     from fedalc.progress import LiveProgress, PlainProgress, make_progress
     from fedalc.report.tables import rich_table
@@ -123,7 +127,7 @@ def compare(
 
     asked = _given(dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device)
     settings = experiment(asked, file=config, overrides=set_ or ())
-    folder = out / (name or f"compare-{Path(settings.dataset).name}-{settings.preset}")
+    folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
     console = Console()
     open_bars: list[LiveProgress | PlainProgress] = []
 
@@ -173,8 +177,10 @@ def predict(
     from fedalc.data.load import load_file
     from fedalc.files import write_text
     from fedalc.prediction import write_predictions
+    from fedalc.runs import check_device
     from fedalc.trained import TrainedModel
 
+    check_device(device)
     if form not in ("csv", "jsonl"):
         raise FedalcError(f"--format: csv or jsonl, not {form!r}")
     chosen: Literal["csv", "jsonl"] = "csv" if form == "csv" else "jsonl"
@@ -190,9 +196,13 @@ def predict(
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given, as settings; `encoder` stands for its name."""
+    """The options that were given, as settings. A folder's path is made absolute: config.toml is read from anywhere."""
     given = {key: value for key, value in options.items() if value is not None}
-    return given | ({"encoder": {"name": given["encoder"]}} if "encoder" in given else {})
+    if "encoder" in given:
+        given["encoder"] = {"name": given["encoder"]}
+    if "dataset" in given and not is_known(given["dataset"]) and Path(given["dataset"]).is_dir():
+        given["dataset"] = str(Path(given["dataset"]).resolve())
+    return given
 
 
 def _listed(text: str, option: str) -> list[str]:
@@ -230,11 +240,20 @@ def main() -> None:
         app()
     except FedalcError as error:
         stopped = isinstance(error, Interrupted)
-        line = f"{'stopped' if stopped else 'error'}: {error}"
-        Console(stderr=True).print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+        _complain(f"stopped {error}" if stopped else f"error: {error}")
         sys.exit(130 if stopped else 2)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:  # no room on the disk, no right to write there, …
+        _complain(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _complain("stopped")
+        sys.exit(130)
+
+
+def _complain(line: str) -> None:
+    Console(stderr=True).print(line, style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def compare(
     Runs that are finished are kept, a run that was interrupted goes on: call it again to continue. Settings other than
     those the folder was made with are an error.
     """
-    place = Path(folder)
+    place, seeds = Path(folder), tuple(seeds)
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}", "methods")
@@ -74,6 +74,8 @@ def compare(
         for method in dict.fromkeys(methods)
         for seed in dict.fromkeys(seeds)
     ]
+    if {(s.method, s.seed) for s in plan} != {(m, s) for m in methods for s in seeds}:
+        raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     comparison = Comparison(folder=place)
     data = load_dataset(plan[0].dataset, data_dir)
     folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedalc.errors import ConfigError
 
 MethodName = Literal["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"]
-PresetName = Literal["strong", "paper"]
+PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
 METHODS: tuple[str, ...] = get_args(MethodName)
 PRESETS: tuple[str, ...] = get_args(PresetName)
@@ -116,7 +116,7 @@ class SelectionSettings(Settings):
     validation: Share = 0.1  # share of train held out (unless the dataset ships its own); 0: keep the last round
     metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5"] = "P@1"
     every: Count = 5  # evaluate after each this many rounds
-    patience: Count | None = None  # stop after this many evaluations without gain
+    patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
     keep: Literal["best", "last"] = "best"  # last: validation is for the curves only
     refit: bool = True  # then train again on all of train for the chosen number of rounds
 
@@ -124,7 +124,7 @@ class SelectionSettings(Settings):
 class Experiment(Settings):
     """Everything a run depends on, apart from the data itself."""
 
-    name: str | None = None
+    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None  # of the run folder
     dataset: str = "demo"
     method: MethodName = "fedalc"
     preset: PresetName = "strong"

@@ -6,7 +6,11 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """All of it or nothing: written beside its place, then moved there."""
+    """All of it or nothing: written beside its place, then moved there. A link's target is what is written."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
+        path.write_text(text, encoding="utf-8")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")

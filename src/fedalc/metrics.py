@@ -28,7 +28,7 @@ class Propensity:
 
     def inverse(self, counts: np.ndarray, instances: int) -> np.ndarray:
         """1 / p_l for each label, from how often it occurs in train."""
-        C = (np.log(instances) - 1) * (self.B + 1) ** self.A
+        C = max(np.log(instances) - 1, 0) * (self.B + 1) ** self.A  # not below 0: it is meant for large N
         return 1 + C * (counts + self.B) ** -float(self.A)
 
 

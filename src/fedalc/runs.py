@@ -10,15 +10,18 @@ report.html    curves and tables
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
 import resource
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ from fedalc.model import Model
 from fedalc.resolution import experiment
 from fedalc.trained import TrainedModel
 from fedalc.training import Callback, Training
+
+LOCK = ".lock"  # there only while a process writes to the folder
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ def train(
     """
     if settings is not None and keys:
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
+    if data is not None:
+        keys.setdefault("dataset", data.name)
     settings = settings or experiment(keys)
     check_device(settings.device)
     _forget_peak_memory()
@@ -77,21 +84,21 @@ def train(
     if place is not None:
         check_folder(place, settings, resume, overwrite)
     data = data or load_dataset(settings.dataset, data_dir)
+    check_memory(settings, data)
     training = Training(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
-    if place is not None:
-        if not resume:
-            open_folder(place, settings)
-        else:
-            training.resume()
-    model = training.run()
-    trained = TrainedModel(model, settings.encoder, data.label_names, training.federated.held)
-    result = _result(training, model)
-    if place is not None:
-        trained.save(place / "model")
-        write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
-        from fedalc.report.page import write_page
+    with ExitStack() as stack:
+        if place is not None:
+            stack.enter_context(only_writer(place))
+            training.resume() if resume else open_folder(place, settings)
+        model = training.run()
+        trained = TrainedModel(model, settings.encoder, data.label_names, training.federated.held)
+        result = _result(training, model)
+        if place is not None:
+            trained.save(place / "model")
+            write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
+            from fedalc.report.page import write_page
 
-        write_page(place)
+            write_page(place)
     return Run(settings, result, trained, place)
 
 
@@ -131,7 +138,7 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
             raise FedalcError(f"{folder}: this run is finished; nothing to resume")
     elif folder.exists() and not folder.is_dir():
         raise FedalcError(f"{folder}: is a file, and a run needs a folder")
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         if not (folder / "config.toml").exists():
             raise FedalcError(f"{folder}: has files in it that are not a run's; choose another place")
         if not overwrite:
@@ -151,6 +158,39 @@ def open_folder(folder: Path, settings: Experiment) -> None:
         history.rewrite(folder / "history.jsonl", [])
     except OSError as error:
         raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder. The system lets go of the lock when this one ends, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FedalcError(f"{folder}: another process is writing to this run") from None
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+
+
+def check_memory(settings: Experiment, data: Dataset) -> None:
+    """Refuse a model that cannot fit, rather than be killed by the system for it."""
+    e = settings.encoder
+    widths = [e.dim] if e.name == "linear" else [e.embedding, *e.hidden, e.dim]
+    theta = data.feature_count * widths[0] + sum(a * b for a, b in pairwise(widths))
+    number = 8 if settings.dtype == "float64" else 4
+    needed = number * (6 * theta + 4 * data.label_count * e.dim)  # with gradient, optimiser, average and a copy
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if settings.device == "cpu" and needed > has:
+        raise ConfigError(
+            f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}", "encoder"
+        )
 
 
 def check_device(device: str) -> None:

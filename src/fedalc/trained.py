@@ -33,7 +33,8 @@ class TrainedModel:
         return int(self.model.encoder.embedding.shape[0])
 
     def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The k best labels of each instance, best first, and their scores in [-1, 1]."""
+        """The k best labels of each instance, best first, and their scores in [-1, 1]. Takes dense arrays too."""
+        features = csr_matrix(features, dtype=np.float32)
         if features.shape[1] != self.feature_count:
             raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
         scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)

@@ -98,7 +98,7 @@ class Training:
                 self._evaluate(loss)
             self._save_if_due(force=interrupt.asked)
             if interrupt.asked:
-                raise Interrupted(f"stopped after round {federated.round_number} of phase '{self.phase}'")
+                raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
 
     def _evaluate(self, loss: float) -> None:
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}

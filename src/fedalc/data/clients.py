@@ -56,6 +56,9 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Split, Split | 
     size = len(dataset.train)
     held = round(size * share)
     if not 0 < held < size:
-        raise DataError(f"a validation share of {share} leaves nothing of {size} training instances on one side")
+        raise DataError(
+            f"a validation share of {share} leaves nothing of {size} training instances on one side; "
+            "set selection.validation=0 to train without"
+        )
     order = numpy_generator(seed, "validation").permutation(size)
     return dataset.train.rows(np.sort(order[held:])), dataset.train.rows(np.sort(order[:held]))

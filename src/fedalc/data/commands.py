@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedalc.errors import DataError
 
@@ -23,7 +23,7 @@ def list_(data_dir: DataDir = None) -> None:
     from fedalc.data.catalog import ENTRIES
     from fedalc.data.load import data_root, dataset_dir
 
-    table = Table("name", "train", "test", "features", "labels", "labels/instance", "here")
+    table = Table(Column("name", no_wrap=True), "train", "test", "features", "labels", "per instance", "here")
     for entry in ENTRIES:
         s = entry.statistics
         here = "embedded" if entry.name == "demo" else "yes" if _is_here(dataset_dir(entry, data_dir)) else "no"
@@ -88,7 +88,7 @@ def check(name: Name, data_dir: DataDir = None) -> None:
     checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
     if not checks:
         raise DataError(f"{entry.name}: there is nothing to check it against")
-    table = Table("what", "expected", "found", "")
+    table = Table("what", Column("expected", overflow="fold"), Column("found", overflow="fold"), "")
     for line in checks:
         table.add_row(line.what, str(line.expected), str(line.found), "ok" if line.ok else "differs")
     Console().print(table)

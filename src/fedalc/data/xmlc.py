@@ -82,7 +82,7 @@ def read_header(reader: LineReader) -> Header:
     if line is None:
         raise DataError("the file is empty: its first line should be `instances features labels`", reader.path)
     words = line.split()
-    if len(words) != 3 or not all(word.isdigit() and int(word) <= _MAX_COUNT for word in words):
+    if len(words) != 3 or not all(word.isdigit() and len(word) < 20 and int(word) <= _MAX_COUNT for word in words):
         raise DataError(
             f"the first line should be three whole numbers, `instances features labels`, and not {_shown(line)}; "
             "if the file has no such line, put one in front",
@@ -196,12 +196,11 @@ def _parse_index(text: bytes, what: str, limit: int) -> int:
         raise ValueError(f"a {what} number is missing")
     if not text.isdigit():
         raise ValueError(f"a {what} should be a whole number from 0 on, and not {_shown(text)}")
-    index = int(text)
-    if index >= limit:
+    if len(text) > 19 or int(text) >= limit:  # Python refuses to convert what is thousands of digits long
         raise ValueError(
-            f"{what} {index} is out of range: the header says {limit} {what}s, counted from 0 to {limit - 1}"
+            f"{what} {_shown(text)} is out of range: the header says {limit} {what}s, counted from 0 to {limit - 1}"
         )
-    return index
+    return int(text)
 
 
 def _parse_value(text: bytes, word: bytes) -> float:
