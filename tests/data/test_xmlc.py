@@ -229,7 +229,9 @@ def test_the_fast_reader_never_disagrees_with_the_line_reader(text: str) -> None
 
 def test_ordinary_files_do_not_need_the_line_reader(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xmlc, "_read_lines", None)
-    read_xmlc(write("4 9 3\r\n0,2 0:0.5 3:2\r\n 1:1 \r\n\r\n1\t2:1e-5\t8:-12345.678901234567890\r\n"))
+    split = read_xmlc(write("4 9 3\r\n0,2 0:0.5 3:2\r\n 1:1 \r\n\r\n1\t2:1e-5\t8:-12345.678901234567890\r\n"))
+    assert split.features.getnnz(axis=1).tolist() == [2, 1, 0, 2]
+    assert split.labels.getnnz(axis=1).tolist() == [2, 0, 0, 1]
 
 
 @pytest.mark.parametrize("file", ["eurlex15k/train.txt.gz", "eurlex15k/test.txt.gz"])

@@ -88,7 +88,7 @@ def test_run_without_validation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records", [[], [record(1)], [record(1, loss=math.nan, metrics={}, collapse={})]])
 def test_run_page_with_little_history(records: list[dict[str, Any]], tmp_path: Path) -> None:
-    page_of(write_page(run_folder(tmp_path, records)))
+    assert "</html>" in page_of(write_page(run_folder(tmp_path, records)))
 
 
 def test_run_page_with_missing_and_nan_fields(tmp_path: Path) -> None:

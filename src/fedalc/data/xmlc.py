@@ -197,8 +197,9 @@ def _parse_index(text: bytes, what: str, limit: int) -> int:
     if not text.isdigit():
         raise ValueError(f"a {what} should be a whole number from 0 on, and not {_shown(text)}")
     if len(text) > 19 or int(text) >= limit:  # Python refuses to convert what is thousands of digits long
+        shown = text.decode() if len(text) < 20 else _shown(text)
         raise ValueError(
-            f"{what} {_shown(text)} is out of range: the header says {limit} {what}s, counted from 0 to {limit - 1}"
+            f"{what} {shown} is out of range: the header says {limit} {what}s, counted from 0 to {limit - 1}"
         )
     return int(text)
 
