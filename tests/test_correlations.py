@@ -8,6 +8,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.correlations import Correlations
+from fedalc.errors import ConfigError
 from tests.problems import random_split
 
 # Five instances: {0,1}, {0,1,2}, {0}, {2}, {} — the last is on no client.
@@ -73,3 +74,28 @@ def test_pairs_together_are_all_of_c_whatever_the_batch() -> None:
         for u, v, share in known.pairs_together(at_once, dense):
             dense[u, v] += share
         assert np.allclose(dense.numpy(), known.together.toarray() / known.instances)
+
+
+def test_weights_count_an_instance_in_part() -> None:
+    """{0,1} half, {0,1,2} fully, {0} twice, {2} not at all; N stays 4."""
+    known = Correlations.from_label_sets(BY_HAND, np.array([0.5, 1, 2, 0, 7]))
+    assert known.instances == 4
+    assert known.counts.tolist() == [3.5, 1.5, 1]
+    assert known.together.toarray().tolist() == [[0, 1.5, 1], [1.5, 0, 1], [1, 1, 0]]
+
+
+def test_weights_of_one_are_the_plain_counts() -> None:
+    labels = random_split(50, 5, 8, seed=2).labels
+    plain, weighted = Correlations.from_label_sets(labels), Correlations.from_label_sets(labels, np.ones(50))
+    assert weighted.instances == plain.instances
+    assert np.array_equal(weighted.counts, plain.counts)
+    assert (weighted.together != plain.together).nnz == 0
+
+
+def test_the_weight_of_one_instance() -> None:
+    known = Correlations.from_label_sets(BY_HAND)
+    assert known.weight_of_one("sigma") == 0.25
+    assert known.weight_of_one("counts") == 1
+    for weighting in ("gamma", "conditional"):
+        with pytest.raises(ConfigError, match="private"):
+            known.weight_of_one(weighting)  # type: ignore[arg-type]

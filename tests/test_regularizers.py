@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalc.correlations import Correlations
+from fedalc.errors import ConfigError
 from fedalc.geometry import random_rows
 from fedalc.regularizers import AllPairs, NearestPairs, Regularizer, Sum, Together, attract, repel, repel_within
 from tests.problems import random_split
@@ -165,3 +166,43 @@ def test_more_neighbours_than_classes_is_all_of_them() -> None:
     assert only_self.value_and_gradient(W0)[0] == pytest.approx(
         -sum(distance(W0, u, 4).item() ** 2 for u in range(C) if u != 4)
     )
+
+
+@pytest.mark.parametrize("form", [AllPairs(repel_within(1.2), KNOWN, budget=SMALL), NearestPairs(3, None, KNOWN)])
+def test_slopes_are_those_of_a_dense_matrix(form: AllPairs | NearestPairs) -> None:
+    """A_uv = φ'(s_uv)/N at the pairs taken, written out, with its products A W and A Aᵀ."""
+    dense = torch.zeros(C, C, dtype=torch.float64)
+    for u in range(C):
+        if isinstance(form, AllPairs):
+            taken, margin = [v for v in range(C) if v != u], 1.2
+        else:
+            taken, margin = nearest(W0, u, 3), distance(W0, u, nearest(W0, u, 4)[-1]).item()
+        for v in taken:
+            dense[u, v] = 2 * torch.clamp(margin - distance(W0, u, v), min=0) / KNOWN.instances
+    u, v = torch.cartesian_prod(torch.arange(C), torch.arange(C)).T
+    slopes = form.slopes(W0, u, v)
+    assert torch.allclose(slopes.pull, dense @ W0)
+    assert torch.allclose(slopes.apart, dense[u, v])
+    assert torch.allclose(slopes.shared, (dense @ dense.T)[u, v])
+    assert not slopes.together.any()
+
+
+def test_slopes_are_refused_where_an_instance_has_no_part_of_its_own() -> None:
+    u = torch.arange(3)
+    apart = AllPairs(repel_within(1.0), KNOWN)
+    for refused, why in (
+        (AllPairs(repel_within(1.0)), "does not look at label sets"),
+        (NearestPairs(3, repel), "does not look at label sets"),
+        (AllPairs(repel_within(1.0), KNOWN, "gamma"), "private"),
+        (NearestPairs(3, None, KNOWN, "conditional"), "private"),
+        (Sum(((1.0, apart), (1.0, apart))), "not for several"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            refused.slopes(W0, u, u)
+    assert Sum(((1.0, apart), (0.0, apart))).slopes(W0, u, u).apart.shape == (3,)
+
+
+def test_nothing_in_a_sum_is_nothing() -> None:
+    u = torch.arange(3)
+    assert not Sum(()).slopes(W0, u, u).pull.any()
+    assert Sum(((0.0, Together(attract, KNOWN)),)).value_and_gradient(W0)[0] == 0

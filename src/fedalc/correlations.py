@@ -12,10 +12,13 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from fedalc.config import Weighting
+from fedalc.errors import ConfigError
+
+PAIRS_AT_ONCE = 1 << 23  # pairs of labels counted at a time: bounds memory, changes no result
 
 
 @dataclass(frozen=True)
@@ -27,26 +30,26 @@ class Correlations:
     together: csr_matrix
 
     @classmethod
-    def from_label_sets(cls, labels: csr_matrix) -> Correlations:
+    def from_label_sets(cls, labels: csr_matrix, weights: np.ndarray | None = None) -> Correlations:
         """From Y, one instance per row. Instances without a label are on no client, so the server never hears of them.
+
+        With `weights`, instance j counts weights[j] times in n and c. N does not change.
 
         >>> Y = csr_matrix([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
         >>> known = Correlations.from_label_sets(Y)
         >>> known.instances, known.counts.tolist(), known.together.toarray().tolist()
         (2, [2, 1, 0], [[0, 1, 0], [1, 0, 0], [0, 0, 0]])
         """
-        Y = csr_matrix(
-            (np.ones(labels.nnz, dtype=np.int64), labels.indices, labels.indptr), shape=labels.shape, copy=False
-        )
-        together = (Y.T @ Y).tocsr()
-        together.setdiag(0)
+        sizes = np.diff(labels.indptr)
+        weight = np.ones(len(sizes), dtype=np.int64) if weights is None else np.asarray(weights, dtype=np.float64)
+        counts = np.bincount(labels.indices, np.repeat(weight, sizes), minlength=labels.shape[1]).astype(weight.dtype)
+        upper = csr_matrix((labels.shape[1], labels.shape[1]), dtype=weight.dtype)
+        for u, v, counted in _pairs(labels, weight):
+            upper = upper + coo_matrix((counted, (u, v)), shape=upper.shape).tocsr()
+        together = (upper + upper.T).tocsr()
         together.eliminate_zeros()
         together.sort_indices()
-        return cls(
-            instances=int(np.count_nonzero(np.diff(labels.indptr))),
-            counts=np.asarray(Y.sum(axis=0)).ravel(),
-            together=together,
-        )
+        return cls(int(np.count_nonzero(sizes)), counts, together)
 
     @property
     def label_count(self) -> int:
@@ -92,9 +95,39 @@ class Correlations:
                 torch.from_numpy(c.data[part] / self.instances).to(like),
             )
 
+    def weight_of_one(self, weighting: Weighting) -> float:
+        """What one more instance with u and without v adds to the weight of the pair (u, v), whatever the others are.
+
+        γ and `conditional` have no such number: they divide by counts, which every other instance moves as well.
+        """
+        if weighting not in ("sigma", "counts"):
+            raise ConfigError(
+                f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "
+                "that are private themselves"
+            )
+        return 1.0 if weighting == "counts" else 1.0 / max(self.instances, 1)
+
     def _scale(self, rows: slice, weighting: Weighting) -> np.ndarray:
         if weighting == "gamma":
             return self._gamma_scale[rows]
         if weighting == "conditional":
             return 1.0 / np.maximum(self.counts[rows], 1)
-        return np.full(rows.stop - rows.start, 1.0 if weighting == "counts" else 1.0 / max(self.instances, 1))
+        return np.full(rows.stop - rows.start, self.weight_of_one(weighting))
+
+
+def _pairs(labels: csr_matrix, weight: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """All pairs u < v of labels of one instance, with the instance's weight: some millions at a time.
+
+    Instances with equally many labels are taken together. Faster than the product YᵀY, which makes each pair twice.
+    """
+    if not labels.has_sorted_indices:
+        labels = labels.sorted_indices()
+    sizes = np.diff(labels.indptr)
+    for size in np.unique(sizes[sizes > 1]):
+        first, second = np.triu_indices(int(size), k=1)
+        instances = np.flatnonzero(sizes == size)
+        at_once = max(1, PAIRS_AT_ONCE // len(first))
+        for start in range(0, len(instances), at_once):
+            block = instances[start : start + at_once]
+            own = labels.indices[labels.indptr[block, None] + np.arange(size)]
+            yield own[:, first].ravel(), own[:, second].ravel(), np.repeat(weight[block], len(first))

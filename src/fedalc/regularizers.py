@@ -8,18 +8,22 @@ which u comes first and one from those in which it comes second:
     ∇_u = Σ_v [ a_uv φ'(s_uv) + a_vu φ'(s_vu) ] w_v
 
 Rows are taken in blocks, so that what a block needs stays within `budget` bytes.
+
+Each can also say what a single instance's part in the gradient is made of (`slopes`), for those who limit it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedalc.config import Weighting
 from fedalc.correlations import Correlations
+from fedalc.errors import ConfigError
 from fedalc.geometry import DEFAULT_BUDGET, nearest_classes, row_blocks
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
@@ -47,6 +51,55 @@ def attract(s: Tensor) -> tuple[Tensor, Tensor]:
     return d.square(), -2 * d
 
 
+class Objective(Protocol):
+    """What a step on W needs."""
+
+    def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class PairSlopes:
+    """What one instance's part in the gradient is made of, given at chosen ordered pairs (u, v).
+
+    An instance with labels L adds A_uv for u ∈ L, v ∉ L, and T_uv for u ≠ v both in L, to the slopes of the sum.
+    A comes from one regulariser: `shared` is not linear in it. T_uv = T_vu.
+    """
+
+    pull: Tensor  # A W, labels × D: where u is pushed if no other label is in L
+    apart: Tensor  # A_uv
+    shared: Tensor  # (A Aᵀ)_uv
+    together: Tensor  # T_uv
+
+    def scaled(self, by: float) -> PairSlopes:
+        return PairSlopes(by * self.pull, by * self.apart, by * by * self.shared, by * self.together)
+
+    def __add__(self, other: PairSlopes) -> PairSlopes:
+        """Right where one of the two has no A."""
+        return PairSlopes(
+            self.pull + other.pull,
+            self.apart + other.apart,
+            self.shared + other.shared,
+            self.together + other.together,
+        )
+
+
+def products_at(X: Tensor, Z: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """X[u]ᵀZ[v] for the pairs (u, v) only, a few MB of them at a time: more would not be faster."""
+    at_once = max(1, 2**21 // (X.shape[1] * X.element_size()))
+    out = X.new_empty(len(first))
+    for start in range(0, len(first), at_once):
+        part = slice(start, start + at_once)
+        out[part] = torch.linalg.vecdot(X[first[part]], Z[second[part]])
+    return out
+
+
+def _weight_of_one(term: AllPairs | NearestPairs) -> float:
+    """What one instance adds to the weight of a pair: the unit in which its part in the gradient is measured."""
+    if term.correlations is None:
+        raise ConfigError("this regulariser does not look at label sets, so no instance has a part in its gradient")
+    return term.correlations.weight_of_one(term.weighting)
+
+
 @dataclass(frozen=True)
 class AllPairs:
     """Σ_u Σ_{v≠u} a_uv φ(s_uv), with the correlations' weights or, without correlations, a = 1."""
@@ -55,6 +108,7 @@ class AllPairs:
     correlations: Correlations | None = None
     weighting: Weighting = "sigma"
     budget: int = DEFAULT_BUDGET
+    weight_of_one = property(_weight_of_one)
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
@@ -72,6 +126,18 @@ class AllPairs:
             gradient += slope.T @ W[rows]
         return value, gradient
 
+    def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
+        """A in blocks of columns, so that every pair's rows of A meet in every block: C²D + pairs·C operations."""
+        pull, apart, shared = torch.zeros_like(W), W.new_zeros(len(first)), W.new_zeros(len(first))
+        for columns in row_blocks(W, self.budget, per_row=4 * len(W)):
+            _, slope = self.potential(W @ W[columns].T)
+            slope[torch.arange(columns.start, columns.stop), torch.arange(slope.shape[1])] = 0
+            pull += slope @ W[columns]
+            inside = ((second >= columns.start) & (second < columns.stop)).nonzero().squeeze(1)
+            apart[inside] = slope[first[inside], second[inside] - columns.start]
+            shared += products_at(slope, slope, first, second)
+        return PairSlopes(pull, apart, shared, torch.zeros_like(apart)).scaled(self.weight_of_one)
+
 
 @dataclass(frozen=True)
 class NearestPairs:
@@ -87,9 +153,22 @@ class NearestPairs:
     weighting: Weighting = "sigma"
     candidates: Tensor | None = None
     budget: int = DEFAULT_BUDGET
+    weight_of_one = property(_weight_of_one)
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
+        for rows, index, cost, slope in self._neighbours(W):
+            if self.correlations is not None:
+                weight = self.correlations.apart_at(rows, index, self.weighting, W)
+                cost, slope = cost * weight, slope * weight
+            value += cost.sum().item()
+            gradient[rows] += torch.einsum("uk,ukd->ud", slope, W[index])
+            second = slope.unsqueeze(2) * W[rows].unsqueeze(1)
+            gradient.index_add_(0, index.flatten(), second.flatten(0, 1))
+        return value, gradient
+
+    def _neighbours(self, W: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """(rows, their nearest classes, φ, φ') in blocks, before any weight; both are 0 where a pair is not active."""
         adaptive = self.potential is None
         for rows in row_blocks(W, self.budget, per_row=self.neighbours * W.shape[1]):
             similarity, index = nearest_classes(W, rows, self.neighbours + adaptive, self.candidates)
@@ -99,15 +178,23 @@ class NearestPairs:
                 # Where there is no (K+1)-th class, the farthest there is sets the margin. Its own gap is 0.
                 potential = repel_within(1 - similarity.masked_fill(~active, torch.inf).amin(dim=1, keepdim=True))
             cost, slope = potential(similarity.nan_to_num(neginf=0.0))
-            if self.correlations is not None:
-                weight = self.correlations.apart_at(rows, index, self.weighting, W)
-                cost, slope = cost * weight, slope * weight
-            cost, slope = cost * active, slope * active
-            value += cost.sum().item()
-            gradient[rows] += torch.einsum("uk,ukd->ud", slope, W[index])
-            second = slope.unsqueeze(2) * W[rows].unsqueeze(1)
-            gradient.index_add_(0, index.flatten(), second.flatten(0, 1))
-        return value, gradient
+            yield rows, index, cost * active, slope * active
+
+    def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
+        """A has K numbers in a row, so two rows of it meet in K² comparisons: C·K·D + pairs·K² operations."""
+        blocks = [
+            (index, slope, torch.einsum("uk,ukd->ud", slope, W[index])) for _, index, _, slope in self._neighbours(W)
+        ]
+        index, slope, pull = (torch.cat(part) for part in zip(*blocks, strict=True))
+        apart, shared = W.new_zeros(len(first)), W.new_zeros(len(first))
+        at_once = max(1, min(self.budget, 2**24) // (4 * index.shape[1] ** 2 * W.element_size()))
+        for start in range(0, len(first), at_once):
+            part = slice(start, start + at_once)
+            u, v = first[part], second[part]
+            apart[part] = (slope[u] * (index[u] == v.unsqueeze(1))).sum(1)
+            same = index[u].unsqueeze(2) == index[v].unsqueeze(1)
+            shared[part] = torch.einsum("pk,pkl,pl->p", slope[u], same.to(W), slope[v])
+        return PairSlopes(pull, apart, shared, torch.zeros_like(apart)).scaled(self.weight_of_one)
 
 
 @dataclass(frozen=True)
@@ -130,6 +217,15 @@ class Together:
             gradient.index_add_(0, v, slope * first)
         return value, gradient
 
+    def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
+        _, slope = self.potential(products_at(W, W, first, second))
+        none = torch.zeros_like(slope)
+        return PairSlopes(torch.zeros_like(W), none, none, slope * (first != second)).scaled(self.weight_of_one)
+
+    @property
+    def weight_of_one(self) -> float:
+        return self.correlations.weight_of_one("sigma")
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -139,12 +235,29 @@ class Sum:
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
-        for factor, term in self.terms:
-            if factor:
-                part, slope = term.value_and_gradient(W)
-                value += factor * part
-                gradient += factor * slope
+        for factor, term in self._active:
+            part, slope = term.value_and_gradient(W)
+            value += factor * part
+            gradient += factor * slope
         return value, gradient
+
+    def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
+        if sum(not isinstance(term, Together) for _, term in self._active) > 1:
+            raise ConfigError(
+                "the gradient of one instance is worked out for one sum over pairs apart, not for several"
+            )
+        parts = [term.slopes(W, first, second).scaled(factor) for factor, term in self._active]
+        none = PairSlopes(torch.zeros_like(W), *(W.new_zeros(len(first)) for _ in range(3)))
+        return sum(parts, start=none)
+
+    @property
+    def _active(self) -> list[tuple[float, AllPairs | NearestPairs | Together]]:
+        return [(factor, term) for factor, term in self.terms if factor]
+
+    @property
+    def weight_of_one(self) -> float:
+        """That of the heaviest term: 1/N, or 1 as soon as one is weighted by counts."""
+        return max((term.weight_of_one for _, term in self._active), default=1.0)
 
 
 Regularizer = AllPairs | NearestPairs | Together | Sum

@@ -1,0 +1,103 @@
+"""Noise and ε against the analytic Gaussian mechanism and closed forms."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any
+
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fedalc.errors import ConfigError, FedalcError
+from fedalc.privacy import noise_multiplier, spent_epsilon
+
+pytest.importorskip("dp_accounting")
+DELTA = 1e-5
+
+
+def analytic_delta(epsilon: float, z: float) -> float:
+    """Balle & Wang 2018, Theorem 8, with Δ/σ = 1/z."""
+    return norm.cdf(1 / (2 * z) - epsilon * z) - math.exp(epsilon) * norm.cdf(-1 / (2 * z) - epsilon * z)
+
+
+def analytic_multiplier(epsilon: float, delta: float) -> float:
+    return brentq(lambda z: analytic_delta(epsilon, z) - delta, 0.05, 1000)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_one_release_is_the_analytic_gaussian_mechanism(epsilon: float) -> None:
+    z = noise_multiplier(epsilon, DELTA, 1)
+    assert z == pytest.approx(analytic_multiplier(epsilon, DELTA), rel=2e-3)
+    assert analytic_delta(epsilon, z) <= DELTA
+
+
+@pytest.mark.parametrize(("z", "steps"), [(10.0, 100), (3.0, 7)])
+def test_releases_compose_as_one_with_less_noise(z: float, steps: int) -> None:
+    """k Gaussians of z are one of z/√k: their signals add up along one line."""
+    together = spent_epsilon(z, DELTA, steps)
+    assert together == pytest.approx(spent_epsilon(z / math.sqrt(steps), DELTA, 1), rel=1e-6)
+    assert analytic_delta(together, z / math.sqrt(steps)) == pytest.approx(DELTA, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "steps", "rate"), [(1.0, 1, 1.0), (0.5, 300, 1.0), (2.0, 1000, 0.1), (1.0, 200, 0.1), (30.0, 50, 0.2)]
+)
+def test_the_noise_keeps_the_promise_and_no_more(epsilon: float, steps: int, rate: float) -> None:
+    z = noise_multiplier(epsilon, DELTA, steps, rate)
+    assert spent_epsilon(z, DELTA, steps, rate) <= epsilon
+    assert spent_epsilon(0.99 * z, DELTA, steps, rate) > epsilon
+
+
+@pytest.mark.parametrize(("z", "rate"), [(0.8, 0.1), (1.5, 0.3)])
+def test_one_release_of_a_sample_by_hand(z: float, rate: float) -> None:
+    """δ = ∫ max(0, P - e^ε Q), with Q = N(0, z²) and P = (1 - q) N(0, z²) + q N(1, z²): P outweighs e^ε Q from x on."""
+    epsilon = 0.4
+    x = z**2 * math.log((math.exp(epsilon) - 1 + rate) / rate) + 0.5
+    delta = (1 - rate - math.exp(epsilon)) * norm.sf(x / z) + rate * norm.sf((x - 1) / z)
+    assert spent_epsilon(z, delta, 1, rate) == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_more_of_anything_costs_more() -> None:
+    base = spent_epsilon(2.0, DELTA, 100, 0.1)
+    assert spent_epsilon(3.0, DELTA, 100, 0.1) < base
+    assert spent_epsilon(2.0, 1e-4, 100, 0.1) < base
+    assert spent_epsilon(2.0, DELTA, 50, 0.1) < base
+    assert spent_epsilon(2.0, DELTA, 100, 0.05) < base
+    assert spent_epsilon(2.0, DELTA, 100) > base
+
+
+def test_little_noise_is_no_hazard_and_none_is_no_privacy() -> None:
+    assert spent_epsilon(0.01, DELTA, 1) == pytest.approx(5000, rel=0.1)  # about 1/(2z²)
+    assert spent_epsilon(0.0, DELTA, 1) == math.inf
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (0.0, DELTA, 1, 1.0),
+        (math.inf, DELTA, 1, 1.0),
+        (1.0, 0.0, 1, 1.0),
+        (1.0, 1.0, 1, 1.0),
+        (1.0, DELTA, 0, 1.0),
+        (1.0, DELTA, 1, 0.0),
+        (1.0, DELTA, 1, 1.5),
+    ],
+)
+def test_senseless_settings_are_refused(wrong: tuple[float, float, int, float]) -> None:
+    with pytest.raises(ConfigError):
+        noise_multiplier(*wrong)
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("dp_accounting"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(FedalcError, match=r'pip install "fedalc\[privacy\]"'):
+        noise_multiplier(1.2345, DELTA, 1)  # not asked before, so not remembered
