@@ -1,0 +1,218 @@
+"""Server side: equal digests become one instance with a set of labels. The server holds no key and no names.
+
+The result depends only on *which* messages there are: their order, how a client splits them into files, and how often
+one arrives make no difference. Memory: about 80 bytes per message beside the messages themselves (digests of 16
+bytes), so 5.7 million messages take under half a gigabyte.
+
+Messages come from parties that nobody vouches for. One that errs or cheats is refused with a note that says who and
+why, and the others' messages are joined without it. The rules hold against single parties; several that agree with
+each other, or one under many names, can still get an honest client's label set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fedalc.collection.contests import listed, settle
+from fedalc.collection.messages import Messages, Protocol, as_words, load_messages
+from fedalc.errors import DataError, FedalcError
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """`label_sets` is Y, float32 ones, one row per instance by ascending digest; column u is `pseudonyms[u]`."""
+
+    label_sets: csr_matrix
+    pseudonyms: np.ndarray
+    protocol: Protocol
+    notes: tuple[str, ...]
+
+
+def read_messages(
+    paths: Sequence[Path], progress: Callable[[Path], None] | None = None
+) -> tuple[list[Messages], list[str]]:
+    """The messages in these files. A damaged file is refused, a file given twice is read once; notes say so."""
+    messages: list[Messages] = []
+    notes: list[str] = []
+    seen: dict[str, Path] = {}
+    for path in paths:
+        try:
+            part, checksum = load_messages(path)
+            if checksum in seen:
+                notes.append(f"{path}: the same file as {seen[checksum]}, read once")
+            else:
+                seen[checksum] = path
+                messages.append(part)
+        except DataError as error:
+            notes.append(str(error))
+        if progress is not None:
+            progress(path)
+    return messages, notes
+
+
+def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels: bool = False) -> Joined:
+    """Label sets from messages. See `Joined.notes` for what was refused, and why.
+
+    An instance with more than `max_labels` labels is left out: no real one has so many, and one alone could fill the
+    memory with pairs. A label is one client's, and is contested when several claim it, unless `shared_labels`.
+    """
+    protocol, parts, notes = _same_protocol(list(messages))
+    clients = sorted({part.client for part in parts})
+    claims = [part.pseudonyms for part in parts]
+    pseudonyms, label = _distinct(np.concatenate(claims))
+    claimant = np.repeat(_places(parts, clients), [len(own) for own in claims])
+    digests = np.concatenate([part.digests for part in parts])
+    labels = _claims_of_messages([part.labels for part in parts], np.array([len(own) for own in claims]))
+    if not shared_labels:
+        kept, more_notes = settle(label, claimant, pseudonyms, clients)
+        notes += more_notes
+        if not kept.all():
+            chosen = kept[labels]
+            labels = (np.cumsum(kept) - 1)[labels[chosen]]
+            digests, label, claimant = digests[chosen], label[kept], claimant[kept]
+            remaining, label = np.unique(label, return_inverse=True)
+            pseudonyms = pseudonyms[remaining]
+    if len(labels) == 0:
+        raise _nothing_left(notes)
+    Y = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
+    crowded = np.diff(Y.indptr) > max_labels
+    if crowded.any():
+        notes.append(_crowded_note(Y[crowded], max_labels, label, claimant, clients))
+        Y = Y[~crowded]
+        if Y.shape[0] == 0:
+            raise _nothing_left(notes)
+    return Joined(Y, pseudonyms, protocol, tuple(notes))
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different rows, sorted, and for each given row which of them it is."""
+    order, first = _grouped(rows)
+    which = np.empty(len(rows), dtype=np.intp)
+    which[order] = np.cumsum(first) - 1
+    return rows[order[first]], which
+
+
+def _places(parts: list[Messages], clients: list[str]) -> list[int]:
+    """Which client each part is from."""
+    place = {name: index for index, name in enumerate(clients)}
+    return [place[part.client] for part in parts]
+
+
+def _claims_of_messages(labels: list[np.ndarray], claims: np.ndarray) -> np.ndarray:
+    """Which claim each message belongs to; a claim is a pseudonym in a part, counted over all parts."""
+    return np.concatenate(labels) + np.repeat(np.cumsum(claims) - claims, [len(own) for own in labels])
+
+
+def _nothing_left(notes: list[str]) -> FedalcError:
+    return FedalcError("\n".join((*notes, "nothing is left to join")))
+
+
+def _same_protocol(messages: list[Messages]) -> tuple[Protocol, list[Messages], list[str]]:
+    """The messages made as most clients made theirs."""
+    if not messages:
+        raise FedalcError("there are no messages to join")
+    users: dict[Protocol, set[str]] = {}
+    for protocol, run in groupby(messages, key=attrgetter("protocol")):
+        users.setdefault(protocol, set()).update(part.client for part in run)
+    if len(users) == 1:
+        return messages[0].protocol, messages, []
+    ranked = sorted(users, key=lambda protocol: -len(users[protocol]))
+    chosen = ranked[0]
+    if len(users[ranked[1]]) == len(users[chosen]):
+        sides = (p for p in ranked if len(users[p]) == len(users[chosen]))
+        said = sorted(
+            f"{listed(sorted(users[p]))} ({p.algorithm}, {p.identity}, {p.digest_bytes} bytes, "
+            f"key {p.key_check or 'none'})"
+            for p in sides
+        )
+        raise FedalcError(
+            "the clients made their digests in different ways, and none is the most frequent: "
+            f"{'; '.join(said)}. Leave out those that are wrong, or have them sent again"
+        )
+    notes = [f"{_clients(sorted(users[protocol]))} used {_difference(protocol, chosen)}" for protocol in ranked[1:]]
+    return chosen, [part for part in messages if part.protocol == chosen], sorted(notes)
+
+
+def _difference(protocol: Protocol, chosen: Protocol) -> str:
+    if protocol.algorithm != chosen.algorithm:
+        return f"another algorithm ({protocol.algorithm}, not {chosen.algorithm})"
+    if protocol.identity != chosen.identity:
+        return f"another identity ({protocol.identity}, not {chosen.identity})"
+    if protocol.digest_bytes != chosen.digest_bytes:
+        return f"digests of another length ({protocol.digest_bytes} bytes, not {chosen.digest_bytes})"
+    return "another key than most"
+
+
+def _clients(names: list[str]) -> str:
+    return f"client{'s' * (len(names) > 1)} {listed(names)}"
+
+
+def _label_sets(digests: np.ndarray, labels: np.ndarray, label_count: int) -> csr_matrix:
+    order, first = _grouped(digests)
+    starts = np.flatnonzero(first)
+    indptr = np.append(starts, len(order)).astype(np.int32 if len(order) < 1 << 31 else np.int64)
+    Y = csr_matrix((np.ones(len(order), dtype=np.float32), labels[order], indptr), shape=(len(starts), label_count))
+    Y.sum_duplicates()
+    Y.data[:] = 1
+    return Y
+
+
+def _grouped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order that sorts rows of bytes, and where in that order a new row begins.
+
+    Digests are spread evenly, so a row's first bits are nearly its place: they sort it into a bucket of a few rows, and
+    the next 30 bits sort it there. Rows that still look alike are compared in full; hardly ever are they not the same,
+    and then only those are sorted by all their words. Rows that someone made look alike take longer, and that is all.
+    """
+    words = as_words(rows)
+    head = words[:, 0]
+    bits = min(max(len(rows).bit_length() - 2, 1), 30)
+    bucket = (head >> np.uint64(64 - bits)).astype(np.int32)
+    rest = (head << np.uint64(bits) >> np.uint64(34)).astype(np.int32)
+    nothing = np.empty(len(rows), dtype=bool)
+    # Sparse matrices do the sorting, in compiled code: by column when they are turned, within a row on demand.
+    turned = csr_matrix((nothing, bucket, np.arange(len(rows) + 1)), shape=(len(rows), 1 << bits)).tocsc()
+    buckets = csr_matrix((turned.indices, rest[turned.indices], turned.indptr), shape=(1 << bits, 1 << 30))
+    buckets.sort_indices()
+    order = buckets.data
+    ordered = words.take(order, axis=0)
+    same = _equal(ordered[1:], ordered[:-1])
+    looks = ordered[:, 0] >> np.uint64(34 - bits)
+    alike = looks[1:] == looks[:-1]
+    torn = alike & ~same
+    if torn.any():
+        run = np.cumsum(np.append(True, ~alike))
+        at = np.flatnonzero(np.isin(run, run[1:][torn]))
+        inside = order[at]
+        order[at] = inside[np.lexsort(words[inside].T[::-1])]
+        at = at[at > 0]
+        same[at - 1] = _equal(words[order[at]], words[order[at - 1]])
+    return order, np.append(True, ~same)
+
+
+def _equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Which rows are the same in all words."""
+    equal = first[:, 0] == second[:, 0]
+    for word in range(1, first.shape[1]):
+        equal &= first[:, word] == second[:, word]
+    return equal
+
+
+def _crowded_note(
+    crowded: csr_matrix, max_labels: int, label: np.ndarray, claimant: np.ndarray, clients: list[str]
+) -> str:
+    """Whose labels most of those are that the instances left out carry."""
+    per_label = np.bincount(crowded.indices, minlength=crowded.shape[1])
+    claims = np.unique(np.stack([label, claimant]), axis=1)  # a client may claim a label in several parts
+    per_client = np.bincount(claims[1], weights=per_label[claims[0]], minlength=len(clients))
+    most = np.argsort(-per_client, kind="stable")[:3]
+    who = listed([clients[client] for client in most if per_client[client] > 0])
+    several = f"{crowded.shape[0]} instances" if crowded.shape[0] > 1 else "1 instance"
+    return f"{several} with more than {max_labels} labels left out; these are mostly labels of {who}"
