@@ -30,11 +30,13 @@ def training(dataset: str, engine: str) -> Any:
     from fedalc.data import Split, load_dataset
     from fedalc.encoders import scale_rows
     from fedalc.federated import FederatedTraining
+    from fedalc.knowledge import learn_labels
     from fedalc.resolution import experiment
 
     settings = experiment({"engine": engine, "method": "fedalc", "encoder": {"name": "mlp", "dropout": 0.0}})
     train = load_dataset(dataset).train
-    return FederatedTraining(settings, Split(scale_rows(train.features, "unit"), train.labels))
+    scaled = Split(scale_rows(train.features, "unit"), train.labels)
+    return FederatedTraining(settings, scaled, learn_labels(settings, train))
 
 
 def peak_gflops() -> float:

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
+from fedalc.federated import FederatedTraining
+from fedalc.knowledge import learn_labels
 
 
 def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:
@@ -26,6 +29,11 @@ def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels
     names = tuple(f"label {i}" for i in range(labels))
     train = random_split(instances, features, labels, seed)
     return Dataset("small", train, random_split(instances // 2, features, labels, seed + 1), names)
+
+
+def federated(settings: Experiment, train: Split) -> FederatedTraining:
+    """A training whose server has collected the labels as it does in a run."""
+    return FederatedTraining(settings, train, learn_labels(settings, train))
 
 
 def real_data(name: str) -> Path:

@@ -8,8 +8,7 @@ import torch
 import fedalc
 from fedalc.data import Split, load_dataset
 from fedalc.encoders import scale_rows
-from fedalc.federated import FederatedTraining
-from tests.problems import real_data
+from tests.problems import federated, real_data
 
 
 def bibtex() -> fedalc.Dataset:
@@ -22,7 +21,7 @@ def test_the_engines_agree_on_bibtex() -> None:
     after = {}
     for engine in ("fused", "clients"):
         keys = {"engine": engine, "method": "fedalc", "dtype": "float64", "encoder": {"name": "linear", "dim": 64}}
-        training = FederatedTraining(fedalc.experiment(keys), split)
+        training = federated(fedalc.experiment(keys), split)
         losses = [training.run_round() for _ in range(2)]
         after[engine] = (training.model.encoder.embedding.detach(), training.model.W, losses)
     # Adam divides by gradients that may be tiny, so θ agrees to a little less than W does.

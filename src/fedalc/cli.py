@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from fedalc.collection.commands import audit, collect_app, key_app
 from fedalc.config import METHODS
 from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
@@ -24,6 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(key_app, name="key")
+app.add_typer(collect_app, name="collect")
 
 Dataset = Annotated[str | None, typer.Option(help="a dataset's name (see: fedalc data list) or a folder's path")]
 Preset = Annotated[
@@ -53,6 +56,13 @@ def train(
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
+    correlations: Annotated[
+        Path | None, typer.Option(help="label correlations from `fedalc collect server`, instead of collecting here")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="the clients' key file that --correlations was made with")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="differential privacy of the label sets: noised counts at this ε")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="the run folder's name (default: dataset-method-preset-seed)")
     ] = None,
@@ -72,6 +82,7 @@ def train(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
         device=device, name=name,
     )  # fmt: skip
+    asked |= _label_settings(correlations, key, epsilon)
     if resume is not None:
         if asked or config or set_:
             raise FedalcError("--resume takes its settings from the run folder: give it alone")
@@ -195,6 +206,9 @@ def predict(
         write_text(out, text.getvalue())
 
 
+app.command()(audit)
+
+
 def _given(**options: Any) -> dict[str, Any]:
     """The options that were given, as settings. A folder's path is made absolute: config.toml is read from anywhere."""
     given = {key: value for key, value in options.items() if value is not None}
@@ -203,6 +217,16 @@ def _given(**options: Any) -> dict[str, Any]:
     if "dataset" in given and not is_known(given["dataset"]) and Path(given["dataset"]).is_dir():
         given["dataset"] = str(Path(given["dataset"]).resolve())
     return given
+
+
+def _label_settings(correlations: Path | None, key: Path | None, epsilon: float | None) -> dict[str, Any]:
+    """Files are named in full, so that config.toml can be read from anywhere. The key's content goes nowhere."""
+    files = {"correlations": correlations, "key": key}
+    collection = {name: str(file.resolve()) for name, file in files.items() if file is not None}
+    asked: dict[str, Any] = {"collection": collection} if collection else {}
+    if epsilon is not None:
+        asked["privacy"] = {"mechanism": "counts", "epsilon": epsilon}
+    return asked
 
 
 def _listed(text: str, option: str) -> list[str]:

@@ -15,6 +15,8 @@ from fedalc.errors import ConfigError
 MethodName = Literal["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"]
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
+Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three: no key
+Identity = Literal["record", "content", "embedding"]  # what makes two parties' instances the same: docs/privacy.md
 METHODS: tuple[str, ...] = get_args(MethodName)
 PRESETS: tuple[str, ...] = get_args(PresetName)
 NONE = "none"  # TOML has no word for it
@@ -110,6 +112,32 @@ class FixedSettings(Settings):
     weighting: Weighting = "sigma"
 
 
+class CollectionSettings(Settings):
+    """How the server learns which labels occur together: keyed digests of instances, joined (docs/privacy.md)."""
+
+    algorithm: Algorithm = "hmac-sha256"
+    digest_bytes: Annotated[int, Field(ge=8, le=64)] = 16
+    identity: Identity = "record"  # a simulation's records are its rows; parties with files of their own use `content`
+    quantum: NotNegative = 1e-3  # embedding only: coordinates are rounded to multiples of it; 0: raw, as in the paper
+    key: str | None = None  # the clients' key file; None: a fresh key, forgotten with the process
+    correlations: str | None = None  # a file made by `fedalc collect server`, instead of collecting; needs its key
+
+
+class PrivacySettings(Settings):
+    """Differential privacy of one instance's label set in what is learnt from correlations (fedalc, fedalc-fixed).
+
+    counts: n and c are noised once. gradients: as in the paper, each step on W is clipped per instance and noised.
+    """
+
+    mechanism: Literal["counts", "gradients"] | None = None
+    epsilon: Positive = 1.0  # for the whole run, all phases and steps together
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    labels_per_instance: Count = 3  # counts only: an instance with more counts with this many, chosen at random
+    clip: Positive = 1.0  # gradients only: the longest gradient an instance may have
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # gradients only: share of instances taken in each step
+    noise: Literal["system", "seeded"] = "system"  # seeded: repeatable, for experiments; who knows the seed knows all
+
+
 class SelectionSettings(Settings):
     """Choice of the round to keep, on validation data only; the test set is looked at once, at the end."""
 
@@ -140,6 +168,8 @@ class Experiment(Settings):
     embeddings: EmbeddingSettings = EmbeddingSettings()
     regularizer: RegularizerSettings = RegularizerSettings()
     fixed: FixedSettings = FixedSettings()
+    collection: CollectionSettings = CollectionSettings()
+    privacy: PrivacySettings = PrivacySettings()
     selection: SelectionSettings = SelectionSettings()
 
     @model_validator(mode="after")
@@ -168,7 +198,32 @@ class Experiment(Settings):
                 'an adaptive margin is the distance to the (K+1)-th nearest class, so it needs form = "mined"',
                 "regularizer.margin",
             )
+        self._collection_agrees()
         return self
+
+    def _collection_agrees(self) -> None:
+        collection, privacy = self.collection, self.privacy
+        keyed = collection.algorithm.startswith("hmac-")
+        if collection.key is not None and not keyed:
+            raise ConfigError(f"{collection.algorithm} has no use for a key", "collection.key")
+        if collection.correlations is not None and keyed and collection.key is None:
+            raise ConfigError(
+                "the labels' pseudonyms in this file are keyed: give the key file it was collected with (--key)",
+                "collection.correlations",
+            )
+        if privacy.mechanism is not None and collection.correlations is not None:
+            raise ConfigError(
+                "correlations from a file are used as they are; noise is added where they are made: "
+                "fedalc collect server --epsilon",
+                "privacy.mechanism",
+            )
+        weighting = {"fedalc": self.regularizer.weighting, "fedalc-fixed": self.fixed.weighting}.get(self.method)
+        if privacy.mechanism == "gradients" and weighting in ("gamma", "conditional"):
+            raise ConfigError(
+                f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "
+                "that are private themselves",
+                "privacy.mechanism",
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fedalc.config import Experiment
-from fedalc.correlations import Correlations
 from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
 from fedalc.encoders import Dropout, text_encoder
 from fedalc.engines import make_engine
 from fedalc.geometry import unit_rows
+from fedalc.knowledge import LabelKnowledge
 from fedalc.ledger import Ledger
-from fedalc.methods import make_method
+from fedalc.methods import Method, make_method
 from fedalc.model import Model, model_with
 from fedalc.seeds import torch_generator
 from fedalc.server import AveragedWeights, ServerOptimizer, sample_clients
@@ -26,19 +26,26 @@ from fedalc.server import AveragedWeights, ServerOptimizer, sample_clients
 class FederatedTraining:
     """Algorithm 1 on one training split. Every random draw is a function of (seed, purpose, round)."""
 
-    def __init__(self, settings: Experiment, train: Split) -> None:
+    def __init__(self, settings: Experiment, train: Split, knowledge: LabelKnowledge | None = None) -> None:
         self.settings = settings
         self.federation = Federation(train.features, train.labels)
-        self.method = make_method(settings, Correlations.from_label_sets(train.labels))
+        self.knowledge = knowledge  # None for the methods that do not use labels
+        self.method = self._make_method()
         self.engine = make_engine(settings, self.federation, self.method)
         self.model = self._start_model(train.features.shape[1])
         self.server = ServerOptimizer(self.model.theta, settings.server)
         self.average = AveragedWeights([*self.model.theta, self.model.W], settings.server.ema)
         self.ledger = Ledger()
+        if knowledge is not None:
+            self.ledger.up += knowledge.bytes_up
         self.round_number = 0
         self.seconds = 0.0
         if not self.method.trains_rows:
             self.ledger.rows_once(self.model.W, len(self.federation.clients))
+
+    def _make_method(self) -> Method:
+        labels = None if self.knowledge is None else self.knowledge.labels
+        return make_method(self.settings, self.federation.labels.shape[1], labels)
 
     def _start_model(self, feature_count: int) -> Model:
         settings = self.settings
@@ -83,6 +90,7 @@ class FederatedTraining:
         """Everything the next round depends on, for a checkpoint."""
         tensors = {f"theta.{i}": p for i, p in enumerate(self.model.theta)} | {"W": self.model.W}
         tensors |= {f"average.{i}": p for i, p in enumerate(self.average.values)}
+        tensors |= {} if self.knowledge is None else self.knowledge.tensors()
         return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
 
     def facts(self) -> dict[str, Any]:
@@ -91,6 +99,7 @@ class FederatedTraining:
             "seconds": self.seconds,
             "bytes_down": self.ledger.down,
             "bytes_up": self.ledger.up,
+            "labels": None if self.knowledge is None else self.knowledge.facts(),
         }
 
     @torch.no_grad()
@@ -102,5 +111,9 @@ class FederatedTraining:
             value.copy_(tensors[f"average.{i}"])
         prefix = "optimizer."
         self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        if self.knowledge is not None and self.knowledge.noise_multiplier is not None:
+            self.knowledge.restore(tensors, facts["labels"])
+            self.method = self._make_method()
+            self.engine = make_engine(self.settings, self.federation, self.method)
         self.round_number, self.seconds = facts["round"], facts["seconds"]
         self.ledger = Ledger(facts["bytes_down"], facts["bytes_up"])

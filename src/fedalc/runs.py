@@ -203,7 +203,7 @@ def check_device(device: str) -> None:
 
 def _result(training: Training, model: Model) -> dict[str, Any]:
     settings, cost = training.settings, training.cost()
-    held = training.federated.held
+    held, knowledge = training.federated.held, training.federated.knowledge
     return {
         "dataset": training.dataset.name,
         "method": settings.method,
@@ -222,6 +222,8 @@ def _result(training: Training, model: Model) -> dict[str, Any]:
         "peak_memory_mb": _peak_memory_mb(),
         "bytes_up": cost["bytes_up"],
         "bytes_down": cost["bytes_down"],
+        "collection": None if knowledge is None else knowledge.collection,
+        "privacy": training.privacy(),
         "versions": versions(),
     }
 

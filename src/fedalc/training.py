@@ -27,6 +27,7 @@ from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse
 from fedalc.interrupt import Interrupt
+from fedalc.knowledge import learn_labels, privacy_spent
 from fedalc.metrics import Propensity
 from fedalc.model import Model, model_with
 
@@ -63,7 +64,8 @@ class Training:
         self.chosen: dict[str, Any] | None = None  # the best evaluated record of `select`
         self.chosen_tensors: dict[str, Tensor] = {}
         self.stale = 0  # evaluations since the best
-        self.spent = {"seconds": 0.0, "rounds_run": 0, "bytes_down": 0, "bytes_up": 0}  # in phases that are over
+        # In phases that are over:
+        self.spent = {"seconds": 0.0, "rounds_run": 0, "bytes_down": 0, "bytes_up": 0, "looks_at_labels": 0}
         self.federated = self._begin(self.train)
         self._saved_at = time.monotonic()
 
@@ -146,7 +148,10 @@ class Training:
         return self.federated.round_number
 
     def _begin(self, train: Split) -> FederatedTraining:
-        return FederatedTraining(self.settings, self._scaled(train))
+        """A phase's training. Its clients hold other instances than another phase's, so labels are collected anew."""
+        phases = 2 if self.refits else 1  # they share the privacy budget
+        knowledge = learn_labels(self.settings, train, self.dataset.label_names, self.phase, phases)
+        return FederatedTraining(self.settings, self._scaled(train), knowledge)
 
     def _scaled(self, split: Split) -> Split:
         return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
@@ -159,7 +164,12 @@ class Training:
             "rounds_run": self.spent["rounds_run"] + now.round_number,
             "bytes_down": self.spent["bytes_down"] + now.ledger.down,
             "bytes_up": self.spent["bytes_up"] + now.ledger.up,
+            "looks_at_labels": self.spent["looks_at_labels"] + (0 if now.knowledge is None else now.knowledge.looks),
         }
+
+    def privacy(self) -> dict[str, Any] | None:
+        """What was spent over all phases."""
+        return privacy_spent(self.settings, self.federated.knowledge, self.cost()["looks_at_labels"])
 
     def test(self, model: Model) -> dict[str, float]:
         """The only look at the test set."""

@@ -13,7 +13,7 @@ from fedalc.config import METHODS
 from fedalc.errors import ConfigError
 from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment
-from tests.problems import random_split
+from tests.problems import federated, random_split
 
 TRAIN = random_split(50, 20, 7, seed=11)
 SMALL = {
@@ -38,14 +38,14 @@ def settings(engine: str, **changes: Any) -> Any:
 
 
 def after(rounds: int, engine: str, **changes: Any) -> tuple[FederatedTraining, list[float]]:
-    training = FederatedTraining(settings(engine, **changes), TRAIN)
+    training = federated(settings(engine, **changes), TRAIN)
     return training, [training.run_round() for _ in range(rounds)]
 
 
 def assert_equal(rounds: int = 4, **changes: Any) -> None:
     fused, fused_losses = after(rounds, "fused", **changes)
     clients, client_losses = after(rounds, "clients", **changes)
-    start = FederatedTraining(settings("fused", **changes), TRAIN)
+    start = federated(settings("fused", **changes), TRAIN)
     assert not torch.allclose(start.model.theta[0], fused.model.theta[0], atol=1e-3), "nothing was learnt"
     for ours, literal in zip(fused.model.theta, clients.model.theta, strict=True):
         assert torch.allclose(ours, literal, rtol=1e-10, atol=1e-12)
@@ -91,7 +91,7 @@ def test_every_setting_both_can_express(changes: dict[str, Any]) -> None:
 
 
 def test_rows_of_absent_clients_stay() -> None:
-    training = FederatedTraining(settings("fused", method="fedavg", server={"participation": 0.3}), TRAIN)
+    training = federated(settings("fused", method="fedavg", server={"participation": 0.3}), TRAIN)
     before = training.model.W.clone()
     training.run_round()
     moved = (before != training.model.W).any(dim=1)
@@ -101,7 +101,7 @@ def test_rows_of_absent_clients_stay() -> None:
 def test_a_round_is_one_gradient_step_on_the_weighted_objective() -> None:
     """Against an objective written out without either engine: Σ p_u mean_j max(0, 0.9 - g(x_j)ᵀw_u)²."""
     changes = {"method": "fedavg-fixed", "server": {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}}
-    training = FederatedTraining(settings("fused", **changes), TRAIN)
+    training = federated(settings("fused", **changes), TRAIN)
     encoder, W = copy.deepcopy(training.model.encoder), training.model.W
     X = torch.from_numpy(TRAIN.features.toarray()).double()
     h = X @ encoder.embedding
@@ -135,7 +135,7 @@ def test_several_local_steps_are_what_a_plain_loop_does() -> None:
     split = Split(only.features, csr_matrix(labels.astype(np.float32)))
     changes = {"method": "fedavg", "client": {"epochs": 3}, "encoder": {"name": "linear"}}
     changes["server"] = {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}
-    training = FederatedTraining(settings("clients", **changes), split)
+    training = federated(settings("clients", **changes), split)
     E = training.model.encoder.embedding.detach().clone().requires_grad_()
     w = training.model.W[2].clone().requires_grad_()
     X = torch.from_numpy(split.features.toarray()).double()
@@ -154,7 +154,7 @@ def test_several_local_steps_are_what_a_plain_loop_does() -> None:
 
 
 def test_batches_cover_every_instance_once_an_epoch() -> None:
-    training = FederatedTraining(settings("clients", client={"batch_size": 2, "epochs": 2}), TRAIN)
+    training = federated(settings("clients", client={"batch_size": 2, "epochs": 2}), TRAIN)
     engine: Any = training.engine
     for client in training.federation.clients.tolist():
         batches = engine._batches(client, 0, 1)

@@ -7,15 +7,13 @@ import torch
 
 from fedalc.config import METHODS
 from fedalc.correlations import Correlations
-from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse
 from fedalc.methods import METHODS as CLASSES
 from fedalc.methods import make_method
 from fedalc.resolution import experiment
-from tests.problems import random_split
+from tests.problems import federated, random_split
 
 TRAIN = random_split(60, 20, 8, seed=4)
-KNOWN = Correlations.from_label_sets(TRAIN.labels)
 SMALL = {"dtype": "float64", "encoder": {"name": "linear", "dim": 10}}
 
 
@@ -29,7 +27,7 @@ def test_settings_and_classes_name_the_same_methods() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_start_at_unit_length_and_keep_it(method: str) -> None:
-    training = FederatedTraining(experiment({**SMALL, "method": method}), TRAIN)
+    training = federated(experiment({**SMALL, "method": method}), TRAIN)
     for _ in range(3):
         assert torch.allclose(training.model.W.norm(dim=1), torch.ones(8, dtype=torch.float64))
         training.run_round()
@@ -37,7 +35,7 @@ def test_rows_start_at_unit_length_and_keep_it(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg-fixed", "fedalc-fixed"])
 def test_a_fixed_W_never_moves(method: str) -> None:
-    training = FederatedTraining(experiment({**SMALL, "method": method}), TRAIN)
+    training = federated(experiment({**SMALL, "method": method}), TRAIN)
     before = training.model.W.clone()
     for _ in range(3):
         training.run_round()
@@ -46,7 +44,8 @@ def test_a_fixed_W_never_moves(method: str) -> None:
 
 def test_server_step_of_fedaws_by_hand() -> None:
     """Two rows at 60°: d = 1/2, and each is the other's nearest. ∇_0 of -d² over both orders is 2·2d·w_1 = 2 w_1."""
-    method = make_method(experiment({**SMALL, "method": "fedaws", "regularizer": {"lambda": 2.0, "rate": 0.1}}), KNOWN)
+    settings = experiment({**SMALL, "method": "fedaws", "regularizer": {"lambda": 2.0, "rate": 0.1}})
+    method = make_method(settings, 2)
     W = torch.tensor([[1.0, 0.0], [0.5, 3**0.5 / 2]], dtype=torch.float64)
     after = method.server_step(W, seeded())
     raw = W - 0.2 * 2 * W.flip(0)
@@ -59,7 +58,7 @@ def test_server_step_of_fedalc_by_hand() -> None:
 
     known = Correlations.from_label_sets(csr_matrix([[1, 0], [1, 1]]))
     keys = {"lambda": 3.0, "rate": 0.1, "margin": 1.0}
-    method = make_method(experiment({**SMALL, "method": "fedalc", "regularizer": keys}), known)
+    method = make_method(experiment({**SMALL, "method": "fedalc", "regularizer": keys}), 2, known)
     W = torch.tensor([[1.0, 0.0], [0.5, 3**0.5 / 2]], dtype=torch.float64)
     raw = W - 0.3 * 0.5 * W.flip(0)
     assert torch.allclose(method.server_step(W, seeded()), raw / raw.norm(dim=1, keepdim=True))
@@ -70,7 +69,7 @@ def test_fedalc_fixed_brings_labels_that_occur_together_near() -> None:
 
     pairs = csr_matrix([[1, 1, 0, 0]] * 5 + [[0, 0, 1, 1]] * 5)
     settings = experiment({**SMALL, "method": "fedalc-fixed", "fixed": {"steps": 300, "rate": 0.1}})
-    W = make_method(settings, Correlations.from_label_sets(pairs)).start(seeded())
+    W = make_method(settings, pairs.shape[1], Correlations.from_label_sets(pairs)).start(seeded())
     cosine = W @ W.T
     assert cosine[0, 1] > 0.9 and cosine[2, 3] > 0.9
     assert cosine[0, 2] < 0.1 and cosine[1, 3] < 0.1
@@ -81,7 +80,7 @@ def test_averaging_collapses_and_spreading_out_cures_it() -> None:
     apart = {"regularizer": {"lambda": 300.0, "rate": 1e-3, "neighbours": 7, "weighting": "sigma", "margin": 1.0}}
     after = {}
     for method in ("fedavg", "fedaws", "fedalc"):
-        training = FederatedTraining(experiment({**keys, **apart, "method": method}), TRAIN)
+        training = federated(experiment({**keys, **apart, "method": method}), TRAIN)
         for _ in range(60):
             training.run_round()
         after[method] = collapse(training.model.W)["mean_cosine"]
@@ -91,7 +90,7 @@ def test_averaging_collapses_and_spreading_out_cures_it() -> None:
 
 def test_a_sample_of_candidates_changes_with_the_round() -> None:
     settings = experiment({**SMALL, "method": "fedaws", "regularizer": {"candidates": 3}})
-    method = make_method(settings, KNOWN)
+    method = make_method(settings, TRAIN.labels.shape[1])
     W = method.start(seeded())
     first = method.candidates(W, torch.Generator().manual_seed(1))  # type: ignore[attr-defined]
     second = method.candidates(W, torch.Generator().manual_seed(2))  # type: ignore[attr-defined]

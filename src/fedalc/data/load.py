@@ -80,6 +80,21 @@ def load_file(
     return split
 
 
+def load_held(name_or_path: str | Path, data_dir: Path | str | None = None) -> tuple[Split, tuple[str, ...]]:
+    """What a party holds, and the labels' names: a file, the train file of a folder, or that of a known dataset."""
+    path = Path(name_or_path)
+    if path.is_file():
+        read = _parse(path, LabelRule(), cache=False)
+        return read.split, read.label_names or _label_names(path.parent, read.split.labels.shape[1])
+    if path.is_dir() and not catalog.is_known(str(name_or_path)):
+        candidates = [p for p in sorted(path.iterdir()) if (m := _SPLIT_FILE.fullmatch(p.name)) and m[1] == "train"]
+        if len(candidates) != 1:
+            raise DataError("expected one file whose name ends with train.txt or train.arff (.gz, .bz2)", path)
+        return load_held(candidates[0])
+    dataset = load_dataset(name_or_path, data_dir)
+    return dataset.train, dataset.label_names
+
+
 def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Dataset:
     files = find_split_files(folder)
     parsed = {split: _parse(path, rule, cache) for split, path in files.items()}

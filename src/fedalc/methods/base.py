@@ -13,24 +13,23 @@ import torch
 from torch import Tensor
 
 from fedalc.config import Experiment
-from fedalc.correlations import Correlations
 from fedalc.geometry import orthogonal_rows, random_rows, unit_rows
-from fedalc.regularizers import Regularizer
+from fedalc.regularizers import Objective
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Built once per run. `correlations` is what the server learnt from the collection of label sets."""
+    """Built once per training."""
 
     settings: Experiment
-    correlations: Correlations
+    label_count: int
 
     #: Do owners train their rows? Then rows travel with θ in every round; otherwise once, before round 1.
     trains_rows: ClassVar[bool]
 
     def start(self, generator: torch.Generator) -> Tensor:
         """W before round 1: spread out, one unit row per label."""
-        rows, dim = self.correlations.label_count, self.settings.encoder.dim
+        rows, dim = self.label_count, self.settings.encoder.dim
         draw = orthogonal_rows if self.settings.embeddings.start == "orthogonal" else random_rows
         return draw(rows, dim, generator, getattr(torch, self.settings.dtype))
 
@@ -49,7 +48,7 @@ class Method(ABC):
         """W after the server's own step, from the rows as the clients left them."""
 
 
-def descend(W: Tensor, regularizer: Regularizer, rate: float) -> Tensor:
+def descend(W: Tensor, regularizer: Objective, rate: float) -> Tensor:
     """One projected gradient step: unit(W - rate·∇reg(W))."""
     _, gradient = regularizer.value_and_gradient(W)
     return unit_rows(W - rate * gradient)

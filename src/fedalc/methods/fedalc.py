@@ -5,43 +5,83 @@ The server pushes two labels apart the more, the more often one occurs without t
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from fedalc.methods.base import descend
+from fedalc.config import Experiment
+from fedalc.correlations import Correlations
+from fedalc.methods.base import Method, descend
 from fedalc.methods.fedavg import FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
-from fedalc.regularizers import AllPairs, NearestPairs, Regularizer, Sum, Together, attract, repel_within
+from fedalc.privacy import PrivateLabelSets
+from fedalc.regularizers import AllPairs, NearestPairs, Objective, Regularizer, Sum, Together, attract, repel_within
 
 
-class FedALC(FedAwS):
+@dataclass(frozen=True)
+class UsesLabels(Method):
+    """A method whose server learns from label correlations. `labels` comes from the collection of label sets."""
+
+    labels: Correlations | PrivateLabelSets
+
+    @staticmethod
+    @abstractmethod
+    def steps_on_labels(settings: Experiment) -> int:
+        """How many steps of a training look at the labels, at most: what a privacy budget is divided by."""
+
+    def from_labels(self, build: Callable[[Correlations], Regularizer], generator: torch.Generator) -> Objective:
+        """What `build` makes of the correlations, or what stands for it when each step is private."""
+        if isinstance(self.labels, PrivateLabelSets):
+            return self.labels.gradient_of(build, generator)
+        return build(self.labels)
+
+
+class FedALC(UsesLabels, FedAwS):
     """FedAwS with a weight per pair: Σ_u Σ_v σ_uv max(0, ν - d)², σ_uv = (n_u - c_uv) / N, or as `weighting` says.
 
     `mined`: v among the K nearest of u, ν fixed or adaptive. `full`: all v ≠ u.
     """
 
-    def regularizer(self, W: Tensor, generator: torch.Generator) -> Regularizer:
+    @staticmethod
+    def steps_on_labels(settings: Experiment) -> int:
+        return settings.rounds
+
+    def regularizer(self, W: Tensor, generator: torch.Generator) -> Objective:
         settings = self.settings.regularizer
         potential = None if settings.margin == "adaptive" else repel_within(settings.margin)
-        if settings.form == "mined":
-            candidates = self.candidates(W, generator)
-            return NearestPairs(settings.neighbours, potential, self.correlations, settings.weighting, candidates)
-        assert potential is not None  # refused by the settings' validation
-        return AllPairs(potential, self.correlations, settings.weighting)
+        candidates = self.candidates(W, generator)
+
+        def build(known: Correlations) -> Regularizer:
+            if settings.form == "mined":
+                return NearestPairs(settings.neighbours, potential, known, settings.weighting, candidates)
+            assert potential is not None  # refused by the settings' validation
+            return AllPairs(potential, known, settings.weighting)
+
+        return self.from_labels(build, generator)
 
 
-class FedALCFixed(FedAvgFixed):
+class FedALCFixed(UsesLabels, FedAvgFixed):
     """W is learnt from the correlations before round 1, then frozen: it travels once.
 
     T' steps on Σ_{u≠v} [ α (c_uv/N) d² + β σ_uv max(0, ν - d)² ].
     """
 
+    @staticmethod
+    def steps_on_labels(settings: Experiment) -> int:
+        return settings.fixed.steps
+
     def start(self, generator: torch.Generator) -> Tensor:
         settings = self.settings.fixed
-        together = Together(attract, self.correlations)
-        apart = AllPairs(repel_within(settings.margin), self.correlations, settings.weighting)
+
+        def build(known: Correlations) -> Regularizer:
+            together = Together(attract, known)
+            apart = AllPairs(repel_within(settings.margin), known, settings.weighting)
+            return Sum(((settings.alpha, together), (settings.beta, apart)))
+
         W = super().start(generator).to(self.settings.device)
-        objective = Sum(((settings.alpha, together), (settings.beta, apart)))
         for _ in range(settings.steps):
-            W = descend(W, objective, settings.rate)
+            W = descend(W, self.from_labels(build, generator), settings.rate)
         return W

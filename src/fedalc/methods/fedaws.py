@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedalc.methods.base import Method, descend
-from fedalc.regularizers import AllPairs, NearestPairs, Regularizer, repel, repel_within
+from fedalc.regularizers import AllPairs, NearestPairs, Objective, repel, repel_within
 
 
 class FedAwS(Method):
@@ -23,7 +23,7 @@ class FedAwS(Method):
         settings = self.settings.regularizer
         return descend(W, self.regularizer(W, generator), settings.lambda_ * settings.rate)
 
-    def regularizer(self, W: Tensor, generator: torch.Generator) -> Regularizer:
+    def regularizer(self, W: Tensor, generator: torch.Generator) -> Objective:
         settings = self.settings.regularizer
         if settings.form == "mined":
             return NearestPairs(settings.neighbours, repel, candidates=self.candidates(W, generator))

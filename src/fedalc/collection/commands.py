@@ -1,0 +1,207 @@
+"""`fedalc key …`, `fedalc collect …`, `fedalc audit`: the collection of label sets with files, and a look at what it
+tells the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, Identity
+from fedalc.errors import ConfigError, DataError, FedalcError
+
+key_app = typer.Typer(help="The key the clients share and the server never has: new.", rich_markup_mode=None)
+collect_app = typer.Typer(
+    help="Collect label sets with files: client, server.", no_args_is_help=True, rich_markup_mode=None
+)
+
+DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
+KeyFile = Annotated[Path | None, typer.Option("--key", help="the clients' key file (make one: fedalc key new FILE)")]
+AlgorithmOption = Annotated[str, typer.Option("--algorithm", help=", ".join(get_args(Algorithm)))]
+
+
+@key_app.callback(no_args_is_help=True)
+def _key() -> None: ...
+
+
+@key_app.command("new")
+def new_key(file: Annotated[Path, typer.Argument(help="where it goes; never overwritten")]) -> None:
+    """A new key from the system's randomness, readable by you alone. Give it to the other clients, not the server."""
+    from fedalc.collection.keys import Key
+
+    key = Key.fresh()
+    key.write(file)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{file}: a new key, with check value {key.check} (the same for all who have this key)")
+
+
+@collect_app.command()
+def client(
+    data: Annotated[str, typer.Argument(help="what this party holds: a file, a folder with a train file, or a name")],
+    key: KeyFile = None,
+    out: Annotated[Path, typer.Option(help="the message file to send to the server")] = Path("messages.fedalc"),
+    labels: Annotated[
+        str | None, typer.Option(help="only these labels, by name, comma-separated (default: all)")
+    ] = None,
+    client_name: Annotated[
+        str | None, typer.Option("--client", help="what the server may call this party (default: a random name)")
+    ] = None,
+    identity: Annotated[
+        str, typer.Option(help="what makes two instances the same: content, record (with --records), embedding")
+    ] = "content",
+    records: Annotated[Path | None, typer.Option(help="the instances' record names, one per line")] = None,
+    algorithm: AlgorithmOption = "hmac-sha256",
+    digest_bytes: Annotated[int, typer.Option(help="length of a digest, 8 to 64")] = 16,
+    quantum: Annotated[float, typer.Option(help="embedding: round to multiples of it; 0: raw, as in the paper")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="embedding: of the encoder all clients start from")] = 0,
+    data_dir: DataDir = None,
+) -> None:
+    """Hash what this party holds under the key, into a file for the server."""
+    from fedalc.collection.messages import make_messages
+    from fedalc.collection.simulation import SharedEncoder, canonical_instances, identity_name, make_hasher, unambiguous
+    from fedalc.data.load import load_held
+
+    settings = _settings(algorithm, digest_bytes, identity, quantum, key)
+    if (settings.identity == "record") != (records is not None):
+        raise ConfigError("--identity record and --records FILE belong together")
+    hasher = make_hasher(settings)
+    split, names = load_held(data, data_dir)
+    names = tuple(unambiguous(names))
+    own = _columns_of(labels, names) if labels else list(range(len(names)))
+    held = split.labels[:, own]
+    kept = held.getnnz(axis=1) > 0
+    if not kept.any():
+        raise DataError("no instance here carries one of these labels: nothing to send", data)
+    record_names = None if records is None else _read_records(records, len(split))
+    chosen = None if record_names is None else [record_names[row] for row in kept.nonzero()[0]]
+    canonical = canonical_instances(
+        split.features[kept], settings.identity, chosen, settings.quantum, SharedEncoder(EncoderSettings(), seed)
+    )
+    own_names = [names[label] for label in own]
+    sent = make_messages(hasher, identity_name(settings), client_name, canonical, held[kept], own_names)
+    sent.save(out)
+    Console(highlight=False, soft_wrap=True).print(
+        f"{out}: {len(sent):,} messages of client {sent.client}, {len(sent.pseudonyms):,} labels, "
+        f"{out.stat().st_size:,} bytes, {sent.protocol.algorithm}"
+        + (f", key check {sent.protocol.key_check}" if sent.protocol.key_check else "; NO KEY: open to guessing")
+    )
+
+
+@collect_app.command()
+def server(
+    files: Annotated[list[Path], typer.Argument(help="the clients' message files, in any order")],
+    out: Annotated[Path, typer.Option(help="the correlations: for fedalc train --correlations")] = Path("correlations"),
+    max_labels: Annotated[int, typer.Option(min=1, help="an instance with more labels is left out")] = 1000,
+    shared_labels: Annotated[
+        bool, typer.Option("--shared-labels", help="several clients may hold one label (default: contested, refused)")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="refuse everything when anything is refused")] = False,
+    epsilon: Annotated[float | None, typer.Option(help="differential privacy: noise the counts, at this ε")] = None,
+    delta: Annotated[float, typer.Option(help="… and this δ")] = 1e-5,
+    labels_per_instance: Annotated[int, typer.Option(min=1, help="… an instance counts with this many labels")] = 3,
+) -> None:
+    """Join the clients' messages into counts of labels and of pairs of labels. Needs no key and learns no name."""
+    from fedalc.collection.collected import Collected
+    from fedalc.collection.joining import join, read_messages
+
+    messages, notes = read_messages(files)
+    if not messages:
+        raise FedalcError("none of the files could be read:\n  " + "\n  ".join(notes))
+    joined = join(messages, max_labels=max_labels, shared_labels=shared_labels)
+    notes = [*notes, *joined.notes]
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    for note in notes:
+        errors.print(f"refused: {note}", style="yellow", markup=False)
+    if strict and notes:
+        raise FedalcError(f"{len(notes)} refusals, and --strict: nothing was written")
+    collected = Collected.from_joined(joined)
+    if epsilon is not None:
+        from fedalc.knowledge import noised
+
+        collected = noised(collected, joined.label_sets, epsilon, delta, labels_per_instance)
+    collected.save(out)
+    known = collected.correlations
+    Console(highlight=False, soft_wrap=True).print(
+        f"{out}: {known.instances:,} instances, {known.label_count:,} labels, {known.together.nnz // 2:,} pairs of "
+        f"labels that occur together" + (f", ε = {epsilon:g}, δ = {delta:g}" if epsilon is not None else "")
+    )
+
+
+def audit(
+    candidates: Annotated[str, typer.Argument(help="instances the server suspects: a file, folder or dataset's name")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="message files to attack (default: made here, in every mode)")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="a client has passed its key on to the server")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Play the curious server: guess instances and label names, and list what the join tells in any case."""
+    import fedalc.collection.audit as play
+    from fedalc.data.load import load_held
+
+    split, names = load_held(candidates, data_dir)
+    rounds = play.attack_files(files, split, names, key) if files else play.attack_every_mode(split, names)
+    console = Console(highlight=False, soft_wrap=True)
+    totals = rounds[0].found
+    table = Table("messages", "the server has", "instances", "names", "names by frequency")
+    for attempt in rounds:
+        found = attempt.found
+        numbers = (found.instances, found.labels, attempt.by_frequency)
+        table.add_row(attempt.messages, attempt.weapon, *(f"{number:,}" for number in numbers))
+    console.print(f"Found of {totals.of_instances:,} instances and {totals.of_labels:,} label names:")
+    console.print(table)
+    for line in play.describe(rounds[0].learnt):
+        console.print(line)
+
+
+def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, key: Path | None) -> CollectionSettings:
+    from pydantic import ValidationError
+
+    for value, known, option in ((algorithm, Algorithm, "--algorithm"), (identity, Identity, "--identity")):
+        if value not in get_args(known):
+            raise ConfigError(f"{option}: unknown {value!r}; there are {', '.join(get_args(known))}")
+    keyed = algorithm.startswith("hmac-")
+    if keyed and key is None:
+        raise ConfigError("--key: give the key file the clients share (make one: fedalc key new FILE)")
+    if not keyed and key is not None:
+        raise ConfigError(f"--key: {algorithm} uses no key; did you mean hmac-{algorithm}?")
+    try:
+        return CollectionSettings.model_validate(
+            {
+                "algorithm": algorithm,
+                "digest_bytes": digest_bytes,
+                "identity": identity,
+                "quantum": quantum,
+                "key": None if key is None else str(key),
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+
+
+def _columns_of(wanted: str, names: tuple[str, ...]) -> list[int]:
+    place = {name: column for column, name in enumerate(names)}
+    asked = [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in asked if name not in place]
+    if unknown or not asked:
+        raise ConfigError(f"--labels: there is no label {unknown[0]!r}" if unknown else "--labels: names no label")
+    return sorted({place[name] for name in asked})
+
+
+def _read_records(path: Path, count: int) -> list[str]:
+    try:
+        names = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text", path) from None
+    if len(names) != count:
+        raise DataError(f"has {len(names)} record names, one per line, for {count} instances", path)
+    seen: dict[str, int] = {}
+    for line, name in enumerate(names, 1):
+        if name in seen:
+            raise DataError(f"the same record as in line {seen[name]}", path, line)
+        seen[name] = line
+    return names
