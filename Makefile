@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench results clean
+.PHONY: help setup demo test lint bench results privacy clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -32,9 +32,13 @@ lint: $(READY)  ## ruff and mypy
 
 bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
 	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/joining.py
 
 results: $(READY)  ## the README's tables again (needs FEDALC_DATA; about an hour)
 	$(BIN)/python benchmarks/results.py
+
+privacy: $(READY)  ## P@1 against ε, again (needs FEDALC_DATA; about half an hour)
+	$(BIN)/python benchmarks/privacy.py
 
 clean:  ## remove .venv and caches (runs stay)
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
