@@ -29,14 +29,13 @@ OUT = Path(__file__).with_name("engines.json")
 def training(dataset: str, engine: str) -> Any:
     from fedalc.data import Split, load_dataset
     from fedalc.encoders import scale_rows
-    from fedalc.federated import FederatedTraining
-    from fedalc.knowledge import learn_labels
+    from fedalc.federated import FederatedTraining, knowledge_for
     from fedalc.resolution import experiment
 
     settings = experiment({"engine": engine, "method": "fedalc", "encoder": {"name": "mlp", "dropout": 0.0}})
     train = load_dataset(dataset).train
     scaled = Split(scale_rows(train.features, "unit"), train.labels)
-    return FederatedTraining(settings, scaled, learn_labels(settings, train))
+    return FederatedTraining(settings, scaled, knowledge_for(settings, train))
 
 
 def peak_gflops() -> float:

@@ -11,8 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
-from fedalc.federated import FederatedTraining
-from fedalc.knowledge import learn_labels
+from fedalc.federated import FederatedTraining, knowledge_for
 
 
 def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:
@@ -33,7 +32,7 @@ def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels
 
 def federated(settings: Experiment, train: Split) -> FederatedTraining:
     """A training whose server has collected the labels as it does in a run."""
-    return FederatedTraining(settings, train, learn_labels(settings, train))
+    return FederatedTraining(settings, train, knowledge_for(settings, train))
 
 
 def real_data(name: str) -> Path:

@@ -14,8 +14,8 @@ import fedalc
 from fedalc.collection.keys import Key
 from fedalc.correlations import Correlations
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.federated import FederatedTraining
-from fedalc.knowledge import LabelKnowledge, learn_labels
+from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.knowledge import LabelKnowledge
 from fedalc.privacy import PrivateLabelSets
 from tests.problems import federated, random_split, real_data, small_dataset
 
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 
 
 def learnt(method: str = "fedalc", **keys: Any) -> LabelKnowledge:
-    knowledge = learn_labels(fedalc.experiment({**SMALL, "method": method, **keys}), TRAIN)
+    knowledge = knowledge_for(fedalc.experiment({**SMALL, "method": method, **keys}), TRAIN)
     assert knowledge is not None
     return knowledge
 
@@ -55,7 +55,7 @@ def test_the_collection_gives_what_Y_gives(algorithm: str) -> None:
 def test_the_collection_gives_what_Y_gives_on_real_data(name: str) -> None:
     real_data(name)
     data = fedalc.load_dataset(name)
-    knowledge = learn_labels(fedalc.experiment({"method": "fedalc"}), data.train, data.label_names)
+    knowledge = knowledge_for(fedalc.experiment({"method": "fedalc"}), data.train, data.label_names)
     assert knowledge is not None and isinstance(knowledge.labels, Correlations)
     assert_same_bits(knowledge.labels, Correlations.from_label_sets(data.train.labels))
 
@@ -77,7 +77,7 @@ def test_identity_by_embedding_joins_what_content_joins_in_one_process() -> None
     found = []
     for identity in ("content", "embedding"):
         settings = fedalc.experiment({"method": "fedalc", "collection": {"identity": identity}})
-        knowledge = learn_labels(settings, data.train, data.label_names)
+        knowledge = knowledge_for(settings, data.train, data.label_names)
         assert knowledge is not None and isinstance(knowledge.labels, Correlations)
         found.append(knowledge.labels)
     assert_same_bits(*found)
@@ -85,14 +85,14 @@ def test_identity_by_embedding_joins_what_content_joins_in_one_process() -> None
 
 def test_labels_of_the_same_name_are_told_apart() -> None:
     settings = fedalc.experiment({**SMALL, "method": "fedalc"})
-    knowledge = learn_labels(settings, TRAIN, ["same"] * TRAIN.labels.shape[1])
+    knowledge = knowledge_for(settings, TRAIN, ["same"] * TRAIN.labels.shape[1])
     assert knowledge is not None and isinstance(knowledge.labels, Correlations)
     assert_same_bits(knowledge.labels, Correlations.from_label_sets(TRAIN.labels))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-fixed", "fedaws"])
 def test_methods_that_use_no_labels_collect_none(method: str) -> None:
-    assert learn_labels(fedalc.experiment({**SMALL, "method": method}), TRAIN) is None
+    assert knowledge_for(fedalc.experiment({**SMALL, "method": method}), TRAIN) is None
     assert fedalc.train(data=DATA, **{**SMALL, "method": method}).result["collection"] is None
 
 

@@ -12,13 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedalc.errors import ConfigError
 
-MethodName = Literal["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"]
+MethodName = Literal[
+    "fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot"
+]  # fmt: skip
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
 Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three: no key
 Identity = Literal["record", "content", "embedding"]  # what makes two parties' instances the same: docs/privacy.md
 METHODS: tuple[str, ...] = get_args(MethodName)
 PRESETS: tuple[str, ...] = get_args(PresetName)
+SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
+FIXED_ROWS = ("fedavg-fixed", "fedalc-fixed", *SQUARE_ONLY)
 NONE = "none"  # TOML has no word for it
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -48,7 +52,8 @@ class EncoderSettings(Settings):
     dim: Count = 512
     embedding: Count = 512  # mlp only: what the sparse features are embedded into
     hidden: tuple[Count, ...] = (1024, 1024)  # mlp only
-    start: Literal["he", "framework"] = "he"
+    start: Literal["he", "framework", "zero"] = "he"  # zero: linear only
+    output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, as the square loss wants it
     features: Literal["unit", "mean", "raw"] = "unit"  # row scaling: length 1, average of the rows used, or as they are
     dropout: Share = 0.0
 
@@ -62,7 +67,11 @@ class ClientSettings(Settings):
     row_learning_rate: NotNegative | None = None  # for the client's own row; None: the same
     momentum: Share = 0.0
     weight_decay: NotNegative = 0.0
-    margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # the score a positive pair has to reach
+    loss: Literal["hinge", "square"] = "hinge"  # of a positive pair; square: docs/exact.md
+    margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # hinge: the score a pair has to reach
+    set_size: Literal["exact", "expected", "ignored"] = "exact"  # square: what a client knows of m, see docs/exact.md
+    label_power: Share = 0.0  # square: label u counts (n_u + label_offset)^-label_power, over the largest of these
+    label_offset: NotNegative = 30.0
 
     @property
     def row_rate(self) -> float:
@@ -72,12 +81,13 @@ class ClientSettings(Settings):
 class ServerSettings(Settings):
     """Who takes part, how clients are weighted, and the optimiser that applies the averaged change of θ."""
 
-    optimizer: Literal["sgd", "momentum", "adam", "adagrad"] = "sgd"
+    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "cg"] = "sgd"  # cg: conjugate gradients
     learning_rate: Positive = 1.0
     momentum: Share = 0.9  # `momentum`, and adam's first moment
     beta2: Share = 0.999
     epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay each round
+    ridge: NotNegative = 1.0  # cg and fedalc-oneshot: penalty ridge·‖θ‖² beside the sum over instances
     ema: Share = 0.0  # averaged weights, used for evaluation and in the saved model
     weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -86,7 +96,7 @@ class ServerSettings(Settings):
 class EmbeddingSettings(Settings):
     """How the class embeddings W start."""
 
-    start: Literal["orthogonal", "random"] = "orthogonal"
+    start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: see geometry.frequency_rows
 
 
 class RegularizerSettings(Settings):
@@ -198,8 +208,31 @@ class Experiment(Settings):
                 'an adaptive margin is the distance to the (K+1)-th nearest class, so it needs form = "mined"',
                 "regularizer.margin",
             )
+        self._square_agrees()
         self._collection_agrees()
         return self
+
+    def _square_agrees(self) -> None:
+        """What the square loss, and what solves it, can and cannot be put together with."""
+        square = self.client.loss == "square"
+        if self.method in SQUARE_ONLY and not square:
+            raise ConfigError(f"{self.method} is the method of the square loss", "client.loss")
+        if self.encoder.start == "zero" and self.encoder.name != "linear":
+            raise ConfigError("an mlp that starts at zero stays there; use he", "encoder.start")
+        solves = "server.optimizer" if self.server.optimizer == "cg" else "method"
+        if self.server.optimizer == "cg" or self.method == "fedalc-oneshot":
+            for possible, need in (
+                (square, 'client.loss = "square"'),
+                (self.encoder.name == "linear", 'encoder.name = "linear"'),
+                (self.encoder.output == "raw", 'encoder.output = "raw"'),
+                (self.method in FIXED_ROWS, "a method with fixed class embeddings"),
+                (self.server.weights == "samples", 'server.weights = "samples"'),
+                (self.server.participation == 1, "server.participation = 1"),
+                (self.client.epochs == 1 and self.client.batch_size is None, "one full-batch step a client"),
+                (self.client.momentum == 0 and self.client.weight_decay == 0, "no momentum or decay at the client"),
+            ):
+                if not possible:
+                    raise ConfigError(f"the objective is a quadratic only with {need}", solves)
 
     def _collection_agrees(self) -> None:
         collection, privacy = self.collection, self.privacy
@@ -218,6 +251,17 @@ class Experiment(Settings):
                 "privacy.mechanism",
             )
         weighting = {"fedalc": self.regularizer.weighting, "fedalc-fixed": self.fixed.weighting}.get(self.method)
+        told_sizes = self.client.loss == "square" and self.client.set_size == "exact"
+        if told_sizes and (privacy.mechanism is not None or collection.correlations is not None):
+            raise ConfigError(
+                "the size of each instance's label set is neither in a file of counts nor covered by noise on them; "
+                'use "expected", which follows from the counts',
+                "client.set_size",
+            )
+        needs_counts = self.method in SQUARE_ONLY or self.embeddings.start == "by-frequency"
+        sizes = self.client.set_size != "ignored" or self.client.label_power > 0
+        if privacy.mechanism == "gradients" and (needs_counts or (self.client.loss == "square" and sizes)):
+            raise ConfigError('these settings need counts of labels: use "counts"', "privacy.mechanism")
         if privacy.mechanism == "gradients" and weighting in ("gamma", "conditional"):
             raise ConfigError(
                 f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,26 @@ from fedalc.data.dataset import Split
 from fedalc.encoders import Dropout, text_encoder
 from fedalc.engines import make_engine
 from fedalc.geometry import unit_rows
-from fedalc.knowledge import LabelKnowledge
+from fedalc.knowledge import LabelKnowledge, learn_labels
 from fedalc.ledger import Ledger
-from fedalc.methods import Method, make_method
+from fedalc.methods import METHODS, Method, make_method
 from fedalc.model import Model, model_with
 from fedalc.seeds import torch_generator
-from fedalc.server import AveragedWeights, ServerOptimizer, sample_clients
+from fedalc.server import AveragedWeights, make_optimizer, sample_clients
+
+
+def knowledge_for(
+    settings: Experiment, train: Split, names: Sequence[str] | None = None, phase: str = "fit", phases: int = 1
+) -> LabelKnowledge | None:
+    """What the server of a training learns of its labels. None where the method wants none, and where there are none.
+
+    The phases of a run share its privacy budget.
+    """
+    method = METHODS[settings.method]
+    if not method.wants_labels(settings) or train.labels.nnz == 0:
+        return None
+    looks = 1 if settings.privacy.mechanism == "counts" else method.looks_at_labels(settings)
+    return learn_labels(settings, train, phases * looks, names, phase)
 
 
 class FederatedTraining:
@@ -33,19 +48,19 @@ class FederatedTraining:
         self.method = self._make_method()
         self.engine = make_engine(settings, self.federation, self.method)
         self.model = self._start_model(train.features.shape[1])
-        self.server = ServerOptimizer(self.model.theta, settings.server)
+        self.server = make_optimizer(self.model.theta, settings, int(self.federation.counts.sum()))
         self.average = AveragedWeights([*self.model.theta, self.model.W], settings.server.ema)
         self.ledger = Ledger()
         if knowledge is not None:
             self.ledger.up += knowledge.bytes_up
+            self.ledger.down += knowledge.bytes_down
         self.round_number = 0
         self.seconds = 0.0
         if not self.method.trains_rows:
             self.ledger.rows_once(self.model.W, len(self.federation.clients))
 
     def _make_method(self) -> Method:
-        labels = None if self.knowledge is None else self.knowledge.labels
-        return make_method(self.settings, self.federation.labels.shape[1], labels)
+        return make_method(self.settings, self.federation.labels.shape[1], self.knowledge)
 
     def _start_model(self, feature_count: int) -> Model:
         settings = self.settings
@@ -64,6 +79,9 @@ class FederatedTraining:
         self.round_number += 1
         settings, t = self.settings, self.round_number
         clients = sample_clients(self.federation.clients, settings.server.participation, settings.seed, t)
+        if self.method.one_round:
+            return self._solve(clients, began)
+        self.server.aim()
         result = self.engine.run(self.model, clients, self._dropout(t), t)
         self.server.apply(result.change)
         self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
@@ -71,6 +89,17 @@ class FederatedTraining:
         self.ledger.round(self.model.theta, self.model.W, len(clients), self.method.trains_rows)
         self.seconds += time.perf_counter() - began
         return result.loss
+
+    @torch.no_grad()
+    def _solve(self, clients: np.ndarray, began: float) -> float:
+        """The whole training, where the clients' sums determine it."""
+        sums = self.engine.sums(self.model, clients)
+        (theta,) = self.model.theta
+        theta.copy_(sums.solve(self.settings.server.ridge))
+        self.average.update([theta, self.model.W], self.round_number)
+        self.ledger.sums(theta.shape[0], theta.element_size(), len(clients))
+        self.seconds += time.perf_counter() - began
+        return sums.loss(theta)
 
     def _dropout(self, t: int) -> Dropout | None:
         rate = self.settings.encoder.dropout

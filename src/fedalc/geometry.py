@@ -57,6 +57,31 @@ def orthogonal_rows(rows: int, dim: int, generator: torch.Generator, dtype: torc
     return unit_rows(torch.cat(blocks)).to(dtype)
 
 
+def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Unit rows that interfere least where it costs most: frequent labels have an axis of their own.
+
+    Where all labels fit (rows ≤ dim) each has one. Otherwise the k commonest have, as long as one's count times the
+    axes left is more than all counts that are left (the condition under which giving it a whole axis lowers Σ n_u n_v
+    (w_uᵀw_v)², the sum of squared cross-talk); at least an eighth of the axes remain. The others share these, in
+    random orthogonal runs in the order of their counts.
+    """
+    rows = len(counts)
+    order = counts.argsort(descending=True, stable=True)
+    rest, alone = counts.double().sum().item(), 0
+    if rows <= dim:
+        alone = rows
+    else:
+        for count in counts[order].tolist():
+            if alone >= dim - dim // 8 or count * (dim - alone) <= rest:
+                break
+            rest, alone = rest - count, alone + 1
+    W = torch.zeros(rows, dim, dtype=dtype)
+    W[order[:alone], torch.arange(alone)] = 1
+    if alone < rows:
+        W[order[alone:], alone:] = orthogonal_rows(rows - alone, dim - alone, generator, dtype)
+    return W
+
+
 def random_rows(rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """Independent unit rows, uniform over directions."""
     return unit_rows(torch.randn(rows, dim, generator=generator, dtype=torch.float64)).to(dtype)

@@ -18,7 +18,6 @@ from fedalc.collection.simulation import SharedEncoder, collect, make_hasher, un
 from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.data.dataset import Split
-from fedalc.methods import METHODS, UsesLabels
 from fedalc.privacy import PrivateLabelSets, noise_multiplier, noisy_correlations, spent_epsilon
 from fedalc.seeds import derived_seed
 
@@ -28,7 +27,9 @@ class LabelKnowledge:
     """`labels` is what a method gets. The rest says what it took and what was spent."""
 
     labels: Correlations | PrivateLabelSets
+    set_sizes: np.ndarray | None = None  # m of every instance, where clients are told
     bytes_up: int = 0
+    bytes_down: int = 0
     collection: dict[str, Any] = field(default_factory=dict)
     noise_multiplier: float | None = None
 
@@ -63,15 +64,12 @@ class LabelKnowledge:
 
 
 def learn_labels(
-    settings: Experiment, train: Split, names: Sequence[str] | None = None, phase: str = "fit", phases: int = 1
-) -> LabelKnowledge | None:
-    """Collect, in simulation or from a file, and protect as the settings ask: for one phase of a run with `phases`.
+    settings: Experiment, train: Split, looks: int, names: Sequence[str] | None = None, phase: str = "fit"
+) -> LabelKnowledge:
+    """Collect, in simulation or from a file, and protect as the settings ask.
 
-    None for the methods that do not use labels, and where there are none.
+    `looks` is how often noised figures may be taken from label sets, over all phases of the run.
     """
-    method = METHODS[settings.method]
-    if not issubclass(method, UsesLabels) or train.labels.nnz == 0:
-        return None
     names = [str(label) for label in range(train.labels.shape[1])] if names is None else names
     if settings.collection.correlations is not None:
         collected = Collected.load(settings.collection.correlations)
@@ -82,17 +80,18 @@ def learn_labels(
     privacy = settings.privacy
     if privacy.mechanism is None:
         exact = Correlations.from_label_sets(collection.label_sets)
-        return LabelKnowledge(exact, collection.bytes_up, collection.facts)
+        told = settings.client.loss == "square" and settings.client.set_size == "exact"
+        sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if told else (None, 0)
+        return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
     rate = privacy.sample_rate if privacy.mechanism == "gradients" else 1.0
-    looks = phases * (1 if privacy.mechanism == "counts" else max(1, method.steps_on_labels(settings)))
-    z = noise_multiplier(privacy.epsilon, privacy.delta, looks, rate)
+    z = noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), rate)
     labels: Correlations | PrivateLabelSets
     if privacy.mechanism == "counts":
         noise = _noise(settings, phase)
         labels = noisy_correlations(collection.label_sets, privacy.labels_per_instance, z, noise)
     else:
         labels = PrivateLabelSets(collection.label_sets, privacy, z)
-    return LabelKnowledge(labels, collection.bytes_up, collection.facts, z)
+    return LabelKnowledge(labels, None, collection.bytes_up, 0, collection.facts, z)
 
 
 def noised(

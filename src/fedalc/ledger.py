@@ -23,6 +23,11 @@ class Ledger:
         """Before round 1 each client receives its own row: all that ever travels of a fixed W."""
         self.down += clients * payload_bytes([W[0]])
 
+    def sums(self, features: int, number: int, clients: int) -> None:
+        """Once: each client sends half of a symmetric features × features matrix, whole, as a masked sum has to be, and
+        a vector. It receives nothing."""
+        self.up += clients * number * (features * (features + 1) // 2 + features)
+
     def round(self, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool) -> None:
         """Each participant receives θ, and its row if rows are trained, and sends back as much."""
         each = payload_bytes(theta) + (payload_bytes([W[0]]) if rows_travel else 0)

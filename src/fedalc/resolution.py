@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedalc.config import METHODS, PRESETS, Experiment
+from fedalc.config import METHODS, PRESETS, SQUARE_ONLY, Experiment
 from fedalc.errors import ConfigError
 
 
@@ -41,7 +41,17 @@ def experiment(
     encoder = asked.get("encoder")
     values = preset(name, method, encoder.get("name") if isinstance(encoder, Mapping) else None)
     _merge(values, asked)
+    _fit_loss(values, method)
     return _validated(values, file)
+
+
+def _fit_loss(values: dict[str, Any], method: str) -> None:
+    """What follows from the method and the loss unless it was asked for otherwise."""
+    client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
+    if not isinstance(client, dict) or not isinstance(encoder, dict):
+        return  # refused by the validation
+    client.setdefault("loss", "square" if method in SQUARE_ONLY else "hinge")
+    encoder.setdefault("output", "raw" if client["loss"] == "square" else "unit")
 
 
 def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:

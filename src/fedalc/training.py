@@ -24,10 +24,10 @@ from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.evaluation import evaluate
-from fedalc.federated import FederatedTraining
+from fedalc.federated import FederatedTraining, knowledge_for
 from fedalc.geometry import collapse
 from fedalc.interrupt import Interrupt
-from fedalc.knowledge import learn_labels, privacy_spent
+from fedalc.knowledge import privacy_spent
 from fedalc.metrics import Propensity
 from fedalc.model import Model, model_with
 
@@ -150,7 +150,7 @@ class Training:
     def _begin(self, train: Split) -> FederatedTraining:
         """A phase's training. Its clients hold other instances than another phase's, so labels are collected anew."""
         phases = 2 if self.refits else 1  # they share the privacy budget
-        knowledge = learn_labels(self.settings, train, self.dataset.label_names, self.phase, phases)
+        knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, phases)
         return FederatedTraining(self.settings, self._scaled(train), knowledge)
 
     def _scaled(self, split: Split) -> Split:

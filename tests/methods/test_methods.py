@@ -8,6 +8,7 @@ import torch
 from fedalc.config import METHODS
 from fedalc.correlations import Correlations
 from fedalc.geometry import collapse
+from fedalc.knowledge import LabelKnowledge
 from fedalc.methods import METHODS as CLASSES
 from fedalc.methods import make_method
 from fedalc.resolution import experiment
@@ -58,7 +59,7 @@ def test_server_step_of_fedalc_by_hand() -> None:
 
     known = Correlations.from_label_sets(csr_matrix([[1, 0], [1, 1]]))
     keys = {"lambda": 3.0, "rate": 0.1, "margin": 1.0}
-    method = make_method(experiment({**SMALL, "method": "fedalc", "regularizer": keys}), 2, known)
+    method = make_method(experiment({**SMALL, "method": "fedalc", "regularizer": keys}), 2, LabelKnowledge(known))
     W = torch.tensor([[1.0, 0.0], [0.5, 3**0.5 / 2]], dtype=torch.float64)
     raw = W - 0.3 * 0.5 * W.flip(0)
     assert torch.allclose(method.server_step(W, seeded()), raw / raw.norm(dim=1, keepdim=True))
@@ -69,7 +70,7 @@ def test_fedalc_fixed_brings_labels_that_occur_together_near() -> None:
 
     pairs = csr_matrix([[1, 1, 0, 0]] * 5 + [[0, 0, 1, 1]] * 5)
     settings = experiment({**SMALL, "method": "fedalc-fixed", "fixed": {"steps": 300, "rate": 0.1}})
-    W = make_method(settings, pairs.shape[1], Correlations.from_label_sets(pairs)).start(seeded())
+    W = make_method(settings, pairs.shape[1], LabelKnowledge(Correlations.from_label_sets(pairs))).start(seeded())
     cosine = W @ W.T
     assert cosine[0, 1] > 0.9 and cosine[2, 3] > 0.9
     assert cosine[0, 2] < 0.1 and cosine[1, 3] < 0.1

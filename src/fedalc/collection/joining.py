@@ -27,9 +27,10 @@ from fedalc.errors import DataError, FedalcError
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """`label_sets` is Y, float32 ones, one row per instance by ascending digest; column u is `pseudonyms[u]`."""
+    """`label_sets` is Y, float32 ones: row j is the instance of `digests[j]` (ascending), column u `pseudonyms[u]`."""
 
     label_sets: csr_matrix
+    digests: np.ndarray
     pseudonyms: np.ndarray
     protocol: Protocol
     notes: tuple[str, ...]
@@ -81,14 +82,25 @@ def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels:
             pseudonyms = pseudonyms[remaining]
     if len(labels) == 0:
         raise _nothing_left(notes)
-    Y = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
+    Y, found = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
     crowded = np.diff(Y.indptr) > max_labels
     if crowded.any():
         notes.append(_crowded_note(Y[crowded], max_labels, label, claimant, clients))
-        Y = Y[~crowded]
+        Y, found = Y[~crowded], found[~crowded]
         if Y.shape[0] == 0:
             raise _nothing_left(notes)
-    return Joined(Y, pseudonyms, protocol, tuple(notes))
+    return Joined(Y, found, pseudonyms, protocol, tuple(notes))
+
+
+def set_sizes(joined: Joined, digests: np.ndarray) -> np.ndarray:
+    """What the server answers a client that asks: how many labels the instance behind each of its digests has.
+
+    1 for an instance that was left out of the join: its owner's own label.
+    """
+    distinct, which = _distinct(np.concatenate([joined.digests, digests]))
+    sizes = np.ones(len(distinct), dtype=np.int64)
+    sizes[which[: len(joined.digests)]] = np.diff(joined.label_sets.indptr)
+    return sizes[which[len(joined.digests) :]]
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -154,14 +166,14 @@ def _clients(names: list[str]) -> str:
     return f"client{'s' * (len(names) > 1)} {listed(names)}"
 
 
-def _label_sets(digests: np.ndarray, labels: np.ndarray, label_count: int) -> csr_matrix:
+def _label_sets(digests: np.ndarray, labels: np.ndarray, label_count: int) -> tuple[csr_matrix, np.ndarray]:
     order, first = _grouped(digests)
     starts = np.flatnonzero(first)
     indptr = np.append(starts, len(order)).astype(np.int32 if len(order) < 1 << 31 else np.int64)
     Y = csr_matrix((np.ones(len(order), dtype=np.float32), labels[order], indptr), shape=(len(starts), label_count))
     Y.sum_duplicates()
     Y.data[:] = 1
-    return Y
+    return Y, digests[order[starts]]
 
 
 def _grouped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

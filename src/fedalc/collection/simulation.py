@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.collection.hashing import Hasher, canonical_embeddings, canonical_sparse, embedding_identity
-from fedalc.collection.joining import join
+from fedalc.collection.joining import join, set_sizes
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import make_messages
 from fedalc.config import CollectionSettings, EncoderSettings, Identity
@@ -27,7 +27,9 @@ class Collection:
     """The label sets the server has joined, one anonymous instance per row, and what that took."""
 
     label_sets: csr_matrix  # columns in the order of the labels
+    set_sizes: np.ndarray  # m of every instance, in the order of the data: what the server answers its owners
     bytes_up: int
+    bytes_down: int  # the answers, where they are asked for: two bytes a message
     facts: dict[str, Any]
 
 
@@ -37,7 +39,7 @@ def collect(
     """Every client hashes its instances and its label, the server joins. Nothing of Y reaches it in another way."""
     hasher = make_hasher(settings)
     rows = [str(row) for row in range(features.shape[0])] if settings.identity == "record" else None
-    canonical = canonical_instances(features, settings.identity, rows, settings.quantum, encoder)
+    canonical = list(canonical_instances(features, settings.identity, rows, settings.quantum, encoder))
     sent = make_messages(hasher, identity_name(settings), "all clients", canonical, labels, unambiguous(names))
     joined = join([sent], max_labels=max(1, labels.shape[1]))
     # The simulation plays the clients too, so it knows which pseudonym is whose.
@@ -50,8 +52,9 @@ def collect(
         "messages": len(sent.labels),
         "instances": joined.label_sets.shape[0],
     }
+    sizes = set_sizes(joined, hasher.instances(canonical, identity_name(settings)))
     bytes_up = sent.digests.nbytes + sent.labels.nbytes + sent.pseudonyms.nbytes
-    return Collection(_columns(joined.label_sets, np.array(own)), bytes_up, facts)
+    return Collection(_columns(joined.label_sets, np.array(own)), sizes, bytes_up, 2 * len(sent), facts)
 
 
 def make_hasher(settings: CollectionSettings) -> Hasher:

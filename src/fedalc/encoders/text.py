@@ -1,4 +1,4 @@
-"""Encoders of sparse text features: the paper's `mlp`, and `linear`, which is one matrix. Output: unit rows."""
+"""Encoders of sparse text features: the paper's `mlp`, and `linear`, which is one matrix. Output: unit rows, or raw."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ class Dropout:
 
 
 class TextEncoder(nn.Module):
-    """Sparse features → `embedding` numbers → layers with ReLU between them → unit output."""
+    """Sparse features → `embedding` numbers → layers with ReLU between them → output, scaled to length 1 or raw."""
 
-    def __init__(self, feature_count: int, widths: list[int], start: str, generator: torch.Generator) -> None:
+    def __init__(
+        self, feature_count: int, widths: list[int], start: str, generator: torch.Generator, unit: bool = True
+    ) -> None:
         super().__init__()
+        self.unit = unit
         self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self._initialise(start, generator)
@@ -51,13 +54,15 @@ class TextEncoder(nn.Module):
             if dropout:
                 h = dropout(h, rows.keys, depth)
             h = layer(h)
-        return unit_rows(h)
+        return unit_rows(h) if self.unit else h
 
     @torch.no_grad()
     def _initialise(self, start: str, generator: torch.Generator) -> None:
         """`he`: instances start in different directions. `framework`: torch's own default; where features are averaged
         (`mean`) its biases drown the small inputs, and all instances start in nearly one direction."""
-        if start == "he":
+        if start == "zero":
+            self.embedding.zero_()
+        elif start == "he":
             self.embedding.normal_(0, 1 / math.sqrt(self.embedding.shape[1]), generator=generator)
         else:
             self.embedding.normal_(0, 1, generator=generator)  # torch's default for an embedding layer
@@ -76,4 +81,4 @@ class TextEncoder(nn.Module):
 def text_encoder(feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> TextEncoder:
     """Features → 512 → 1024 → 1024 → 512 (`mlp`, the paper's sizes by default), or features → 512 (`linear`)."""
     widths = [settings.dim] if settings.name == "linear" else [settings.embedding, *settings.hidden, settings.dim]
-    return TextEncoder(feature_count, widths, settings.start, generator)
+    return TextEncoder(feature_count, widths, settings.start, generator, settings.output == "unit")

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedalc.encoders import Dropout
+from fedalc.errors import ConfigError
 from fedalc.model import Model
 
 
@@ -21,9 +23,39 @@ class RoundResult:
     loss: float  # Σ p_u R_u, as met during the clients' first epoch
 
 
+@dataclass(frozen=True)
+class Sums:
+    """What clients with a linear encoder send for a square loss: their sums, already added up.
+
+    The objective is tr(θᵀ G θ) - 2 tr(θᵀ B) + constant, G = Σ x xᵀ/m, B = Σ_u a_u (Σ_j x_j) w_uᵀ.
+    """
+
+    gram: Tensor  # G, features × features
+    cross: Tensor  # B, features × D
+    constant: float  # Σ over pairs of a_u²
+    pairs: int
+
+    def solve(self, ridge: float) -> Tensor:
+        """θ of (G + ridge·I) θ = B, in double precision."""
+        gram = self.gram.double()
+        gram.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        if failed:
+            raise ConfigError("the equations have no single solution: raise it above 0", "server.ridge")
+        return torch.cholesky_solve(self.cross.double(), factor).to(self.cross)
+
+    def loss(self, theta: Tensor) -> float:
+        """The clients' weighted loss there, without the penalty."""
+        quadratic = (theta * (self.gram @ theta)).sum() - 2 * (theta * self.cross).sum()
+        return (quadratic.item() + self.constant) / self.pairs
+
+
 class Engine(Protocol):
     """Runs the clients of one round on the model as it stands, and leaves the model as it was."""
 
     def run(
         self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int
     ) -> RoundResult: ...
+
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        """For methods of one round."""

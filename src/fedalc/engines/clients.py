@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Dropout, SparseRows
-from fedalc.engines.base import RoundResult
+from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
 from fedalc.methods import Method
 from fedalc.model import Model
@@ -43,6 +43,21 @@ class ClientsEngine:
                     total.add_(server - mine, alpha=weight)
         return RoundResult(change, rows, loss)
 
+    @torch.no_grad()
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        features, W, weights = self.federation.features, model.W, self.method.label_weights
+        size = features.shape[1]
+        gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
+        constant = 0.0
+        for client in participants.tolist():
+            instances = torch.from_numpy(self.federation.instances_of(client)).to(W.device)
+            own = torch.full_like(instances, client)
+            x = torch.from_numpy(features[instances.cpu().numpy()].toarray()).to(W)
+            gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
+            cross += torch.outer(x.sum(0), weights[client] * W[client])
+            constant += len(x) * weights[client].item() ** 2
+        return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()))
+
     def _local_work(
         self, local: Model, client: int, dropout: Dropout | None, round_number: int
     ) -> tuple[Tensor, float]:
@@ -58,7 +73,9 @@ class ClientsEngine:
         for epoch in range(settings.epochs):
             for instances in self._batches(client, epoch, round_number):
                 batch = SparseRows(self.federation.features[instances], instances, row.dtype, row.device)
-                loss = self.method.loss(local.encoder(batch, dropout) @ row).mean()
+                g = local.encoder(batch, dropout)
+                own = torch.full_like(batch.keys, client)
+                loss = self.method.loss(g @ row, g.square().sum(1), own, batch.keys).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -3,7 +3,9 @@
 With one step each, Σ p_u θ_u = θ - η ∇ Σ_u p_u R_u: one gradient, for which all clients share the encoder's pass. An
 instance on five clients is encoded once, and only its five scores are computed:
 
-    ∂/∂g_j = Σ_{u ∈ L_j} (p_u/n_u) φ'(g_jᵀw_u) w_u          ∂R_u/∂w_u = (1/n_u) Σ_{j ∈ S_u} φ'(g_jᵀw_u) g_j
+    ∂/∂g_j = Σ_{u ∈ L_j} (p_u/n_u) (φ_s w_u + 2 φ_q g_j)          ∂R_u/∂w_u = (1/n_u) Σ_{j ∈ S_u} φ_s g_j
+
+with φ(s, q) a pair's loss, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q its slopes.
 
 Memory: the sparse instances twice (rows for the forward pass, transposed for the backward) and one block's
 activations.
@@ -23,7 +25,7 @@ from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Dropout, SparseRows
 from fedalc.encoders.sparse import WeightedBags
-from fedalc.engines.base import RoundResult
+from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
 from fedalc.methods import Method
 from fedalc.model import Model
@@ -63,16 +65,36 @@ class FusedEngine:
             g = model.encoder(block.rows, dropout)
             fixed = g.detach()
             scores = (fixed[block.instance] * W[block.label]).sum(1).requires_grad_()
-            losses = self.method.loss(scores)
-            (slope,) = torch.autograd.grad(losses.sum(), scores)
+            lengths = fixed.square().sum(1)[block.instance].requires_grad_()
+            losses = self.method.loss(scores, lengths, block.label, block.rows.keys[block.instance])
+            slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
             total += (losses.detach() * share[block.label]).sum()
             pull = WeightedBags(block.label, block.starts, slope * share[block.label]) @ W
+            if growth is not None:
+                of_instance = torch.zeros_like(fixed[:, 0]).index_add_(0, block.instance, growth * share[block.label])
+                pull = pull + 2 * of_instance.unsqueeze(1) * fixed
             torch.autograd.backward(g, pull)
             if row_gradient is not None:
                 weight = (slope * inverse[block.label]).unsqueeze(1)
                 row_gradient.index_add_(0, block.label, weight * fixed[block.instance])
 
         return RoundResult(self._change(model), self._rows(W, row_gradient, clients), total.item())
+
+    @torch.no_grad()
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        """All clients' at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
+        labels, W = self.federation.labels, model.W
+        features = self.federation.features.astype(getattr(np, self.settings.dtype))
+        instance = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
+        own = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)
+        of = torch.from_numpy(instance).to(W.device)
+        counted = W.new_zeros(labels.shape[0]).index_add_(0, of, self.method.share(own, of))
+        weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
+        gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
+        weights = self.method.label_weights[own]
+        starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
+        cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ (WeightedBags(own, starts, weights) @ W)
+        return Sums(gram, cross, weights.square().sum().item(), labels.nnz)
 
     def _change(self, model: Model) -> list[Tensor]:
         settings = self.settings.client

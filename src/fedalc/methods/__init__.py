@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fedalc.config import Experiment
-from fedalc.correlations import Correlations
+from fedalc.knowledge import LabelKnowledge
 from fedalc.methods.base import Method
-from fedalc.methods.fedalc import FedALC, FedALCFixed, UsesLabels
+from fedalc.methods.exact import FedALCExact, FedALCOneshot
+from fedalc.methods.fedalc import FedALC, FedALCFixed
 from fedalc.methods.fedavg import FedAvg, FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
-from fedalc.privacy import PrivateLabelSets
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -16,18 +16,16 @@ METHODS: dict[str, type[Method]] = {
     "fedaws": FedAwS,
     "fedalc": FedALC,
     "fedalc-fixed": FedALCFixed,
+    "fedalc-exact": FedALCExact,
+    "fedalc-oneshot": FedALCOneshot,
 }
 
 
-def make_method(
-    settings: Experiment, label_count: int, labels: Correlations | PrivateLabelSets | None = None
-) -> Method:
-    """`labels` is for the methods that learn from correlations; the others never see them."""
+def make_method(settings: Experiment, label_count: int, knowledge: LabelKnowledge | None = None) -> Method:
+    """`knowledge` is for the methods that want it; the others never see labels."""
     method = METHODS[settings.method]
-    if issubclass(method, UsesLabels):
-        assert labels is not None
-        return method(settings, label_count, labels)
-    return method(settings, label_count)
+    assert knowledge is not None or not method.wants_labels(settings)
+    return method(settings, label_count, knowledge)
 
 
-__all__ = ["METHODS", "Method", "UsesLabels", "make_method"]
+__all__ = ["METHODS", "Method", "make_method"]

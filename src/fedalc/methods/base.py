@@ -7,35 +7,102 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedalc.config import Experiment
-from fedalc.geometry import orthogonal_rows, random_rows, unit_rows
+from fedalc.correlations import Correlations
+from fedalc.geometry import frequency_rows, orthogonal_rows, random_rows, unit_rows
+from fedalc.knowledge import LabelKnowledge
 from fedalc.regularizers import Objective
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Built once per training."""
+    """Built once per training. `knowledge` is what the collection of label sets told, to those who want it."""
 
     settings: Experiment
     label_count: int
+    knowledge: LabelKnowledge | None = None
 
     #: Do owners train their rows? Then rows travel with θ in every round; otherwise once, before round 1.
     trains_rows: ClassVar[bool]
+    #: Is the model solved for from the clients' sums, in one round?
+    one_round: ClassVar[bool] = False
+
+    @classmethod
+    def wants_labels(cls, settings: Experiment) -> bool:
+        """Whether label sets have to be collected: for the loss, for W's start, or by the method itself."""
+        square = settings.client.loss == "square"
+        sizes = settings.client.set_size != "ignored" or settings.client.label_power > 0
+        return (square and sizes) or settings.embeddings.start == "by-frequency"
+
+    @classmethod
+    def looks_at_labels(cls, settings: Experiment) -> int:
+        """How many steps of a training look at the labels, at most: what a privacy budget is divided by."""
+        return 1
 
     def start(self, generator: torch.Generator) -> Tensor:
         """W before round 1: spread out, one unit row per label."""
-        rows, dim = self.label_count, self.settings.encoder.dim
+        rows, dim, dtype = self.label_count, self.settings.encoder.dim, getattr(torch, self.settings.dtype)
+        if self.settings.embeddings.start == "by-frequency":
+            return frequency_rows(torch.from_numpy(self._counts), dim, generator, dtype)
         draw = orthogonal_rows if self.settings.embeddings.start == "orthogonal" else random_rows
-        return draw(rows, dim, generator, getattr(torch, self.settings.dtype))
+        return draw(rows, dim, generator, dtype)
 
-    def loss(self, scores: Tensor) -> Tensor:
-        """A positive pair's loss from its score g(x)ᵀw: max(0, margin - score)², the margin 0.9 in the paper."""
-        return (self.settings.client.margin - scores).clamp(min=0).square()
+    def loss(self, scores: Tensor, lengths: Tensor, labels: Tensor, instances: Tensor) -> Tensor:
+        """Losses of positive pairs, from s = g(x)ᵀw_u and ‖g(x)‖² of each.
+
+        hinge: max(0, margin - s)², the margin 0.9 in the paper. square: ‖g‖²/m - 2 a_u s + a_u², of which the sum over
+        an instance's m owners is ‖g - Σ a_u w_u‖² where W is orthonormal: the centralised loss (docs/exact.md).
+        """
+        if self.settings.client.loss == "hinge":
+            return (self.settings.client.margin - scores).clamp(min=0).square()
+        weight = self.label_weights[labels]
+        return self.share(labels, instances) * lengths - 2 * weight * scores + weight.square()
+
+    def share(self, labels: Tensor, instances: Tensor) -> Tensor:
+        """The part of ‖g(x)‖² that is one owner's, 1/m: as `set_size` says what it knows of m."""
+        told = self.settings.client.set_size
+        if told == "exact":
+            return self._per_instance[instances]
+        return self._per_label[labels] if told == "expected" else torch.ones_like(self.label_weights)[labels]
+
+    @cached_property
+    def label_weights(self) -> Tensor:
+        """a_u: rare labels count more, so that their scores hold their own against those of common ones."""
+        client = self.settings.client
+        if client.label_power == 0:
+            return self._tensor(np.ones(self.label_count))
+        weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
+        return self._tensor(weight / weight.max())
+
+    @cached_property
+    def _per_instance(self) -> Tensor:
+        assert self.knowledge is not None and self.knowledge.set_sizes is not None
+        return self._tensor(1 / self.knowledge.set_sizes)
+
+    @cached_property
+    def _per_label(self) -> Tensor:
+        """1 / E[m | u], E[m | u] = 1 + Σ_v c_uv / n_u: the mean size of the label sets that u is in."""
+        known = self._correlations
+        return self._tensor(1 / (1 + np.asarray(known.together.sum(axis=1)).ravel() / np.maximum(known.counts, 1)))
+
+    @property
+    def _counts(self) -> np.ndarray:
+        return self._correlations.counts.astype(np.float64)
+
+    @property
+    def _correlations(self) -> Correlations:
+        assert self.knowledge is not None and isinstance(self.knowledge.labels, Correlations)
+        return self.knowledge.labels
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(dtype=getattr(torch, self.settings.dtype), device=self.settings.device)
 
     def weights(self, counts: Tensor) -> Tensor:
         """p_u of the clients taking part, from how many instances each holds. They sum to 1."""

@@ -5,9 +5,7 @@ The server pushes two labels apart the more, the more often one occurs without t
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,32 +19,28 @@ from fedalc.privacy import PrivateLabelSets
 from fedalc.regularizers import AllPairs, NearestPairs, Objective, Regularizer, Sum, Together, attract, repel_within
 
 
-@dataclass(frozen=True)
-class UsesLabels(Method):
-    """A method whose server learns from label correlations. `labels` comes from the collection of label sets."""
+class LearnsFromLabels(Method):
+    """A method whose server steps on W by label correlations."""
 
-    labels: Correlations | PrivateLabelSets
-
-    @staticmethod
-    @abstractmethod
-    def steps_on_labels(settings: Experiment) -> int:
-        """How many steps of a training look at the labels, at most: what a privacy budget is divided by."""
+    @classmethod
+    def wants_labels(cls, settings: Experiment) -> bool:
+        return True
 
     def from_labels(self, build: Callable[[Correlations], Regularizer], generator: torch.Generator) -> Objective:
         """What `build` makes of the correlations, or what stands for it when each step is private."""
-        if isinstance(self.labels, PrivateLabelSets):
-            return self.labels.gradient_of(build, generator)
-        return build(self.labels)
+        assert self.knowledge is not None
+        labels = self.knowledge.labels
+        return labels.gradient_of(build, generator) if isinstance(labels, PrivateLabelSets) else build(labels)
 
 
-class FedALC(UsesLabels, FedAwS):
+class FedALC(LearnsFromLabels, FedAwS):
     """FedAwS with a weight per pair: Σ_u Σ_v σ_uv max(0, ν - d)², σ_uv = (n_u - c_uv) / N, or as `weighting` says.
 
     `mined`: v among the K nearest of u, ν fixed or adaptive. `full`: all v ≠ u.
     """
 
-    @staticmethod
-    def steps_on_labels(settings: Experiment) -> int:
+    @classmethod
+    def looks_at_labels(cls, settings: Experiment) -> int:
         return settings.rounds
 
     def regularizer(self, W: Tensor, generator: torch.Generator) -> Objective:
@@ -63,14 +57,14 @@ class FedALC(UsesLabels, FedAwS):
         return self.from_labels(build, generator)
 
 
-class FedALCFixed(UsesLabels, FedAvgFixed):
+class FedALCFixed(LearnsFromLabels, FedAvgFixed):
     """W is learnt from the correlations before round 1, then frozen: it travels once.
 
     T' steps on Σ_{u≠v} [ α (c_uv/N) d² + β σ_uv max(0, ν - d)² ].
     """
 
-    @staticmethod
-    def steps_on_labels(settings: Experiment) -> int:
+    @classmethod
+    def looks_at_labels(cls, settings: Experiment) -> int:
         return settings.fixed.steps
 
     def start(self, generator: torch.Generator) -> Tensor:
