@@ -17,6 +17,7 @@ from fedalc.errors import ConfigError, FedalcError
 from fedalc.federated import FederatedTraining, knowledge_for
 from fedalc.knowledge import LabelKnowledge
 from fedalc.privacy import PrivateLabelSets
+from fedalc.training import Callback, Training
 from tests.problems import federated, random_split, real_data, small_dataset
 
 TRAIN = random_split(60, 20, 8, seed=4)
@@ -128,22 +129,35 @@ def test_a_run_spends_what_was_asked_over_both_phases(method: str, mechanism: st
     assert spent["delta"] == 1e-5
 
 
-def test_a_run_that_stops_early_spends_less() -> None:
+def test_a_run_that_stops_early_still_reports_what_was_planned() -> None:
+    """When it stops depends on data without noise, so fewer looks are no smaller promise."""
     keys = {"selection": {"validation": 0.2, "patience": 1, "every": 1, "refit": False}, "rounds": 200}
     settings = {**SMALL, **keys, "method": "fedalc", "privacy": {"mechanism": "gradients", "epsilon": 2.0}}
     result = fedalc.train(data=DATA, **settings).result
-    assert result["privacy"]["looks"] == result["rounds_run"] < 200
-    assert result["privacy"]["epsilon"] < 1.9
+    assert result["privacy"]["looks"] == result["rounds_run"] < 200 == result["privacy"]["looks_planned"]
+    assert 1.9 < result["privacy"]["epsilon"] <= 2.0
 
 
 def test_without_a_mechanism_or_without_labels_nothing_is_spent() -> None:
     assert fedalc.train(data=DATA, method="fedalc", **SMALL).result["privacy"] is None
-    assert private("fedavg", "counts")["privacy"] is None
+    with pytest.raises(ConfigError, match=r"privacy.mechanism: fedavg does not look at label sets"):
+        private("fedavg", "counts")
+
+
+def test_who_names_an_epsilon_gets_it() -> None:
+    asked = fedalc.experiment({"method": "fedalc"}, overrides=["privacy.epsilon=2"]).privacy
+    assert (asked.mechanism, asked.epsilon) == ("counts", 2.0)
+
+
+def test_a_private_run_does_not_tell_how_many_messages_there_were() -> None:
+    result = private("fedalc", "counts", selection={"validation": 0})
+    assert set(result["collection"]) == {"algorithm", "identity", "digest_bytes"}
+    assert result["bytes_up"] == result["bytes_down"]
 
 
 def test_noise_from_the_system_differs_and_seeded_noise_does_not() -> None:
     def counts(noise: str) -> np.ndarray:
-        labels = learnt(privacy={"mechanism": "counts", "noise": noise}).labels
+        labels = learnt(privacy={"mechanism": "counts", "noise": noise, "labels_per_instance": 1}).labels
         assert isinstance(labels, Correlations)
         return labels.counts
 
@@ -153,13 +167,40 @@ def test_noise_from_the_system_differs_and_seeded_noise_does_not() -> None:
 
 def test_gradient_noise_from_the_system_differs() -> None:
     def W(noise: str) -> torch.Tensor:
-        keys = {"method": "fedalc", "privacy": {"mechanism": "gradients", "noise": noise}}
+        keys = {"method": "fedalc", "privacy": {"mechanism": "gradients", "noise": noise, "sample_rate": 0.5}}
         training = federated(fedalc.experiment({**SMALL, **keys}), TRAIN)
         training.run_round()
         return training.model.W
 
     assert not torch.equal(W("system"), W("system"))
     assert torch.equal(W("seeded"), W("seeded"))
+
+
+@pytest.mark.parametrize("mechanism", ["counts", "gradients"])
+def test_phases_draw_noise_of_their_own(mechanism: str) -> None:
+    settings = fedalc.experiment({**SMALL, "method": "fedalc", "privacy": {"mechanism": mechanism, "noise": "seeded"}})
+    W = []
+    for phase in ("select", "refit"):
+        training = FederatedTraining(settings, TRAIN, knowledge_for(settings, TRAIN, phase=phase, phases=2))
+        training.run_round()
+        W.append(training.model.W)
+    assert not torch.equal(*W)
+
+
+def test_every_private_round_is_kept(tmp_path: Path) -> None:
+    """A round that a crash loses and that is run again would cost its ε twice."""
+    settings = fedalc.experiment({**SMALL, "method": "fedalc", "privacy": {"mechanism": "gradients"}})
+
+    class Crash(Callback):
+        def round(self, number: int, loss: float) -> None:
+            if number == 4:
+                raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        Training(settings, DATA, tmp_path, [Crash()]).run()
+    again = Training(settings, DATA, tmp_path, ())
+    again.resume()
+    assert again.federated.round_number == 3 == again.federated.knowledge.looks  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("mechanism", ["counts", "gradients"])
@@ -186,17 +227,19 @@ def test_a_resumed_training_goes_on_with_what_was_drawn(mechanism: str) -> None:
     ("keys", "message"),
     [
         ({"privacy": {"mechanism": "gradients"}, "regularizer": {"weighting": "conditional"}}, "private themselves"),
+        ({"method": "fedaws", "collection": {"correlations": "x", "key": "k"}}, "does not look at label sets"),
         ({"collection": {"correlations": "x"}}, "give the key file"),
         ({"collection": {"correlations": "x", "key": "k"}, "privacy": {"mechanism": "counts"}}, "collect server"),
         ({"collection": {"algorithm": "sha256", "key": "k"}}, "no use for a key"),
         ({"privacy": {"epsilon": 0}}, "epsilon"),
+        ({"privacy": {"epsilon": 1e6}}, "epsilon"),
         ({"privacy": {"delta": 1.0}}, "delta"),
         ({"collection": {"digest_bytes": 4}}, "digest_bytes"),
     ],
 )
 def test_settings_that_cannot_be_meant(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        fedalc.experiment({"method": "fedalc", **keys})
+        fedalc.experiment({"method": "fedalc"} | keys)
 
 
 def test_a_missing_key_file_is_an_error_and_nothing_is_written(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from tests.problems import random_split
 
 
 def released(label_sets: csr_matrix) -> np.ndarray:
-    """The vector that noise is added to: n, and c over unordered pairs."""
+    """The vector that noise is added to: N, n, and c over unordered pairs."""
     known = Correlations.from_label_sets(label_sets)
-    return np.concatenate([known.counts, known.together.toarray()[np.triu_indices(known.label_count, 1)]])
+    pairs = known.together.toarray()[np.triu_indices(known.label_count, 1)]
+    return np.concatenate([[known.instances], known.counts, pairs])
 
 
 @pytest.mark.parametrize(("labels", "instances", "m"), [(4, 2, 1), (4, 2, 2), (4, 2, 3), (4, 2, 4), (3, 3, 2)])
@@ -76,13 +77,15 @@ def test_what_comes_out_is_fit_for_use(z: float) -> None:
 
 
 def test_the_noise_has_the_promised_size() -> None:
-    """On counts that no limit touches: std = z · √(m + m(m-1)/2), for n and for c alike."""
+    """On counts that no limit touches: std = z · √(1 + m + m(m-1)/2), for N, n and c alike."""
     Y = csr_matrix(np.tile(np.array([[1, 1, 0, 0], [0, 0, 1, 1]]), (3000, 1)))
     Y = csr_matrix(np.vstack([Y.toarray(), np.eye(4)[np.arange(4000) % 4]]))  # so that n is well above c
     draws = [noisy_correlations(Y, 2, 4.0, np.random.default_rng(seed)) for seed in range(300)]
-    std = 4.0 * np.sqrt(3)
+    std = 4.0 * np.sqrt(4)
+    N = np.array([known.instances for known in draws]) - 10000.0
     n = np.array([known.counts for known in draws]) - 4000
     c = np.array([[known.together[0, 1], known.together[2, 3]] for known in draws]) - 3000
+    assert N.std() == pytest.approx(std, rel=0.15)  # rounded, so no smooth distribution
     for sample in (n.ravel(), c.ravel()):
         assert kstest(sample, norm(scale=std).cdf).pvalue > 0.01
     assert abs(np.corrcoef(c.T)[0, 1]) < 0.2 and abs(np.corrcoef(n[:, 0], c[:, 0])[0, 1]) < 0.2
@@ -138,7 +141,7 @@ def test_pair_numbers() -> None:
 def test_few_labels(labels: int) -> None:
     Y = csr_matrix(np.ones((10, labels)))
     assert noisy_correlations(Y, 3, 1.0, np.random.default_rng(0)).label_count == labels
-    assert noisy_correlations(Y[:0], 3, 1.0, np.random.default_rng(0)).instances == 0
+    assert noisy_correlations(Y[:0], 3, 1.0, np.random.default_rng(0)).instances >= 1  # never 0: it is divided by
 
 
 def test_many_labels_take_little_memory() -> None:

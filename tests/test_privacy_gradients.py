@@ -20,7 +20,8 @@ from tests.problems import random_split
 
 C, D, N = 9, 4, 40
 SETS = random_split(N, 3, C, seed=5, per_instance=5).labels
-HELD = int(np.count_nonzero(np.diff(SETS.indptr)))  # instances without labels are not in N
+SETS = SETS[np.diff(SETS.indptr) > 0]  # as a join gives them
+HELD = SETS.shape[0]
 W0 = random_rows(C, D, torch.Generator().manual_seed(1), torch.float64)
 SMALL = 2000  # bytes: several blocks of everything
 
@@ -92,7 +93,7 @@ def literal_gradients(name: str, label_sets: csr_matrix = SETS) -> Tensor:
 
 
 def private(name: str, clip: float, z: float = 0.0, rate: float = 1.0, seed: int = 0) -> PrivateGradient:
-    return PrivateGradient(CASES[name][0], SETS, clip, z, rate, torch.Generator().manual_seed(seed))
+    return PrivateGradient(CASES[name][0], SETS, clip, z, rate, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("budget", [SMALL, 2**28])
@@ -128,15 +129,15 @@ def test_without_clip_and_noise_it_is_the_ordinary_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["full", "mined", "adaptive", "fixed"])
 def test_no_instance_moves_the_sum_by_more_than_the_clip(name: str) -> None:
-    """Empty one label set after the other. N is public, so it is the same for both."""
+    """Empty one label set after the other. N is public: the number of rows, empty or not."""
     clip, build = 0.8, CASES[name][0]
     moves = []
     for seed in range(4):
         Y = random_split(12, 3, C, seed=seed, per_instance=4).labels
 
         def clipped_sum(label_sets: csr_matrix) -> Tensor:
-            mechanism = PrivateGradient(build, label_sets, clip, 0.0, 1.0, torch.Generator())
-            return mechanism.value_and_gradient(W0)[1] * np.count_nonzero(np.diff(label_sets.indptr))
+            mechanism = PrivateGradient(build, label_sets, clip, 0.0, 1.0, np.random.default_rng(0))
+            return mechanism.value_and_gradient(W0)[1] * len(label_sets.indptr[1:])
 
         whole = clipped_sum(Y)
         for j in np.flatnonzero(np.diff(Y.indptr)):
@@ -150,7 +151,7 @@ def test_no_instance_moves_the_sum_by_more_than_the_clip(name: str) -> None:
 def test_the_noise_has_the_promised_size() -> None:
     _, exact = private("full", 0.5).value_and_gradient(W0)
     noise = torch.stack([private("full", 0.5, 3.0, seed=s).value_and_gradient(W0)[1] - exact for s in range(100)])
-    assert noise.std().item() == pytest.approx(0.5 * 3.0 / HELD, rel=0.03)
+    assert noise.std().item() == pytest.approx(0.5 * 3.0 / HELD, rel=0.05)
     assert abs(noise.mean().item()) < 0.001
     spread = noise.std(0)
     assert spread.min() > 0.7 * spread.mean()  # on every coordinate
@@ -182,7 +183,7 @@ def test_counts_are_sigma_times_n() -> None:
     gradients = []
     for weighting in ("sigma", "counts"):
         build: Build = lambda known, w=weighting: NearestPairs(3, repel_within(1.0), known, w)  # noqa: E731
-        mechanism = PrivateGradient(build, SETS, 0.5, 1.0, 1.0, torch.Generator().manual_seed(0))
+        mechanism = PrivateGradient(build, SETS, 0.5, 1.0, 1.0, np.random.default_rng(0))
         gradients.append(mechanism.value_and_gradient(W0)[1])
     assert torch.allclose(gradients[1], HELD * gradients[0])
 
@@ -191,4 +192,4 @@ def test_counts_are_sigma_times_n() -> None:
 def test_weightings_that_divide_by_counts_are_refused(weighting: str) -> None:
     build: Build = lambda known: AllPairs(repel_within(1.0), known, weighting)  # type: ignore[arg-type] # noqa: E731
     with pytest.raises(ConfigError, match="private"):
-        PrivateGradient(build, SETS, 1.0, 1.0, 1.0, torch.Generator()).value_and_gradient(W0)
+        PrivateGradient(build, SETS, 1.0, 1.0, 1.0, np.random.default_rng(0)).value_and_gradient(W0)

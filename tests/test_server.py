@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 from fedalc.config import ServerSettings
-from fedalc.server import AveragedWeights, ServerOptimizer, sample_clients
+from fedalc.server import AveragedWeights, ConjugateGradients, ServerOptimizer, sample_clients
 
 CHANGES = (0.5, -0.2)  # the averaged change of a θ that starts at 1
 
@@ -16,7 +18,7 @@ def two_steps(**keys: object) -> float:
     theta = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
     optimizer = ServerOptimizer([theta], ServerSettings(**keys))  # type: ignore[arg-type]
     for change in CHANGES:
-        optimizer.apply([torch.tensor([change], dtype=torch.float64)])
+        assert optimizer.apply([torch.tensor([change], dtype=torch.float64)], loss=7.0) == 7
     return theta.item()
 
 
@@ -57,14 +59,126 @@ def test_the_optimisers_memory_survives_saving(optimizer: str) -> None:
         return theta, ServerOptimizer([theta], ServerSettings(optimizer=optimizer))  # type: ignore[arg-type]
 
     theta, whole = fresh()
-    whole.apply([torch.tensor([0.5, 0.1])])
+    whole.apply([torch.tensor([0.5, 0.1])], loss=0.0)
     other, restored = fresh()
     with torch.no_grad():
         other.copy_(theta)
     restored.load_tensors({name: tensor.clone() for name, tensor in whole.tensors().items()})
     for server in (whole, restored):
-        server.apply([torch.tensor([-0.3, 0.4])])
+        server.apply([torch.tensor([-0.3, 0.4])], loss=0.0)
     assert torch.equal(theta, other)
+
+
+# --- conjugate gradients ---
+
+
+@dataclass
+class Quadratic:
+    """tr(θᵀ G θ) - 2 tr(θᵀ B) over `pairs` pairs, as clients would answer; G of rank 4, eigenvalues 1 to 4."""
+
+    ridge: float = 0.5
+    rate: float = 0.3
+    pairs: int = 10
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        rows, _ = torch.linalg.qr(torch.randn(9, 4, generator=generator, dtype=torch.float64))
+        self.gram = rows @ torch.diag(torch.arange(1.0, 5.0, dtype=torch.float64)) @ rows.T
+        self.cross = self.gram @ torch.randn(9, 3, generator=generator, dtype=torch.float64)
+
+    @property
+    def solution(self) -> torch.Tensor:
+        return torch.linalg.solve(self.gram + self.ridge * torch.eye(9, dtype=torch.float64), self.cross)
+
+    def server(self, start: torch.Tensor | None = None) -> ConjugateGradients:
+        theta = torch.zeros(9, 3, dtype=torch.float64) if start is None else start.clone()
+        settings = ServerSettings(optimizer="cg", ridge=self.ridge)
+        return ConjugateGradients([theta.requires_grad_()], settings, self.pairs, self.rate)
+
+    def loss(self, theta: torch.Tensor) -> float:
+        """The clients', without the penalty; 7 is what does not depend on θ."""
+        return ((theta * (self.gram @ theta - 2 * self.cross)).sum().item() + 7) / self.pairs
+
+    def round(self, server: ConjugateGradients) -> float:
+        server.aim()
+        asked = server.theta.detach().clone()
+        gradient = 2 * (self.gram @ asked - self.cross) / self.pairs
+        return server.apply([self.rate * gradient], self.loss(asked))
+
+    def rounds(self, server: ConjugateGradients, count: int) -> torch.Tensor:
+        for _ in range(count):
+            self.round(server)
+        return server.theta.detach()
+
+
+def textbook_solution(A: np.ndarray, b: np.ndarray, steps: int) -> np.ndarray:
+    """Conjugate gradients from 0 as in any textbook."""
+    x, r = np.zeros_like(b), b.copy()
+    p = r.copy()
+    for _ in range(steps):
+        alpha = (r @ r) / (p @ A @ p)
+        x, smaller = x + alpha * p, r - alpha * (A @ p)
+        p = smaller + (smaller @ smaller) / (r @ r) * p
+        r = smaller
+    return x
+
+
+@pytest.mark.parametrize("ridge", [0.5, 0.0])
+def test_conjugate_gradients_solve_in_rank_plus_one_rounds(ridge: float) -> None:
+    problem = Quadratic(ridge)
+    wanted = problem.solution if ridge else torch.linalg.pinv(problem.gram) @ problem.cross
+    assert torch.allclose(problem.rounds(problem.server(), 5), wanted, rtol=0, atol=1e-8)
+    assert not torch.allclose(problem.rounds(problem.server(), 4), wanted, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5])
+def test_conjugate_gradients_are_the_textbooks(rounds: int) -> None:
+    """All columns of θ at once: one long vector, under a block-diagonal matrix. Round 1 only asks."""
+    problem = Quadratic()
+    A = np.kron((problem.gram + problem.ridge * torch.eye(9)).numpy(), np.eye(3))
+    literal = textbook_solution(A, problem.cross.flatten().numpy(), rounds - 1)
+    ours = problem.rounds(problem.server(), rounds).flatten().numpy()
+    np.testing.assert_allclose(ours, literal, rtol=0, atol=1e-10)
+
+
+def test_conjugate_gradients_from_anywhere() -> None:
+    problem = Quadratic()
+    start = torch.randn(9, 3, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    assert torch.allclose(problem.rounds(problem.server(start), 6), problem.solution, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.4])
+def test_conjugate_gradients_report_the_objective_where_they_have_come_to(start: float) -> None:
+    problem = Quadratic()
+    server = problem.server(torch.full((9, 3), start, dtype=torch.float64))
+    reported = []
+    for _ in range(8):
+        reported.append(problem.round(server))
+        theta = server.theta.detach()
+        here = problem.loss(theta) + problem.ridge / problem.pairs * theta.square().sum().item()
+        assert reported[-1] == pytest.approx(here, rel=1e-12)
+    assert reported[:5] == sorted(reported[:5], reverse=True)
+
+
+@pytest.mark.parametrize("done", [1, 3])
+def test_conjugate_gradients_resume_to_the_same_bits(done: int) -> None:
+    problem = Quadratic()
+    whole = problem.rounds(problem.server(), 5)
+    first = problem.server()
+    second = problem.server(problem.rounds(first, done))
+    second.load_tensors({name: tensor.clone() for name, tensor in first.tensors().items()})
+    assert torch.equal(problem.rounds(second, 5 - done), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_is_solved_stays_solved(dtype: torch.dtype) -> None:
+    problem = Quadratic()
+    wanted = problem.solution.to(dtype)
+    problem.gram, problem.cross = problem.gram.to(dtype), problem.cross.to(dtype)
+    after = problem.rounds(problem.server(torch.zeros(9, 3, dtype=dtype)), 300)
+    assert torch.allclose(after, wanted, rtol=0, atol=1e-8 if dtype == torch.float64 else 1e-4)
+    problem.cross.zero_()  # nothing to do from the start
+    assert torch.equal(problem.rounds(problem.server(torch.zeros(9, 3, dtype=dtype)), 5), torch.zeros(9, 3))
 
 
 def test_averaged_weights_by_hand() -> None:

@@ -82,7 +82,9 @@ def train(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
         device=device, name=name,
     )  # fmt: skip
-    asked |= _label_settings(correlations, key, epsilon)
+    asked |= _label_files(correlations, key)
+    if epsilon is not None:
+        asked["privacy"] = {"epsilon": epsilon}
     if resume is not None:
         if asked or config or set_:
             raise FedalcError("--resume takes its settings from the run folder: give it alone")
@@ -144,7 +146,7 @@ def compare(
 
     def follow(method: str, seed: int) -> list[LiveProgress | PlainProgress]:
         close_bars()
-        open_bars.extend(make_progress(console, f"{method:12} seed {seed}", quiet))
+        open_bars.extend(make_progress(console, f"{method:14} seed {seed}", quiet))
         return open_bars
 
     def close_bars() -> None:
@@ -219,14 +221,11 @@ def _given(**options: Any) -> dict[str, Any]:
     return given
 
 
-def _label_settings(correlations: Path | None, key: Path | None, epsilon: float | None) -> dict[str, Any]:
+def _label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:
     """Files are named in full, so that config.toml can be read from anywhere. The key's content goes nowhere."""
     files = {"correlations": correlations, "key": key}
     collection = {name: str(file.resolve()) for name, file in files.items() if file is not None}
-    asked: dict[str, Any] = {"collection": collection} if collection else {}
-    if epsilon is not None:
-        asked["privacy"] = {"mechanism": "counts", "epsilon": epsilon}
-    return asked
+    return {"collection": collection} if collection else {}
 
 
 def _listed(text: str, option: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Methods side by side: the same data, encoder, optimiser and rounds; each with the preset's settings for it."""
+"""Methods side by side, on the same data and seeds: each with the preset's settings for all and for it."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ def _write(comparison: Comparison) -> None:
     write_text(comparison.folder / "results.json", json.dumps(results, indent=1) + "\n")
     write_text(comparison.folder / "table.md", tables.markdown_table(results))
     plots.learning_curves(histories, comparison.folder / "curves.png")
+    plots.precision_for_bytes(histories, comparison.folder / "bytes.png")
     plots.comparison_bars(results, comparison.folder / "precision.png")
     plots.cosine_heatmap(comparison.embeddings(), comparison.folder / "cosines.png")
     page.write_comparison_page(comparison.folder, results, histories)

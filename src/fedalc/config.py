@@ -19,6 +19,12 @@ PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
 Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three: no key
 Identity = Literal["record", "content", "embedding"]  # what makes two parties' instances the same: docs/privacy.md
+
+
+def is_keyed(algorithm: str) -> bool:
+    return algorithm.startswith("hmac-")
+
+
 METHODS: tuple[str, ...] = get_args(MethodName)
 PRESETS: tuple[str, ...] = get_args(PresetName)
 SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
@@ -56,6 +62,7 @@ class EncoderSettings(Settings):
     output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, as the square loss wants it
     features: Literal["unit", "mean", "raw"] = "unit"  # row scaling: length 1, average of the rows used, or as they are
     dropout: Share = 0.0
+    shortcut: bool = False  # mlp only: a linear map beside it; the mlp's part then starts at zero
 
 
 class ClientSettings(Settings):
@@ -87,6 +94,7 @@ class ServerSettings(Settings):
     beta2: Share = 0.999
     epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay each round
+    solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then it is kept, and adam trains the mlp
     ridge: NotNegative = 1.0  # cg and fedalc-oneshot: penalty ridge·‖θ‖² beside the sum over instances
     ema: Share = 0.0  # averaged weights, used for evaluation and in the saved model
     weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
@@ -140,8 +148,8 @@ class PrivacySettings(Settings):
     """
 
     mechanism: Literal["counts", "gradients"] | None = None
-    epsilon: Positive = 1.0  # for the whole run, all phases and steps together
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    epsilon: Annotated[float, Field(gt=0, le=1000)] = 1.0  # for the whole run, all phases and steps together
+    delta: Annotated[float, Field(ge=1e-15, le=0.1)] = 1e-5
     labels_per_instance: Count = 3  # counts only: an instance with more counts with this many, chosen at random
     clip: Positive = 1.0  # gradients only: the longest gradient an instance may have
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # gradients only: share of instances taken in each step
@@ -217,13 +225,14 @@ class Experiment(Settings):
         square = self.client.loss == "square"
         if self.method in SQUARE_ONLY and not square:
             raise ConfigError(f"{self.method} is the method of the square loss", "client.loss")
-        if self.encoder.start == "zero" and self.encoder.name != "linear":
-            raise ConfigError("an mlp that starts at zero stays there; use he", "encoder.start")
-        solves = "server.optimizer" if self.server.optimizer == "cg" else "method"
+        solves = "method" if self.method == "fedalc-oneshot" else "server.optimizer"
+        if self.encoder.shortcut and self.encoder.name == "linear":
+            raise ConfigError("the linear encoder is the shortcut itself", "encoder.shortcut")
+        linear = self.encoder.name == "linear" or (self.encoder.shortcut and self.method != "fedalc-oneshot")
         if self.server.optimizer == "cg" or self.method == "fedalc-oneshot":
             for possible, need in (
                 (square, 'client.loss = "square"'),
-                (self.encoder.name == "linear", 'encoder.name = "linear"'),
+                (linear, 'encoder.name = "linear"'),
                 (self.encoder.output == "raw", 'encoder.output = "raw"'),
                 (self.method in FIXED_ROWS, "a method with fixed class embeddings"),
                 (self.server.weights == "samples", 'server.weights = "samples"'),
@@ -233,10 +242,31 @@ class Experiment(Settings):
             ):
                 if not possible:
                     raise ConfigError(f"the objective is a quadratic only with {need}", solves)
+        if self.encoder.start == "zero" and self.encoder.name != "linear":
+            raise ConfigError("an mlp that starts at zero stays there; use he", "encoder.start")
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether label sets are collected: the method learns from them, or the loss or W's start needs counts."""
+        return self.method in ("fedalc", "fedalc-fixed") or self._needs_counts
+
+    @property
+    def _needs_counts(self) -> bool:
+        sizes = self.client.set_size != "ignored" or self.client.label_power > 0
+        by_counts = (self.client.loss == "square" and sizes) or self.embeddings.start == "by-frequency"
+        return self.method in SQUARE_ONLY or by_counts
 
     def _collection_agrees(self) -> None:
         collection, privacy = self.collection, self.privacy
-        keyed = collection.algorithm.startswith("hmac-")
+        asked = {"privacy.mechanism": privacy.mechanism, "collection.correlations": collection.correlations}
+        for field, given in asked.items():
+            if given is not None and not self.uses_labels:
+                raise ConfigError(
+                    f"{self.method} does not look at label sets, so this would do nothing; leave it out, or choose "
+                    "fedalc or fedalc-fixed",
+                    field,
+                )
+        keyed = is_keyed(collection.algorithm)
         if collection.key is not None and not keyed:
             raise ConfigError(f"{collection.algorithm} has no use for a key", "collection.key")
         if collection.correlations is not None and keyed and collection.key is None:
@@ -258,14 +288,12 @@ class Experiment(Settings):
                 'use "expected", which follows from the counts',
                 "client.set_size",
             )
-        needs_counts = self.method in SQUARE_ONLY or self.embeddings.start == "by-frequency"
-        sizes = self.client.set_size != "ignored" or self.client.label_power > 0
-        if privacy.mechanism == "gradients" and (needs_counts or (self.client.loss == "square" and sizes)):
+        if privacy.mechanism == "gradients" and self._needs_counts:
             raise ConfigError('these settings need counts of labels: use "counts"', "privacy.mechanism")
         if privacy.mechanism == "gradients" and weighting in ("gamma", "conditional"):
             raise ConfigError(
                 f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "
-                "that are private themselves",
+                "that are private themselves; set regularizer.weighting (fedalc) or fixed.weighting (fedalc-fixed)",
                 "privacy.mechanism",
             )
 

@@ -31,11 +31,15 @@ def knowledge_for(
 
     The phases of a run share its privacy budget.
     """
-    method = METHODS[settings.method]
-    if not method.wants_labels(settings) or train.labels.nnz == 0:
+    if not settings.uses_labels or train.labels.nnz == 0:
         return None
-    looks = 1 if settings.privacy.mechanism == "counts" else method.looks_at_labels(settings)
-    return learn_labels(settings, train, phases * looks, names, phase)
+    return learn_labels(settings, train, planned_looks(settings, phases), names, phase)
+
+
+def planned_looks(settings: Experiment, phases: int) -> int:
+    """How often, at most, noised figures are taken from label sets."""
+    once = settings.privacy.mechanism == "counts"
+    return phases * (1 if once else METHODS[settings.method].looks_at_labels(settings))
 
 
 class FederatedTraining:
@@ -56,7 +60,7 @@ class FederatedTraining:
             self.ledger.down += knowledge.bytes_down
         self.round_number = 0
         self.seconds = 0.0
-        if not self.method.trains_rows:
+        if not self.method.trains_rows and not self.method.one_round:
             self.ledger.rows_once(self.model.W, len(self.federation.clients))
 
     def _make_method(self) -> Method:
@@ -83,12 +87,12 @@ class FederatedTraining:
             return self._solve(clients, began)
         self.server.aim()
         result = self.engine.run(self.model, clients, self._dropout(t), t)
-        self.server.apply(result.change)
+        loss = self.server.apply(result.change, result.loss)
         self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
         self.average.update([*self.model.theta, self.model.W], t)
         self.ledger.round(self.model.theta, self.model.W, len(clients), self.method.trains_rows)
         self.seconds += time.perf_counter() - began
-        return result.loss
+        return loss
 
     @torch.no_grad()
     def _solve(self, clients: np.ndarray, began: float) -> float:
@@ -99,7 +103,7 @@ class FederatedTraining:
         self.average.update([theta, self.model.W], self.round_number)
         self.ledger.sums(theta.shape[0], theta.element_size(), len(clients))
         self.seconds += time.perf_counter() - began
-        return sums.loss(theta)
+        return sums.objective(theta, self.settings.server.ridge)
 
     def _dropout(self, t: int) -> Dropout | None:
         rate = self.settings.encoder.dropout
@@ -140,7 +144,7 @@ class FederatedTraining:
             value.copy_(tensors[f"average.{i}"])
         prefix = "optimizer."
         self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-        if self.knowledge is not None and self.knowledge.noise_multiplier is not None:
+        if self.knowledge is not None:
             self.knowledge.restore(tensors, facts["labels"])
             self.method = self._make_method()
             self.engine = make_engine(self.settings, self.federation, self.method)

@@ -72,7 +72,7 @@ def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: 
         alone = rows
     else:
         for count in counts[order].tolist():
-            if alone >= dim - dim // 8 or count * (dim - alone) <= rest:
+            if alone >= dim - max(1, dim // 8) or count * (dim - alone) <= rest:
                 break
             rest, alone = rest - count, alone + 1
     W = torch.zeros(rows, dim, dtype=dtype)

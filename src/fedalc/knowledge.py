@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +15,21 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc.collection.client import SharedEncoder, distinct_names, make_hasher
 from fedalc.collection.collected import Collected
-from fedalc.collection.simulation import SharedEncoder, collect, make_hasher, unambiguous
+from fedalc.collection.joining import Joined
+from fedalc.collection.simulation import collect
 from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.data.dataset import Split
+from fedalc.errors import ConfigError, FedalcError
 from fedalc.privacy import PrivateLabelSets, noise_multiplier, noisy_correlations, spent_epsilon
 from fedalc.seeds import derived_seed
 
 
 @dataclass
 class LabelKnowledge:
-    """`labels` is what a method gets. The rest says what it took and what was spent."""
+    """`labels` is what a method learns from. The rest says what it took and what was spent."""
 
     labels: Correlations | PrivateLabelSets
     set_sizes: np.ndarray | None = None  # m of every instance, where clients are told
@@ -49,10 +54,17 @@ class LabelKnowledge:
         return {f"labels.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def facts(self) -> dict[str, Any]:
-        return {"looks": self.looks, "noise_multiplier": self.noise_multiplier}
+        return {
+            "looks": self.looks,
+            "noise_multiplier": self.noise_multiplier,
+            "instances": self.labels.instances if isinstance(self.labels, Correlations) else None,
+            "file": self.collection.get("sha256"),
+        }
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on with what was drawn before: the noised counts, or the noise level of the steps."""
+        if facts["file"] != self.collection.get("sha256"):
+            raise FedalcError(f"{self.collection['file']}: not the correlations this run began with")
         self.noise_multiplier = facts["noise_multiplier"]
         if isinstance(self.labels, PrivateLabelSets):
             self.labels.looks, self.labels.noise_multiplier = facts["looks"], facts["noise_multiplier"]
@@ -60,7 +72,7 @@ class LabelKnowledge:
             array = {name: tensors[f"labels.{name}"].numpy() for name in ("counts", "indptr", "indices", "together")}
             size = len(array["counts"])
             together = csr_matrix((array["together"], array["indices"], array["indptr"]), shape=(size, size))
-            self.labels = Correlations(self.labels.instances, array["counts"], together)
+            self.labels = Correlations(facts["instances"], array["counts"], together)
 
 
 def learn_labels(
@@ -70,11 +82,9 @@ def learn_labels(
 
     `looks` is how often noised figures may be taken from label sets, over all phases of the run.
     """
-    names = [str(label) for label in range(train.labels.shape[1])] if names is None else names
+    names = distinct_names([str(label) for label in range(train.labels.shape[1])] if names is None else names)
     if settings.collection.correlations is not None:
-        collected = Collected.load(settings.collection.correlations)
-        known = collected.for_labels(make_hasher(settings.collection).labels(unambiguous(names)))
-        return LabelKnowledge(known, collection={"file": settings.collection.correlations, **collected.facts})
+        return _from_file(settings, Path(settings.collection.correlations), names)
     shared = SharedEncoder(settings.encoder, settings.seed)
     collection = collect(settings.collection, train.features, train.labels, names, shared)
     privacy = settings.privacy
@@ -83,47 +93,68 @@ def learn_labels(
         told = settings.client.loss == "square" and settings.client.set_size == "exact"
         sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if told else (None, 0)
         return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
-    rate = privacy.sample_rate if privacy.mechanism == "gradients" else 1.0
-    z = noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), rate)
+    z = noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), _sample_rate(settings))
+    seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
+    label_sets = collection.label_sets if seed is None else _in_fixed_order(collection.label_sets)
     labels: Correlations | PrivateLabelSets
     if privacy.mechanism == "counts":
-        noise = _noise(settings, phase)
-        labels = noisy_correlations(collection.label_sets, privacy.labels_per_instance, z, noise)
+        labels = noisy_correlations(label_sets, privacy.labels_per_instance, z, np.random.default_rng(seed))
     else:
-        labels = PrivateLabelSets(collection.label_sets, privacy, z)
-    return LabelKnowledge(labels, None, collection.bytes_up, 0, collection.facts, z)
+        labels = PrivateLabelSets(label_sets, privacy, z, seed)
+    # How many messages there were, and so their bytes, would tell what noise hides.
+    kept = {key: value for key, value in collection.facts.items() if key not in ("messages", "instances")}
+    return LabelKnowledge(labels, collection=kept, noise_multiplier=z)
 
 
-def noised(
-    collected: Collected, label_sets: csr_matrix, epsilon: float, delta: float, labels_per_instance: int
-) -> Collected:
+def _from_file(settings: Experiment, path: Path, names: list[str]) -> LabelKnowledge:
+    hasher, collected = make_hasher(settings.collection), Collected.load(path)
+    used, ours = collected.protocol, hasher.protocol(collected.protocol.identity)
+    if used.algorithm != ours.algorithm:
+        raise ConfigError(f"{path} was made with {used.algorithm}", "collection.algorithm")
+    if used.key_check != ours.key_check:
+        raise ConfigError(f"{path} was made with another key (check value {used.key_check})", "collection.key")
+    facts = {"file": str(path), "sha256": collected.checksum, **collected.facts}
+    return LabelKnowledge(collected.for_labels(hasher.labels(names)), collection=facts)
+
+
+def _in_fixed_order(label_sets: csr_matrix) -> csr_matrix:
+    """Sorted by their labels: the join's own order is the digests', which change with the key."""
+    written = [label_sets.indices[a:b].tobytes() for a, b in pairwise(label_sets.indptr)]
+    return label_sets[sorted(range(len(written)), key=written.__getitem__)]
+
+
+def _sample_rate(settings: Experiment) -> float:
+    return settings.privacy.sample_rate if settings.privacy.mechanism == "gradients" else 1.0
+
+
+def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: int) -> Collected:
     """What the server may hand on under (ε, δ): the counts, noised once, from the system's randomness."""
     z = noise_multiplier(epsilon, delta, 1)
-    known = noisy_correlations(label_sets, labels_per_instance, z, np.random.default_rng())
+    known = noisy_correlations(joined.label_sets, labels_per_instance, z, np.random.default_rng())
     spent = {"mechanism": "counts", "epsilon": epsilon, "delta": delta, "noise_multiplier": z}
-    facts = {**collected.facts, "privacy": {**spent, "labels_per_instance": labels_per_instance}}
-    return Collected(known, collected.pseudonyms, collected.protocol, facts)
+    facts = {"privacy": {**spent, "labels_per_instance": labels_per_instance}}
+    return Collected(known, joined.pseudonyms, joined.protocol, facts)
 
 
-def _noise(settings: Experiment, phase: str) -> np.random.Generator:
-    if settings.privacy.noise == "system":
-        return np.random.default_rng()
-    return np.random.default_rng(derived_seed(settings.seed, f"counts {phase}"))
+def privacy_spent(
+    settings: Experiment, knowledge: LabelKnowledge | None, planned: int, looks: int
+) -> dict[str, Any] | None:
+    """(ε, δ) of a run, for result.json. None where no label was looked at under differential privacy.
 
-
-def privacy_spent(settings: Experiment, knowledge: LabelKnowledge | None, looks: int) -> dict[str, Any] | None:
-    """(ε, δ) of a finished run, for result.json. None where no label was looked at under differential privacy."""
+    ε is that of all looks that were planned: how many were taken depends on data that is not noised.
+    """
     privacy = settings.privacy
-    if privacy.mechanism is None or knowledge is None or knowledge.noise_multiplier is None:
+    if knowledge is not None and "privacy" in knowledge.collection:  # counts that were noised when they were made
+        return dict(knowledge.collection["privacy"])
+    if knowledge is None or knowledge.noise_multiplier is None:
         return None
-    rate = privacy.sample_rate if privacy.mechanism == "gradients" else 1.0
     return {
         "mechanism": privacy.mechanism,
-        "epsilon": spent_epsilon(knowledge.noise_multiplier, privacy.delta, looks, rate) if looks else 0.0,
+        "epsilon": spent_epsilon(knowledge.noise_multiplier, privacy.delta, max(planned, 1), _sample_rate(settings)),
         "delta": privacy.delta,
-        "epsilon_asked": privacy.epsilon,
         "noise_multiplier": knowledge.noise_multiplier,
         "looks": looks,
+        "looks_planned": planned,
         "noise": privacy.noise,
-        "protects": "one instance's label set, in what the class embeddings learn from label correlations",
+        "protects": "one instance's label set, in what the server takes from label correlations",
     }

@@ -41,17 +41,22 @@ def experiment(
     encoder = asked.get("encoder")
     values = preset(name, method, encoder.get("name") if isinstance(encoder, Mapping) else None)
     _merge(values, asked)
-    _fit_loss(values, method)
+    _fill_in(values, method)
     return _validated(values, file)
 
 
-def _fit_loss(values: dict[str, Any], method: str) -> None:
+def _fill_in(values: dict[str, Any], method: str) -> None:
     """What follows from the method and the loss unless it was asked for otherwise."""
     client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
     if not isinstance(client, dict) or not isinstance(encoder, dict):
         return  # refused by the validation
+    privacy = values.get("privacy")
+    if isinstance(privacy, dict) and "epsilon" in privacy:
+        privacy.setdefault("mechanism", "counts")  # who names an ε wants it
     client.setdefault("loss", "square" if method in SQUARE_ONLY else "hinge")
     encoder.setdefault("output", "raw" if client["loss"] == "square" else "unit")
+    if client["loss"] == "square" and encoder.get("name") == "linear":
+        encoder.setdefault("start", "zero")
 
 
 def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:

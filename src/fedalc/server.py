@@ -9,6 +9,8 @@ from torch import Tensor
 from fedalc.config import Experiment, ServerSettings
 from fedalc.seeds import numpy_generator
 
+SHORTCUT = 1  # the place of an encoder's shortcut among its parameters: after the embedding, before the layers
+
 
 def sample_clients(clients: np.ndarray, participation: float, seed: int, round_number: int) -> np.ndarray:
     """The clients of a round, sorted: all of them, or a share drawn afresh (at least one)."""
@@ -38,7 +40,8 @@ class ServerOptimizer:
         """Where to ask for a gradient: at θ itself."""
 
     @torch.no_grad()
-    def apply(self, change: list[Tensor]) -> None:
+    def apply(self, change: list[Tensor], loss: float) -> float:
+        """Step; returns the loss to report."""
         shrink = 1 - self.settings.learning_rate * self.settings.weight_decay
         for parameter, gradient in zip(self.theta, change, strict=True):
             if shrink != 1:
@@ -46,6 +49,7 @@ class ServerOptimizer:
             parameter.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad()
+        return loss
 
     def tensors(self) -> dict[str, Tensor]:
         """The optimiser's memory, flat, for a checkpoint."""
@@ -87,39 +91,78 @@ class ConjugateGradients:
             self.theta.copy_(self._state["start"] + self._state["direction"])
 
     @torch.no_grad()
-    def apply(self, change: list[Tensor]) -> None:
+    def apply(self, change: list[Tensor], loss: float) -> float:
+        """Step; returns the objective at the new θ, penalty included (`loss` is the clients' where they were asked)."""
         gradient = change[0] / self.client_rate + 2 * self.penalty * self.theta
         s = self._state
         if not s:
             s["start"], s["first"] = self.theta.detach().clone(), gradient
             s["residual"], s["direction"] = -gradient, -gradient
-            return
+            s["objective"] = torch.tensor(loss + self.penalty * _dot(self.theta, self.theta), dtype=torch.float64)
+            return s["objective"].item()
         curved = gradient - s["first"]
         before, curvature = _dot(s["residual"], s["residual"]), _dot(s["direction"], curved)
         self.theta.copy_(s.pop("iterate"))
-        if before <= 0 or curvature <= 0:
-            return  # solved, as exactly as these numbers can say
-        length = before / curvature
-        self.theta.add_(s["direction"], alpha=length)
-        s["residual"] = s["residual"] - length * curved
-        s["direction"] = s["residual"] + (_dot(s["residual"], s["residual"]) / before) * s["direction"]
+        if before > 0 and curvature > 0:  # else it is solved, as exactly as these numbers can say
+            length = before / curvature
+            self.theta.add_(s["direction"], alpha=length)
+            s["residual"] = s["residual"] - length * curved
+            s["direction"] = s["residual"] + (_dot(s["residual"], s["residual"]) / before) * s["direction"]
+        # A quadratic changes by the mean of its gradients at both ends.
+        return s["objective"].item() + 0.5 * _dot(self.theta - s["start"], s["first"] - s["residual"])
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self._state)
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self._state = {name: tensor.to(self.theta) for name, tensor in tensors.items()}
+        self._state = {name: tensor.to(self.theta.device) for name, tensor in tensors.items()}
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return torch.dot(a.flatten().double(), b.flatten().double()).item()
 
 
-def make_optimizer(theta: list[Tensor], settings: Experiment, pairs: int) -> ServerOptimizer | ConjugateGradients:
+class SolveThenTrain:
+    """An mlp with a linear shortcut: first the shortcut is solved for, which is a quadratic as long as the mlp gives
+    zero; then it stays, and adam trains the mlp on what it leaves."""
+
+    def __init__(self, shortcut: Tensor, rest: list[Tensor], settings: Experiment, pairs: int) -> None:
+        self.cg = ConjugateGradients([shortcut], settings.server, pairs, settings.client.learning_rate)
+        self.adam = ServerOptimizer(rest, settings.server.model_copy(update={"optimizer": "adam"}))
+        self.rounds_left = torch.tensor(settings.server.solve_rounds)
+
+    def aim(self) -> None:
+        if self.rounds_left > 0:
+            self.cg.aim()
+
+    def apply(self, change: list[Tensor], loss: float) -> float:
+        self.rounds_left = self.rounds_left - 1
+        if self.rounds_left >= 0:
+            return self.cg.apply([change[SHORTCUT]], loss)
+        return self.adam.apply([part for place, part in enumerate(change) if place != SHORTCUT], loss)
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = {"cg": self.cg.tensors(), "adam": self.adam.tensors()}
+        named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        return {"rounds_left": self.rounds_left, **named}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self.rounds_left = tensors["rounds_left"]
+        for part, optimizer in (("cg.", self.cg), ("adam.", self.adam)):
+            optimizer.load_tensors({k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)})
+
+
+AnyOptimizer = ServerOptimizer | ConjugateGradients | SolveThenTrain
+
+
+def make_optimizer(theta: list[Tensor], settings: Experiment, pairs: int) -> AnyOptimizer:
     """`pairs`: how many (instance, label) pairs the clients hold together, Σ n_u."""
-    if settings.server.optimizer == "cg":
-        return ConjugateGradients(theta, settings.server, pairs, settings.client.learning_rate)
-    return ServerOptimizer(theta, settings.server)
+    if settings.server.optimizer != "cg":
+        return ServerOptimizer(theta, settings.server)
+    if settings.encoder.shortcut:
+        rest = [parameter for place, parameter in enumerate(theta) if place != SHORTCUT]
+        return SolveThenTrain(theta[SHORTCUT], rest, settings, pairs)
+    return ConjugateGradients(theta, settings.server, pairs, settings.client.learning_rate)
 
 
 class AveragedWeights:

@@ -24,10 +24,11 @@ from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.evaluation import evaluate
-from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.federated import FederatedTraining, knowledge_for, planned_looks
 from fedalc.geometry import collapse
 from fedalc.interrupt import Interrupt
 from fedalc.knowledge import privacy_spent
+from fedalc.methods import METHODS
 from fedalc.metrics import Propensity
 from fedalc.model import Model, model_with
 
@@ -60,7 +61,7 @@ class Training:
         own_validation = dataset.validation is not None
         self.refits = settings.selection.refit and self.validation is not None and not own_validation
         self.phase = "fit" if self.validation is None else "select"
-        self.rounds = settings.rounds
+        self.rounds = 1 if METHODS[settings.method].one_round else settings.rounds
         self.chosen: dict[str, Any] | None = None  # the best evaluated record of `select`
         self.chosen_tensors: dict[str, Tensor] = {}
         self.stale = 0  # evaluations since the best
@@ -82,6 +83,7 @@ class Training:
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
+        self._save_if_due(force=self._spends)
         for callback in self.callbacks:
             callback.phase(self.phase, self.rounds, federated.round_number)
         while federated.round_number < self.rounds:
@@ -98,7 +100,7 @@ class Training:
                 callback.round(federated.round_number, loss)
             if federated.round_number % every == 0 or federated.round_number == self.rounds:
                 self._evaluate(loss)
-            self._save_if_due(force=interrupt.asked)
+            self._save_if_due(force=interrupt.asked or self._spends)
             if interrupt.asked:
                 raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
 
@@ -149,9 +151,17 @@ class Training:
 
     def _begin(self, train: Split) -> FederatedTraining:
         """A phase's training. Its clients hold other instances than another phase's, so labels are collected anew."""
-        phases = 2 if self.refits else 1  # they share the privacy budget
-        knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, phases)
+        knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, self._phases)
         return FederatedTraining(self.settings, self._scaled(train), knowledge)
+
+    @property
+    def _phases(self) -> int:
+        return 2 if self.refits else 1
+
+    @property
+    def _spends(self) -> bool:
+        """Whether rounds cost privacy: then each is kept, as one that is lost and run again would cost it again."""
+        return self.federated.knowledge is not None and self.settings.privacy.mechanism is not None
 
     def _scaled(self, split: Split) -> Split:
         return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
@@ -169,7 +179,8 @@ class Training:
 
     def privacy(self) -> dict[str, Any] | None:
         """What was spent over all phases."""
-        return privacy_spent(self.settings, self.federated.knowledge, self.cost()["looks_at_labels"])
+        planned = planned_looks(self.settings, self._phases)
+        return privacy_spent(self.settings, self.federated.knowledge, planned, self.cost()["looks_at_labels"])
 
     def test(self, model: Model) -> dict[str, float]:
         """The only look at the test set."""
@@ -215,7 +226,7 @@ class Training:
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.phase, self.rounds, self.chosen = facts["phase"], facts["rounds"], facts["chosen"]
-        self.stale, self.spent = facts["stale"], facts["spent"]
+        self.stale, self.spent = facts["stale"], self.spent | facts["spent"]
         if self.phase == "refit":
             self.federated = self._begin(self.dataset.train)
         self.federated.restore(tensors, facts["federated"])

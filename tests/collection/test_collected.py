@@ -112,12 +112,12 @@ def test_a_file_is_not_believed(tmp_path: Path, change: dict[str, Any], says: st
         Collected.load(path)
 
 
-def test_noised_counts_only_have_to_be_finite(tmp_path: Path) -> None:
-    noised = Correlations(4, np.array([-0.5, 9.25]), csr_matrix(np.array([[0, 7.5], [7.5, 0]])))
+def test_noised_counts_need_not_be_whole(tmp_path: Path) -> None:
+    noised = Correlations(4, np.array([2.5, 3.25]), csr_matrix(np.array([[0, 1.5], [1.5, 0]])))
     with pytest.raises(DataError, match="whole numbers"):
         Collected(noised, rows_of("u", "v"), PLAIN)
     Collected(noised, rows_of("u", "v"), PLAIN, {"privacy": {"epsilon": 1.0}}).save(tmp_path / "file")
     after = Collected.load(tmp_path / "file")
     assert_same(after.correlations, noised)
-    assert after.for_labels(rows_of("v", "u")).counts.tolist() == [9.25, -0.5]
+    assert after.for_labels(rows_of("v", "u")).counts.tolist() == [3.25, 2.5]
     assert read_container(tmp_path / "file", "correlations")[0]["facts"] == {"privacy": {"epsilon": 1.0}}

@@ -78,7 +78,7 @@ def run_result(name: str, *more: str) -> dict[str, object]:
     return dict(json.loads(Path("runs", name, "result.json").read_text()))
 
 
-def test_the_server_says_what_it_refuses_and_joins_the_rest(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_server_says_what_it_refuses_and_joins_the_rest(place: Path) -> None:
     run("collect", "client", "data", "--key", "key", "--out", "good.msg", "--client", "good")
     whole = Path("good.msg").read_bytes()
     Path("torn.msg").write_bytes(whole[: len(whole) // 2])
@@ -109,6 +109,23 @@ def test_no_key_needs_to_be_said(place: Path) -> None:
         run("collect", "client", "data", "--algorithm", "sha256", "--key", "key", "--out", "a.msg")
 
 
+def test_nothing_is_written_over(place: Path) -> None:
+    """Not the key, not the data, not another kind of file; an earlier output only when asked to."""
+    client = ("collect", "client", "data", "--key", "key")
+    run(*client, "--out", "a.msg")
+    run("collect", "server", "a.msg", "--out", "c")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for arguments in (
+        (*client, "--out", "key"), (*client, "--out", "data/train.txt"), (*client, "--out", "a.msg"),
+        (*client, "--out", "c", "--overwrite"), ("collect", "server", "a.msg", "--out", "a.msg", "--overwrite"),
+        ("collect", "server", "a.msg", "--out", "key"), ("collect", "server", "a.msg", "--out", "c"),
+    ):  # fmt: skip
+        with pytest.raises(FedalcError, match="is there already"):
+            run(*arguments)
+    assert before == {path: path.read_bytes() for path in before}
+    run(*client, "--out", "a.msg", "--overwrite")
+
+
 def test_a_key_others_can_read_is_refused(place: Path) -> None:
     Path("key").chmod(0o644)
     with pytest.raises(FedalcError, match="chmod 600"):
@@ -132,10 +149,26 @@ def test_records_tell_equal_rows_apart(place: Path) -> None:
     records = ("--identity", "record", "--records", "records.txt")
     run("collect", "client", "twice_train.txt", "--key", "key", "--out", "record.msg", *records)
     assert "2 instances" in run("collect", "server", "content.msg", "--out", "c")
-    assert "3 instances" in run("collect", "server", "record.msg", "--out", "c")
+    assert "3 instances" in run("collect", "server", "record.msg", "--out", "r")
     (place / "records.txt").write_text("a\nb\na\n")
     with pytest.raises(FedalcError, match=r"records.txt:3.*line 1"):
-        run("collect", "client", "twice_train.txt", "--key", "key", "--out", "record.msg", *records)
+        run("collect", "client", "twice_train.txt", "--key", "key", "--out", "again.msg", *records)
+
+
+def test_a_run_does_not_go_on_with_other_correlations(place: Path) -> None:
+    run("collect", "client", "data", "--key", "key", "--out", "a.msg")
+    run("collect", "server", "a.msg", "--out", "c")
+    run_result("first", "--correlations", "c", "--key", "key")
+    Path("runs", "first", "result.json").unlink()
+    run("collect", "server", "a.msg", "--out", "c", "--epsilon", "1", "--overwrite")
+    with pytest.raises(FedalcError, match="not the correlations this run began with"):
+        run("train", "--resume", "runs/first")
+
+
+def test_labels_of_the_same_name_are_refused(place: Path) -> None:
+    (place / "data" / "labels.txt").write_text("\n".join(["same", "same", *NAMES[2:]]) + "\n")
+    with pytest.raises(FedalcError, match="same name"):
+        run("collect", "client", "data", "--key", "key", "--out", "a.msg")
 
 
 # --- the curious server ---
@@ -178,3 +211,9 @@ def test_audit_prints_what_it_found(place: Path) -> None:
     assert "label frequencies" in out and "labels per instance" in out
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
     assert "hmac-sha256" in run("audit", "data", "a.msg")
+    run("collect", "client", "data", "--key", "key", "--algorithm", "hmac-sha512", "--out", "b.msg", "--client", "b")
+    run("collect", "client", "data", "--key", "key", "--out", "c.msg", "--client", "c")
+    assert "hmac-sha256" in run("audit", "data", "a.msg", "b.msg", "c.msg")  # those made as most are
+    run("key", "new", "other")
+    with pytest.raises(FedalcError, match="not the key"):
+        run("audit", "data", "a.msg", "--key", "other")

@@ -158,7 +158,6 @@ def test_messages_survive_their_file(tmp_path: Path) -> None:
         ({"digests": rows_of("x", "y", "y").astype(np.int8)}, "digests are"),
         ({"pseudonyms": rows_of("u", "u")}, "same pseudonym"),
         ({"pseudonyms": rows_of("u")}, "label 1, of 1"),
-        ({"pseudonyms": rows_of("u", "v", "w")}, "without a message"),
         ({"labels": np.array([0, 1, 2**32 - 1], dtype=np.uint32)}, "label 4294967295, of 2"),
         ({"labels": np.array([0, 1, 1])}, "labels are int64"),
         ({"labels": np.empty(0, np.uint32), "digests": np.empty((0, 16), np.uint8)}, "no messages"),

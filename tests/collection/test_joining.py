@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.collected import Collected
 from fedalc.collection.hashing import Hasher, canonical_sparse
-from fedalc.collection.joining import Joined, _grouped, join
+from fedalc.collection.joining import Joined, _grouped, join, set_sizes
 from fedalc.collection.messages import Messages, Protocol, make_messages
 from fedalc.correlations import Correlations
 from fedalc.data import load_dataset
@@ -180,15 +180,16 @@ def test_shared_labels_are_joined_where_they_are_allowed() -> None:
 def test_an_instance_with_too_many_labels_is_left_out() -> None:
     flood = sent("flood", {f"f{i}": "x" for i in range(6)})
     joined = join([sent("a", {"u": "xy"}), flood, flood], max_labels=5)
-    assert joined.label_sets.shape == (1, 7) and joined.label_sets.nnz == 1
-    assert joined.notes == ("1 instance with more than 5 labels left out; these are mostly labels of flood and a",)
+    assert joined.notes == ("client flood put more than 5 labels on one instance: all is refused",)
+    assert joined.label_sets.shape == (2, 1)  # the honest client's instances are both there
     assert join([sent("a", {"u": "xy"}), flood], max_labels=7).notes == ()
 
 
 def test_the_flood_is_named_after_labels_were_set_aside() -> None:
     flood = sent("flood", {"u": "y", **{f"f{i}": "x" for i in range(6)}})
     joined = join([sent("a", {"u": "xy", "v": "z"}), flood], max_labels=5)
-    assert len(joined.notes) == 2 and joined.notes[1].endswith("mostly labels of flood")
+    assert joined.notes == ("client flood put more than 5 labels on one instance: all is refused",)
+    assert joined.label_sets.shape[1] == 2  # what it contested is its owner's again
 
 
 def test_a_label_that_everybody_claims_costs_no_more_than_itself() -> None:
@@ -204,6 +205,36 @@ def test_nothing_left_is_an_error() -> None:
         join([sent("a", {"u": "x"}), sent("b", {"u": "y"})])
     with pytest.raises(FedalcError, match="nothing is left"):
         join([sent("a", {"u": "x", "v": "x"})], max_labels=1)
+
+
+def test_sizes_of_label_sets_by_hand() -> None:
+    joined = join([sent("a", {"u": "xy"}), sent("b", {"v": "yz", "w": "y"})])
+    assert set_sizes(joined, rows_of(*"zyxy")).tolist() == [1, 3, 1, 3]
+    assert set_sizes(joined, rows_of("nobody's", "y")).tolist() == [1, 3]
+    assert set_sizes(joined, rows_of()).tolist() == []
+    crowded = join([sent("a", {"u": "xy"}), sent("b", {"v": "x"}), sent("c", {"w": "x"})], max_labels=2)
+    assert set_sizes(crowded, rows_of(*"xy")).tolist() == [1, 1]  # x was left out of the join
+
+
+def test_the_digests_of_a_join_are_those_of_its_rows() -> None:
+    joined = join([sent("a", {"u": "xy"}), sent("b", {"v": "yz", "w": "y"})])
+    assert [row.tobytes() for row in joined.digests] == sorted(rows_of(name).tobytes() for name in "xyz")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_sizes_of_label_sets_are_those_of_Y(data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 10_000))
+    count = data.draw(st.integers(1, 25))
+    split = random_split(count, 6, data.draw(st.integers(1, 8)), seed, per_instance=5)
+    if split.labels.nnz == 0:
+        return
+    names = [f"l{i}" for i in range(split.labels.shape[1])]
+    joined = join(client_per_label(split.labels, split.features, names, HASHER, "record"))
+    digests = HASHER.instances(canonical_sparse(split.features, [str(i) for i in range(count)]), "record")
+    asked = np.array(data.draw(st.lists(st.integers(0, count - 1))), dtype=int)
+    wanted = np.maximum(split.labels.getnnz(axis=1), 1)  # an instance without labels is on nobody's list
+    assert np.array_equal(set_sizes(joined, digests[asked]), wanted[asked])
 
 
 def merged(X: csr_matrix, Y: csr_matrix) -> csr_matrix:

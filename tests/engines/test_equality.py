@@ -25,6 +25,7 @@ SMALL = {
     "regularizer": {"lambda": 10.0, "rate": 0.01, "neighbours": 2},
     "fixed": {"steps": 5, "rate": 0.1},
 }
+BY_STEPS = [method for method in METHODS if method != "fedalc-oneshot"]  # which has a linear encoder and one round
 
 
 def settings(engine: str, **changes: Any) -> Any:
@@ -58,9 +59,41 @@ def assert_equal(rounds: int = 4, **changes: Any) -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BY_STEPS)
 def test_every_method(method: str, weights: str, participation: float) -> None:
     assert_equal(method=method, server={"weights": weights, "participation": participation})
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
+@pytest.mark.parametrize("method", BY_STEPS)
+def test_every_method_with_the_square_loss(method: str, set_size: str, participation: float) -> None:
+    client = {"loss": "square", "set_size": set_size, "label_power": 0.3}
+    # Not adam, as with dropout.
+    assert_equal(method=method, client=client, server={"optimizer": "momentum", "participation": participation})
+
+
+@pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
+@pytest.mark.parametrize("method", ["fedalc-exact", "fedavg-fixed", "fedalc-fixed"])
+def test_conjugate_gradients(method: str, set_size: str) -> None:
+    client = {"loss": "square", "set_size": set_size}
+    encoder = {"name": "linear", "start": "zero"}
+    assert_equal(6, method=method, client=client, encoder=encoder, server={"optimizer": "cg", "weights": "samples"})
+
+
+@pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
+def test_one_round(set_size: str) -> None:
+    changes: dict[str, Any] = {"client": {"set_size": set_size, "label_power": 0.3}, "encoder": {"name": "linear"}}
+    assert_equal(1, method="fedalc-oneshot", **changes)
+    ours, literal = (
+        training.engine.sums(training.model, training.federation.clients)
+        for engine in ("fused", "clients")
+        for training in [federated(settings(engine, method="fedalc-oneshot", **changes), TRAIN)]
+    )
+    assert torch.allclose(ours.gram, literal.gram, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(ours.cross, literal.cross, rtol=1e-12, atol=1e-14)
+    assert ours.constant == pytest.approx(literal.constant, rel=1e-12)
+    assert ours.pairs == literal.pairs == TRAIN.labels.nnz
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])

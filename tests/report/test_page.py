@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedalc.config import METHODS
 from fedalc.errors import FedalcError
 from fedalc.report.page import sentence, write_comparison_page, write_page
 from tests.report.results import record, result
@@ -138,6 +139,15 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "| fedavg | 2 | 55.00 ± 7.07 |" in page
 
 
+def test_all_methods_with_histories_of_different_length(tmp_path: Path) -> None:
+    lengths = {name: 200 for name in METHODS} | {"fedalc-exact": 25, "fedalc-oneshot": 1}
+    histories = {name: [record(number) for number in range(1, last + 1)] for name, last in lengths.items()}
+    page = page_of(write_comparison_page(tmp_path, [result(name) for name in METHODS], histories))
+    assert f"<title>{len(METHODS)} methods on demo</title>" in page and page.count("<svg") == 5
+    for part in ("round (log scale)", "sent and received so far, all clients (log scale)", ">100 MB<"):
+        assert part in page, part
+
+
 def test_comparison_of_nothing(tmp_path: Path) -> None:
     assert "No run has finished" in page_of(write_comparison_page(tmp_path, [], {}))
 
@@ -149,4 +159,5 @@ def test_sentence() -> None:
         "The test set was looked at once, at the end."
     )
     assert "was kept. 3 labels have no training instance" in sentence(result(labels_without_client=3), [record(18)])
+    assert sentence(result(rounds=1), [record(1), record(1, "refit")]).count("for 1 round.") == 1
     assert "without validation data; the last round was kept" in sentence(result(selection=None), [record(1, "fit")])

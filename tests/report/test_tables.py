@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedalc.config import METHODS
 from fedalc.report.tables import human_bytes, human_seconds, markdown_table, rich_table
 from tests.report.results import result
 
@@ -124,6 +125,12 @@ def test_terminal_table_shows_all_where_there_is_room() -> None:
     for part in ("51.00", "±1.41", "[red]x[/]", "effective", "2.00 MB", "50.0 MB"):
         assert part in shown
     assert "no room" not in shown
+
+
+def test_all_methods_fit_a_narrow_terminal() -> None:
+    shown = printed([result(method, collapse={"max_cosine": -1e-9}) for method in METHODS], 80)
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown and "-0.000" not in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("fed")] == list(METHODS)
 
 
 def test_narrow_terminal_says_what_it_left_out() -> None:

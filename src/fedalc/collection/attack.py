@@ -1,8 +1,8 @@
 """The curious server: what it can find out from the messages it joins, by trying.
 
 It follows the protocol and keeps everything. Its weapon is a dictionary: instances and label names it suspects, which
-it hashes as the clients do, with no key, with keys people are known to choose, or with the true key where a client
-has passed it on. Beyond that it has what the join tells it in any case: how often labels occur, alone and together.
+it hashes as the clients do, with no key, or with the true key where a client has passed it on. Beyond that it has what
+the join tells it in any case: how often labels occur, alone and together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fedalc.collection.hashing import Hasher
 from fedalc.collection.joining import Joined
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import Messages
-from fedalc.config import Algorithm
+from fedalc.config import Algorithm, is_keyed
+from fedalc.correlations import Correlations
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def dictionary_attack(
     """
     protocol = messages[0].protocol
     algorithm: Algorithm = protocol.algorithm if stolen is not None else _plain(protocol.algorithm)
-    hasher = Hasher(algorithm, stolen if algorithm.startswith("hmac-") else None, protocol.digest_bytes)
+    hasher = Hasher(algorithm, stolen if is_keyed(algorithm) else None, protocol.digest_bytes)
     seen = set(_rows(np.concatenate([sent.digests for sent in messages])))
     claimed = set(_rows(np.concatenate([sent.pseudonyms for sent in messages])))
     guessed = set(_rows(hasher.instances(instances, protocol.identity)))
@@ -73,16 +74,14 @@ class Learnt:
 
 def what_the_server_learns(joined: Joined) -> Learnt:
     Y = joined.label_sets
-    counts = np.sort(np.asarray(Y.getnnz(axis=0)))[::-1]
-    together = (Y.T.astype(np.int64) @ Y.astype(np.int64)).tocsr()
-    together.setdiag(0)
-    together.eliminate_zeros()
+    known = Correlations.from_label_sets(Y)
+    counts = np.sort(known.counts)[::-1]
     sets = Counter(Y.indices[a:b].tobytes() for a, b in zip(Y.indptr, Y.indptr[1:], strict=False))
     sizes = Counter(np.diff(Y.indptr).tolist())
     return Learnt(
         instances=Y.shape[0],
         labels=Y.shape[1],
-        pairs=together.nnz // 2,
+        pairs=known.together.nnz // 2,
         commonest=tuple(counts[:5].tolist()),
         set_sizes=dict(sorted(sizes.items())),
         unique_sets=sum(1 for often in sets.values() if often == 1),

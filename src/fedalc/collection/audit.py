@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedalc.collection.attack import Found, Learnt, dictionary_attack, frequency_attack, what_the_server_learns
+from fedalc.collection.client import distinct_names
 from fedalc.collection.hashing import Hasher, canonical_sparse
 from fedalc.collection.joining import join, read_messages
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import Messages, make_messages
-from fedalc.collection.simulation import unambiguous
-from fedalc.config import Algorithm
+from fedalc.config import Algorithm, is_keyed
 from fedalc.data.dataset import Split
 from fedalc.errors import FedalcError
 
@@ -32,12 +32,12 @@ class Attempt:
 
 def attack_every_mode(split: Split, names: Sequence[str]) -> list[Attempt]:
     """The candidates themselves are collected, plain and keyed, and then guessed: the best dictionary there can be."""
-    names = unambiguous(names)
+    names = distinct_names(names)
     key = Key.fresh()
     attempts = []
     for algorithm in MODES:
         stolen = key if algorithm == "hmac-sha256" else None
-        hasher = Hasher(algorithm, key if algorithm.startswith("hmac-") else None)
+        hasher = Hasher(algorithm, key if is_keyed(algorithm) else None)
         attempts += list(_attempts([_collected(hasher, split, names)], split, names, stolen))
     return attempts
 
@@ -46,18 +46,24 @@ def _collected(hasher: Hasher, split: Split, names: Sequence[str]) -> Messages:
     return make_messages(hasher, "content", "all clients", canonical_sparse(split.features), split.labels, names)
 
 
-def attack_files(files: Sequence[Path], split: Split, names: Sequence[str], key: Path | None) -> list[Attempt]:
+def attack_files(
+    files: Sequence[Path], split: Split, names: Sequence[str], key: Path | None
+) -> tuple[list[Attempt], list[str]]:
     """What the server finds in the files it has been sent."""
     messages, notes = read_messages(files)
     if not messages:
         raise FedalcError("none of the files could be read:\n  " + "\n  ".join(notes))
     if any(sent.protocol.identity != "content" for sent in messages):
         raise FedalcError("the audit guesses instances by their content; these messages identify them otherwise")
-    return list(_attempts(messages, split, unambiguous(names), None if key is None else Key.read(key)))
+    stolen = None if key is None else Key.read(key)
+    if stolen is not None and all(sent.protocol.key_check != stolen.check for sent in messages):
+        raise FedalcError(f"{key}: not the key any of these messages were made with")
+    return list(_attempts(messages, split, distinct_names(names), stolen)), notes
 
 
 def _attempts(messages: list[Messages], split: Split, names: list[str], stolen: Key | None) -> Iterator[Attempt]:
     joined = join(messages, shared_labels=True)
+    messages = [sent for sent in messages if sent.protocol == joined.protocol]
     algorithm = joined.protocol.algorithm
     suspected = join([_collected(Hasher("sha256", None), split, names)]).label_sets  # equal candidates are one
     learnt, frequency = what_the_server_learns(joined), frequency_attack(joined, suspected)

@@ -19,7 +19,7 @@ from fedalc.correlations import Correlations
 from fedalc.errors import DataError, FedalcError
 
 NOISE = "privacy"
-"""The fact that says that counts carry noise: they are then numbers of any kind, and only have to be finite."""
+"""The fact that says that counts carry noise: they are then not whole."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +30,7 @@ class Collected:
     pseudonyms: np.ndarray
     protocol: Protocol
     facts: dict[str, Any] = field(default_factory=dict)
+    checksum: str = ""  # of the file it was read from
 
     def __post_init__(self) -> None:
         known = self.correlations
@@ -86,7 +87,7 @@ class Collected:
 
     @classmethod
     def load(cls, path: Path | str) -> Collected:
-        facts, arrays, _ = read_container(path, "correlations")
+        facts, arrays, checksum = read_container(path, "correlations")
         expected = {"pseudonyms", "counts", "together_indptr", "together_indices", "together_data"}
         if set(facts) != {"instances", "protocol", "facts"} or set(arrays) != expected:
             raise DataError("not the facts and arrays that a file of correlations has", path)
@@ -94,7 +95,7 @@ class Collected:
             if not isinstance(facts["facts"], dict):
                 raise DataError("its facts are not a table")
             known = Correlations(facts["instances"], arrays["counts"], _together(arrays))
-            return cls(known, arrays["pseudonyms"], protocol_from(facts["protocol"]), facts["facts"])
+            return cls(known, arrays["pseudonyms"], protocol_from(facts["protocol"]), facts["facts"], checksum)
         except DataError as error:
             raise DataError(str(error), path) from None
 
@@ -131,9 +132,7 @@ def _check_counts(known: Correlations, noised: bool) -> None:
             raise DataError("a count is not a finite number")
     if c.diagonal().any() or (c != c.T).nnz:
         raise DataError("the counts of pairs are not symmetric, or pair a label with itself")
-    if noised:
-        return
-    if n.dtype != np.int64 or c.data.dtype != np.int64:
+    if not noised and (n.dtype != np.int64 or c.data.dtype != np.int64):
         raise DataError("counts without noise are whole numbers")
     u = np.repeat(np.arange(len(n)), np.diff(c.indptr))
     if (n < 0).any() or (n > known.instances).any() or (c.data < 0).any():

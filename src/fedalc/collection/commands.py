@@ -3,6 +3,7 @@ tells the server."""
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, Identity
+from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, Identity, is_keyed
 from fedalc.errors import ConfigError, DataError, FedalcError
 
 key_app = typer.Typer(help="The key the clients share and the server never has: new.", rich_markup_mode=None)
@@ -20,6 +21,7 @@ collect_app = typer.Typer(
 
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="the clients' key file (make one: fedalc key new FILE)")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier output of this kind")]
 AlgorithmOption = Annotated[str, typer.Option("--algorithm", help=", ".join(get_args(Algorithm)))]
 
 
@@ -57,33 +59,40 @@ def client(
     digest_bytes: Annotated[int, typer.Option(help="length of a digest, 8 to 64")] = 16,
     quantum: Annotated[float, typer.Option(help="embedding: round to multiples of it; 0: raw, as in the paper")] = 1e-3,
     seed: Annotated[int, typer.Option(help="embedding: of the encoder all clients start from")] = 0,
+    overwrite: Overwrite = False,
     data_dir: DataDir = None,
 ) -> None:
     """Hash what this party holds under the key, into a file for the server."""
+    from fedalc.collection.client import Identity as InstanceIdentity
+    from fedalc.collection.client import SharedEncoder, distinct_names, make_hasher
     from fedalc.collection.messages import make_messages
-    from fedalc.collection.simulation import SharedEncoder, canonical_instances, identity_name, make_hasher, unambiguous
     from fedalc.data.load import load_held
 
     settings = _settings(algorithm, digest_bytes, identity, quantum, key)
+    _check_out(out, overwrite, "messages")
     if (settings.identity == "record") != (records is not None):
         raise ConfigError("--identity record and --records FILE belong together")
     hasher = make_hasher(settings)
     split, names = load_held(data, data_dir)
-    names = tuple(unambiguous(names))
-    own = _columns_of(labels, names) if labels else list(range(len(names)))
+    if distinct_names(names) != [*map(_written, names)]:
+        raise DataError("two labels have the same name, and others know labels by their names only", data)
+    own = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()
     held = split.labels[:, own]
     kept = held.getnnz(axis=1) > 0
     if not kept.any():
         raise DataError("no instance here carries one of these labels: nothing to send", data)
     record_names = None if records is None else _read_records(records, len(split))
     chosen = None if record_names is None else [record_names[row] for row in kept.nonzero()[0]]
-    canonical = canonical_instances(
-        split.features[kept], settings.identity, chosen, settings.quantum, SharedEncoder(EncoderSettings(), seed)
-    )
+    instance = InstanceIdentity(settings, SharedEncoder(EncoderSettings(), seed))
+    canonical = instance.canonical(split.features[kept], chosen)
     own_names = [names[label] for label in own]
-    sent = make_messages(hasher, identity_name(settings), client_name, canonical, held[kept], own_names)
+    kind = instance.name(split.features.shape[1])
+    sent = make_messages(hasher, kind, client_name, canonical, held[kept], own_names)
     sent.save(out)
-    Console(highlight=False, soft_wrap=True).print(
+    console = Console(highlight=False, soft_wrap=True)
+    if all(name.isdigit() for name in own_names):
+        console.print("note: labels are called by number here; others must number them alike (names: labels.txt)")
+    console.print(
         f"{out}: {len(sent):,} messages of client {sent.client}, {len(sent.pseudonyms):,} labels, "
         f"{out.stat().st_size:,} bytes, {sent.protocol.algorithm}"
         + (f", key check {sent.protocol.key_check}" if sent.protocol.key_check else "; NO KEY: open to guessing")
@@ -100,13 +109,19 @@ def server(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="refuse everything when anything is refused")] = False,
     epsilon: Annotated[float | None, typer.Option(help="differential privacy: noise the counts, at this ε")] = None,
-    delta: Annotated[float, typer.Option(help="… and this δ")] = 1e-5,
-    labels_per_instance: Annotated[int, typer.Option(min=1, help="… an instance counts with this many labels")] = 3,
+    delta: Annotated[float | None, typer.Option(help="… and this δ (default: 1e-5)")] = None,
+    labels_per_instance: Annotated[
+        int | None, typer.Option(min=1, help="… an instance counts with this many labels (default: 3)")
+    ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Join the clients' messages into counts of labels and of pairs of labels. Needs no key and learns no name."""
     from fedalc.collection.collected import Collected
     from fedalc.collection.joining import join, read_messages
 
+    _check_out(out, overwrite, "correlations")
+    if epsilon is None and (delta is not None or labels_per_instance is not None):
+        raise ConfigError("--delta and --labels-per-instance are for noised counts: give --epsilon too")
     messages, notes = read_messages(files)
     if not messages:
         raise FedalcError("none of the files could be read:\n  " + "\n  ".join(notes))
@@ -117,16 +132,17 @@ def server(
         errors.print(f"refused: {note}", style="yellow", markup=False)
     if strict and notes:
         raise FedalcError(f"{len(notes)} refusals, and --strict: nothing was written")
-    collected = Collected.from_joined(joined)
-    if epsilon is not None:
+    if epsilon is None:
+        collected = Collected.from_joined(joined)
+    else:
         from fedalc.knowledge import noised
 
-        collected = noised(collected, joined.label_sets, epsilon, delta, labels_per_instance)
+        collected = noised(joined, epsilon, 1e-5 if delta is None else delta, labels_per_instance or 3)
     collected.save(out)
     known = collected.correlations
     Console(highlight=False, soft_wrap=True).print(
         f"{out}: {known.instances:,} instances, {known.label_count:,} labels, {known.together.nnz // 2:,} pairs of "
-        f"labels that occur together" + (f", ε = {epsilon:g}, δ = {delta:g}" if epsilon is not None else "")
+        f"labels that occur together" + (f": noised, ε = {epsilon:g}" if epsilon is not None else "")
     )
 
 
@@ -143,8 +159,15 @@ def audit(
     from fedalc.data.load import load_held
 
     split, names = load_held(candidates, data_dir)
-    rounds = play.attack_files(files, split, names, key) if files else play.attack_every_mode(split, names)
     console = Console(highlight=False, soft_wrap=True)
+    if files:
+        rounds, notes = play.attack_files(files, split, names, key)
+        for note in notes:
+            console.print(f"refused: {note}", markup=False)
+    elif key is not None:
+        raise ConfigError("--key: is for message files; without any, every mode is tried, with a stolen key too")
+    else:
+        rounds = play.attack_every_mode(split, names)
     totals = rounds[0].found
     table = Table("messages", "the server has", "instances", "names", "names by frequency")
     for attempt in rounds:
@@ -163,7 +186,7 @@ def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, 
     for value, known, option in ((algorithm, Algorithm, "--algorithm"), (identity, Identity, "--identity")):
         if value not in get_args(known):
             raise ConfigError(f"{option}: unknown {value!r}; there are {', '.join(get_args(known))}")
-    keyed = algorithm.startswith("hmac-")
+    keyed = is_keyed(algorithm)
     if keyed and key is None:
         raise ConfigError("--key: give the key file the clients share (make one: fedalc key new FILE)")
     if not keyed and key is not None:
@@ -183,9 +206,25 @@ def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, 
         raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
 
 
+def _written(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _check_out(out: Path, overwrite: bool, kind: str) -> None:
+    """Never write over data, a key or another kind of file; over an earlier output only when asked to."""
+    if not out.exists():
+        return
+    with out.open("rb") as file:
+        earlier = file.read(64).startswith(f"fedalc-{kind} ".encode())
+    if not earlier:
+        raise FedalcError(f"{out}: is there already, and is not a file of {kind}; name another --out")
+    if not overwrite:
+        raise FedalcError(f"{out}: is there already; replace it with --overwrite, or name another --out")
+
+
 def _columns_of(wanted: str, names: tuple[str, ...]) -> list[int]:
     place = {name: column for column, name in enumerate(names)}
-    asked = [name.strip() for name in wanted.split(",") if name.strip()]
+    asked = [wanted] if wanted in place else [name.strip() for name in wanted.split(",") if name.strip()]
     unknown = [name for name in asked if name not in place]
     if unknown or not asked:
         raise ConfigError(f"--labels: there is no label {unknown[0]!r}" if unknown else "--labels: names no label")

@@ -28,6 +28,7 @@ from fedalc.errors import DataError
 Kind = Literal["messages", "correlations"]
 VERSION = 1
 MAX_HEADER = 1 << 20
+MAX_ARRAYS = 8
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint32", "int32", "int64", "float64")}
 _CHECKSUM = 32
 _CHUNK = 1 << 24
@@ -123,6 +124,8 @@ def _parsed(header: bytes, path: Path) -> tuple[dict[str, Any], list[tuple[str, 
     facts, listed = content["facts"], content["arrays"]
     if not isinstance(facts, dict) or not isinstance(listed, list):
         raise DataError("damaged: arrays or facts of its header are not what they should be", path)
+    if len(listed) > MAX_ARRAYS:
+        raise DataError(f"its header lists {len(listed)} arrays, more than the {MAX_ARRAYS} allowed", path)
     layout: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     for entry in listed:
         if not isinstance(entry, dict) or set(entry) != {"name", "dtype", "shape"}:

@@ -24,7 +24,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import PSEUDONYM_BYTES, Protocol
-from fedalc.config import Algorithm
+from fedalc.config import Algorithm, is_keyed
 from fedalc.errors import DataError, FedalcError
 
 DOMAIN = b"fedalc/1/"
@@ -42,7 +42,7 @@ class Hasher:
     def __init__(self, algorithm: Algorithm, key: Key | None, digest_bytes: int = 16) -> None:
         if algorithm not in get_args(Algorithm):
             raise FedalcError(f"no hash algorithm {algorithm!r}; there are {', '.join(get_args(Algorithm))}")
-        keyed = algorithm.startswith("hmac-")
+        keyed = is_keyed(algorithm)
         if keyed and key is None:
             raise FedalcError(f"{algorithm} needs a key; make one with `fedalc key new FILE`")
         if not keyed and key is not None:

@@ -12,7 +12,7 @@ each other, or one under many names, can still get an honest client's label set 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -62,9 +62,11 @@ def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels:
     """Label sets from messages. See `Joined.notes` for what was refused, and why.
 
     An instance with more than `max_labels` labels is left out: no real one has so many, and one alone could fill the
-    memory with pairs. A label is one client's, and is contested when several claim it, unless `shared_labels`.
+    memory with pairs. A client that alone puts so many on an instance is refused whole. A label is one client's, and is
+    contested when several claim it, unless `shared_labels`.
     """
-    protocol, parts, notes = _same_protocol(list(messages))
+    protocol, parts, refused = _same_protocol(list(messages))
+    notes = list(refused)
     clients = sorted({part.client for part in parts})
     claims = [part.pseudonyms for part in parts]
     pseudonyms, label = _distinct(np.concatenate(claims))
@@ -85,6 +87,14 @@ def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels:
     Y, found = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
     crowded = np.diff(Y.indptr) > max_labels
     if crowded.any():
+        flooding = _flooding(Y[crowded], max_labels, label, claimant, clients)
+        if flooding:
+            refused.append(f"{_clients(flooding)} put more than {max_labels} labels on one instance: all is refused")
+            honest = [part for part in parts if part.client not in flooding]
+            if not honest:
+                raise _nothing_left(refused)
+            joined = join(honest, max_labels=max_labels, shared_labels=shared_labels)
+            return replace(joined, notes=(*refused, *joined.notes))
         notes.append(_crowded_note(Y[crowded], max_labels, label, claimant, clients))
         Y, found = Y[~crowded], found[~crowded]
         if Y.shape[0] == 0:
@@ -215,6 +225,17 @@ def _equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     for word in range(1, first.shape[1]):
         equal &= first[:, word] == second[:, word]
     return equal
+
+
+def _flooding(
+    crowded: csr_matrix, max_labels: int, label: np.ndarray, claimant: np.ndarray, clients: list[str]
+) -> list[str]:
+    """The clients that alone have put more labels on an instance than it may have."""
+    ones = np.ones(len(label), dtype=np.int32)
+    claims = csr_matrix((ones, (label, claimant)), shape=(crowded.shape[1], len(clients)))
+    claims.data[:] = 1
+    most = (crowded @ claims).max(axis=0).toarray().ravel()
+    return [clients[client] for client in np.flatnonzero(most > max_labels)]
 
 
 def _crowded_note(

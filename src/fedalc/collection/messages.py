@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.collection.container import read_container, write_container
-from fedalc.config import Algorithm
+from fedalc.config import Algorithm, is_keyed
 from fedalc.errors import DataError, FedalcError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PSEUDONYM_BYTES = 16
 _MAX_CLIENT = 64
-_IDENTITY = re.compile(r"content|record|embedding(/[0-9.e+-]{1,32})?")
+_IDENTITY = re.compile(r"content|record|embedding(/[0-9.e+-]{1,32})?(/[0-9a-f]{8})?")
 _KEY_CHECK = re.compile(r"[0-9a-f]{16}")
 
 
@@ -45,7 +45,7 @@ class Protocol:
         size = {"md5": 16, "sha256": 32, "sha512": 64}[self.algorithm.removeprefix("hmac-")]
         if type(self.digest_bytes) is not int or not 8 <= self.digest_bytes <= size:
             raise DataError(f"a digest of {self.algorithm} has 8 to {size} bytes, not {str(self.digest_bytes)[:40]}")
-        wanted = _KEY_CHECK if self.algorithm.startswith("hmac-") else re.compile("")
+        wanted = _KEY_CHECK if is_keyed(self.algorithm) else re.compile("")
         if not isinstance(self.key_check, str) or not wanted.fullmatch(self.key_check):
             raise DataError(f"the check of the key is not one of {self.algorithm}")
 
@@ -79,8 +79,6 @@ class Messages:
             raise DataError(f"client {name}: a message of label {self.labels.max()}, of {len(self.pseudonyms)} labels")
         if len(self.pseudonyms) == 1:
             return
-        if not np.bincount(self.labels, minlength=len(self.pseudonyms)).all():
-            raise DataError(f"client {name}: a pseudonym without a message")
         sorted_rows = self.pseudonyms[byte_order(self.pseudonyms)]
         if (sorted_rows[1:] == sorted_rows[:-1]).all(axis=1).any():
             raise DataError(f"client {name}: the same pseudonym for two labels")
@@ -135,7 +133,8 @@ def make_messages(
     """The messages of a client that holds these instances (rows) under these labels (columns).
 
     Each instance is hashed once. The messages are sorted by digest and the labels by pseudonym, so that neither order
-    tells anything of the party's data; a label without instances is not mentioned. Without a name, a random one.
+    tells anything of the party's data. All labels are claimed, also one without instances: what a client claims is
+    public, and must not depend on a single instance. Without a name, a random one.
     """
     if len(label_names) != label_matrix.shape[1]:
         raise DataError(f"{len(label_names)} label names for {label_matrix.shape[1]} labels")
@@ -147,11 +146,10 @@ def make_messages(
     row, column = held.row[present], held.col[present]
     if len(row) == 0:
         raise FedalcError("there is nothing to send: no instance carries any of these labels")
-    used = np.unique(column)
-    pseudonyms = hasher.labels([label_names[label] for label in used])
+    pseudonyms = hasher.labels(label_names)
     order = byte_order(pseudonyms)
-    rank = np.empty(label_matrix.shape[1], dtype=np.uint32)
-    rank[used[order]] = np.arange(len(used), dtype=np.uint32)
+    rank = np.empty(len(order), dtype=np.uint32)
+    rank[order] = np.arange(len(order), dtype=np.uint32)
     pseudonyms, digests, labels = pseudonyms[order], digests[row], rank[column]
     order = np.lexsort((labels, *as_words(digests).T[::-1]))
     digests, labels = digests[order], labels[order]

@@ -87,10 +87,10 @@ def load_held(name_or_path: str | Path, data_dir: Path | str | None = None) -> t
         read = _parse(path, LabelRule(), cache=False)
         return read.split, read.label_names or _label_names(path.parent, read.split.labels.shape[1])
     if path.is_dir() and not catalog.is_known(str(name_or_path)):
-        candidates = [p for p in sorted(path.iterdir()) if (m := _SPLIT_FILE.fullmatch(p.name)) and m[1] == "train"]
-        if len(candidates) != 1:
-            raise DataError("expected one file whose name ends with train.txt or train.arff (.gz, .bz2)", path)
-        return load_held(candidates[0])
+        found = _split_files(path)
+        if "train" not in found:
+            raise DataError("expected a file whose name ends with train.txt or train.arff (.gz, .bz2)", path)
+        return load_held(found["train"])
     dataset = load_dataset(name_or_path, data_dir)
     return dataset.train, dataset.label_names
 
@@ -114,6 +114,17 @@ def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Datas
 
 def find_split_files(folder: Path) -> dict[str, Path]:
     """The folder's train, test and, if there is one, validation file. Two that could be meant are an error."""
+    found = _split_files(folder)
+    for split in ("train", "test"):
+        if split not in found:
+            raise DataError(
+                f"no {split} file: expected one whose name ends with {split}.txt or {split}.arff (.gz, .bz2)",
+                folder,
+            )
+    return found
+
+
+def _split_files(folder: Path) -> dict[str, Path]:
     candidates: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name)
@@ -123,12 +134,6 @@ def find_split_files(folder: Path) -> dict[str, Path]:
         if len(paths) > 1:
             listed = ", ".join(path.name for path in paths)
             raise DataError(f"several files could be the {split} split: {listed}. Leave one", folder)
-    for split in ("train", "test"):
-        if split not in candidates:
-            raise DataError(
-                f"no {split} file: expected one whose name ends with {split}.txt or {split}.arff (.gz, .bz2)",
-                folder,
-            )
     return {split: paths[0] for split, paths in candidates.items()}
 
 

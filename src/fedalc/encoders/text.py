@@ -38,13 +38,25 @@ class TextEncoder(nn.Module):
     """Sparse features → `embedding` numbers → layers with ReLU between them → output, scaled to length 1 or raw."""
 
     def __init__(
-        self, feature_count: int, widths: list[int], start: str, generator: torch.Generator, unit: bool = True
+        self,
+        feature_count: int,
+        widths: list[int],
+        start: str,
+        generator: torch.Generator,
+        unit: bool = True,
+        shortcut: bool = False,
     ) -> None:
         super().__init__()
         self.unit = unit
         self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self._initialise(start, generator)
+        self.shortcut = nn.Parameter(torch.zeros(feature_count, widths[-1])) if shortcut else None
+        if shortcut:
+            last = self.layers[-1]
+            assert isinstance(last, nn.Linear)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
 
     def forward(self, rows: SparseRows, dropout: Dropout | None = None) -> Tensor:
         h = rows @ self.embedding
@@ -54,6 +66,8 @@ class TextEncoder(nn.Module):
             if dropout:
                 h = dropout(h, rows.keys, depth)
             h = layer(h)
+        if self.shortcut is not None:
+            h = h + rows @ self.shortcut
         return unit_rows(h) if self.unit else h
 
     @torch.no_grad()
@@ -81,4 +95,4 @@ class TextEncoder(nn.Module):
 def text_encoder(feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> TextEncoder:
     """Features → 512 → 1024 → 1024 → 512 (`mlp`, the paper's sizes by default), or features → 512 (`linear`)."""
     widths = [settings.dim] if settings.name == "linear" else [settings.embedding, *settings.hidden, settings.dim]
-    return TextEncoder(feature_count, widths, settings.start, generator, settings.output == "unit")
+    return TextEncoder(feature_count, widths, settings.start, generator, settings.output == "unit", settings.shortcut)

@@ -37,16 +37,16 @@ class Sums:
 
     def solve(self, ridge: float) -> Tensor:
         """θ of (G + ridge·I) θ = B, in double precision."""
-        gram = self.gram.double()
+        gram = self.gram.to(torch.float64, copy=True)
         gram.diagonal().add_(ridge)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if failed:
             raise ConfigError("the equations have no single solution: raise it above 0", "server.ridge")
         return torch.cholesky_solve(self.cross.double(), factor).to(self.cross)
 
-    def loss(self, theta: Tensor) -> float:
-        """The clients' weighted loss there, without the penalty."""
-        quadratic = (theta * (self.gram @ theta)).sum() - 2 * (theta * self.cross).sum()
+    def objective(self, theta: Tensor, ridge: float) -> float:
+        """The mean loss of a pair there, penalty included."""
+        quadratic = (theta * (self.gram @ theta)).sum() - 2 * (theta * self.cross).sum() + ridge * theta.square().sum()
         return (quadratic.item() + self.constant) / self.pairs
 
 

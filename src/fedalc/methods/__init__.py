@@ -23,9 +23,8 @@ METHODS: dict[str, type[Method]] = {
 
 def make_method(settings: Experiment, label_count: int, knowledge: LabelKnowledge | None = None) -> Method:
     """`knowledge` is for the methods that want it; the others never see labels."""
-    method = METHODS[settings.method]
-    assert knowledge is not None or not method.wants_labels(settings)
-    return method(settings, label_count, knowledge)
+    assert knowledge is not None or not settings.uses_labels
+    return METHODS[settings.method](settings, label_count, knowledge)
 
 
 __all__ = ["METHODS", "Method", "make_method"]

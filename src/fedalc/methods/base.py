@@ -35,13 +35,6 @@ class Method(ABC):
     one_round: ClassVar[bool] = False
 
     @classmethod
-    def wants_labels(cls, settings: Experiment) -> bool:
-        """Whether label sets have to be collected: for the loss, for W's start, or by the method itself."""
-        square = settings.client.loss == "square"
-        sizes = settings.client.set_size != "ignored" or settings.client.label_power > 0
-        return (square and sizes) or settings.embeddings.start == "by-frequency"
-
-    @classmethod
     def looks_at_labels(cls, settings: Experiment) -> int:
         """How many steps of a training look at the labels, at most: what a privacy budget is divided by."""
         return 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedalc.config import Experiment
 from fedalc.methods.fedavg import FedAvgFixed
 
 
@@ -20,10 +19,6 @@ class FedALCExact(FedAvgFixed):
 
     What the collection tells: n (for W and the weights a_u) and m, exactly or as each label's mean.
     """
-
-    @classmethod
-    def wants_labels(cls, settings: Experiment) -> bool:
-        return True
 
 
 class FedALCOneshot(FedALCExact):

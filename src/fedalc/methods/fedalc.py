@@ -22,15 +22,11 @@ from fedalc.regularizers import AllPairs, NearestPairs, Objective, Regularizer, 
 class LearnsFromLabels(Method):
     """A method whose server steps on W by label correlations."""
 
-    @classmethod
-    def wants_labels(cls, settings: Experiment) -> bool:
-        return True
-
-    def from_labels(self, build: Callable[[Correlations], Regularizer], generator: torch.Generator) -> Objective:
+    def from_labels(self, build: Callable[[Correlations], Regularizer]) -> Objective:
         """What `build` makes of the correlations, or what stands for it when each step is private."""
         assert self.knowledge is not None
         labels = self.knowledge.labels
-        return labels.gradient_of(build, generator) if isinstance(labels, PrivateLabelSets) else build(labels)
+        return labels.gradient_of(build) if isinstance(labels, PrivateLabelSets) else build(labels)
 
 
 class FedALC(LearnsFromLabels, FedAwS):
@@ -54,7 +50,7 @@ class FedALC(LearnsFromLabels, FedAwS):
             assert potential is not None  # refused by the settings' validation
             return AllPairs(potential, known, settings.weighting)
 
-        return self.from_labels(build, generator)
+        return self.from_labels(build)
 
 
 class FedALCFixed(LearnsFromLabels, FedAvgFixed):
@@ -77,5 +73,5 @@ class FedALCFixed(LearnsFromLabels, FedAvgFixed):
 
         W = super().start(generator).to(self.settings.device)
         for _ in range(settings.steps):
-            W = descend(W, self.from_labels(build, generator), settings.rate)
+            W = descend(W, self.from_labels(build), settings.rate)
         return W

@@ -1,11 +1,12 @@
 """Differential privacy of one instance's label set, in what W learns from label correlations.
 
-Two datasets are neighbours when one instance's label set is replaced by the empty one; N is public. (One label set in
-place of another is two such steps.) The readers of W are kept from learning an instance's labels; the server, which
-holds the pseudonymous label sets, is not.
+Two datasets are neighbours when one instance's label set is there in one and gone in the other. (One label set in place
+of another is two such steps.) Protected is what the server takes from label correlations; not the label sets from the
+server, which holds them under pseudonyms, and not what owners teach their rows and θ.
 
-`counts`: n and c are noised once, and whatever is learnt from them costs nothing more. `gradients`: as in the paper,
-every step on W takes the instances' gradients clipped and noised. `accounting`: how much noise an (ε, δ) takes.
+`counts`: N, n and c are noised once, and whatever is learnt from them costs nothing more. `gradients`: as in the paper,
+every step on W takes the instances' gradients clipped and noised; N, the number of instances, is public. `accounting`:
+how much noise an (ε, δ) takes.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from scipy.optimize import brentq
 
 from fedalc.errors import ConfigError, FedalcError
 
+MOST_EPSILON = 1000.0
+LEAST_DELTA, MOST_DELTA = 1e-15, 0.1  # below, the accountant's numbers end; above, it is no promise
 PRECISION = 1e-3  # of the noise multiplier, relative
 
 
@@ -21,8 +23,10 @@ def noise_multiplier(epsilon: float, delta: float, steps: int, sample_rate: floa
 
     Smallest within 0.1%, from above: what is returned always keeps the promise.
     """
-    if not 0 < epsilon < math.inf:
-        raise ConfigError(f"must be a positive number, not {epsilon}", "epsilon")
+    if not 0 < epsilon <= MOST_EPSILON:
+        raise ConfigError(
+            f"must be above 0 and at most {MOST_EPSILON:g}, not {epsilon}: more protects nothing", "epsilon"
+        )
     _check(delta, steps, sample_rate)
     # Zero-concentrated privacy gives a multiplier that suffices without sampling (Bun & Steinke 2016, Prop. 1.3):
     # ε = ρ + 2√(ρ ln 1/δ), ρ = steps / (2 z²). From there down, where the distributions are small.
@@ -69,8 +73,8 @@ def spent_epsilon(noise_multiplier: float, delta: float, steps: int, sample_rate
 
 
 def _check(delta: float, steps: int, sample_rate: float) -> None:
-    if not 0 < delta < 1:
-        raise ConfigError(f"must be between 0 and 1, not {delta}", "delta")
+    if not LEAST_DELTA <= delta <= MOST_DELTA:
+        raise ConfigError(f"must be between {LEAST_DELTA:g} and {MOST_DELTA:g}, not {delta}", "delta")
     if steps < 1:
         raise ConfigError(f"there must be at least one release, not {steps}", "steps")
     if not 0 < sample_rate <= 1:

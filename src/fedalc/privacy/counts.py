@@ -1,4 +1,4 @@
-"""n and c noised once. All that follows is post-processing: W may be trained on them as long as one likes.
+"""N, n and c noised once. All that follows is post-processing: W may be trained on them as long as one likes.
 
 The noise falls on every pair of labels, also on those that never occur together, or it would show which these are. Of
 those only the pairs whose noise exceeds a threshold are ever written down, so nothing of size labels × labels is built.
@@ -27,27 +27,27 @@ def clip_label_sets(label_sets: csr_matrix, labels_per_instance: int, generator:
 
 
 def sensitivity(labels_per_instance: int) -> float:
-    """How far (n, c) can move, in Euclidean length, when one instance's label set becomes the empty one.
+    """How far (N, n, c) can move, in Euclidean length, when one instance's label set is taken away.
 
-    With m labels the instance is counted once in m of the n_u and once in m(m-1)/2 of the c_uv (unordered pairs), and
-    in nothing else: a vector of that many ones is taken away, of length √(m + m(m-1)/2). Fewer labels, a shorter one.
+    With m labels the instance is counted once in N, once in m of the n_u and once in m(m-1)/2 of the c_uv (unordered
+    pairs), and in nothing else: a vector of that many ones, of length √(1 + m + m(m-1)/2). Fewer labels, a shorter one.
     """
     m = labels_per_instance
-    return math.sqrt(m + m * (m - 1) / 2)
+    return math.sqrt(1 + m + m * (m - 1) / 2)
 
 
 def noisy_correlations(
     label_sets: csr_matrix, labels_per_instance: int, noise_multiplier: float, generator: np.random.Generator
 ) -> Correlations:
-    """n and c of clipped label sets under the Gaussian mechanism, made fit for use; N is public and stays.
+    """N, n and c of clipped label sets under the Gaussian mechanism, made fit for use.
 
     Pairs at or below a threshold count as never together. It is set, without a look at the data, so that of pairs that
     truly never occur together one per label is expected to pass. Then n is brought into [0, N] and c_uv into
     [0, min(n_u, n_v)]. Memory: labels + pairs that occur together.
     """
     exact = Correlations.from_label_sets(clip_label_sets(label_sets, labels_per_instance, generator))
-    C, N = exact.label_count, int(np.count_nonzero(np.diff(label_sets.indptr)))
-    std = noise_multiplier * sensitivity(labels_per_instance)
+    C, std = exact.label_count, noise_multiplier * sensitivity(labels_per_instance)
+    N = max(1, round(exact.instances + std * generator.standard_normal()))
     counts = np.clip(exact.counts + std * generator.standard_normal(C), 0.0, N)
 
     c = exact.together.tocoo()

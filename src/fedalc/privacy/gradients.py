@@ -47,7 +47,7 @@ class PrivateGradient:
     clip: float
     noise_multiplier: float
     sample_rate: float
-    generator: torch.Generator
+    generator: np.random.Generator
     budget: int = DEFAULT_BUDGET
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
@@ -63,7 +63,7 @@ class PrivateGradient:
         factors = np.divide(self.clip, norms, out=np.ones_like(norms), where=norms > self.clip)
         _, gradient = self.regularizer_of(self._correlations(sampled, factors)).value_and_gradient(double)
         if self.noise_multiplier:
-            noise = torch.randn(W.shape, generator=self.generator, dtype=torch.float64).to(W.device)
+            noise = torch.from_numpy(self.generator.standard_normal(W.shape)).to(W.device)
             gradient += noise * (self.noise_multiplier * self.clip * regularizer.weight_of_one)
         return math.nan, (gradient / self.sample_rate).to(W)
 
@@ -71,13 +71,11 @@ class PrivateGradient:
         """Each instance with probability `sample_rate`, independently: what the accounting assumes."""
         if self.sample_rate == 1:
             return self.label_sets
-        drawn = torch.rand(self.label_sets.shape[0], generator=self.generator, dtype=torch.float64)
-        return self.label_sets[(drawn < self.sample_rate).numpy()]
+        return self.label_sets[self.generator.random(self.label_sets.shape[0]) < self.sample_rate]
 
     def _correlations(self, label_sets: csr_matrix, weights: np.ndarray | None = None) -> Correlations:
         """Of a sample, with the N of all: it is public, and must not depend on what was drawn."""
-        instances = int(np.count_nonzero(np.diff(self.label_sets.indptr)))
-        return replace(Correlations.from_label_sets(label_sets, weights), instances=instances)
+        return replace(Correlations.from_label_sets(label_sets, weights), instances=self.label_sets.shape[0])
 
 
 def instance_norms(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.config import PrivacySettings
 from fedalc.correlations import Correlations
 from fedalc.privacy.gradients import PrivateGradient
 from fedalc.regularizers import Regularizer
+from fedalc.seeds import numpy_generator
 
 
 @dataclass
@@ -21,13 +22,12 @@ class PrivateLabelSets:
     label_sets: csr_matrix
     settings: PrivacySettings
     noise_multiplier: float
+    seed: int | None  # None: noise from the system's randomness
     looks: int = 0
 
-    def gradient_of(self, build: Callable[[Correlations], Regularizer], generator: torch.Generator) -> PrivateGradient:
+    def gradient_of(self, build: Callable[[Correlations], Regularizer]) -> PrivateGradient:
         """What stands, for one step, for the regulariser that `build` makes of correlations."""
         self.looks += 1
         s = self.settings
-        if s.noise == "system":
-            generator = torch.Generator()
-            generator.seed()  # from the system's randomness
+        generator = np.random.default_rng() if self.seed is None else numpy_generator(self.seed, "look", self.looks)
         return PrivateGradient(build, self.label_sets, s.clip, self.noise_multiplier, s.sample_rate, generator)

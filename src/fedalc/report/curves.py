@@ -14,6 +14,7 @@ Histories = Mapping[str, Sequence[Record]]
 Points = list[tuple[float, float]]
 
 VALIDATION = "validation P@1"
+SQUEEZED = 4  # histories that differ in length by this factor are drawn over the logarithm of the round
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Panel:
     x: str
     y: str
     points: Mapping[str, Points]
-    log: bool = False
+    log_x: bool = False
+    log_y: bool = False
     note: str = ""
 
     @property
@@ -34,14 +36,15 @@ class Panel:
 
 
 def panels(histories: Histories) -> list[Panel]:
-    """Validation P@1, loss, largest cosine, and P@1 for the bytes it took."""
+    """Validation P@1 by round and by bytes, loss, and largest cosine."""
     curves = {name: curve_records(records) for name, records in histories.items()}
     traffic = {name: _points(records, total_bytes, _validation) for name, records in curves.items()}
-    divisor, unit = _byte_unit(x for points in traffic.values() for x, _ in points)
+    log_x = _very_different(curves.values())
+    rounds = "round (log scale)" if log_x else "round"
     loss = {name: _points(records, _round, lambda r: number_at(r, "loss")) for name, records in curves.items()}
     positive = {name: [(x, y) for x, y in points if y > 0] for name, points in loss.items()}
-    log = any(positive.values())
-    hidden = log and positive != loss
+    log_y = any(positive.values())
+    hidden = log_y and positive != loss
     cosine = {
         name: _points(records, _round, lambda r: number_at(r, "collapse", "max_cosine"))
         for name, records in curves.items()
@@ -50,35 +53,39 @@ def panels(histories: Histories) -> list[Panel]:
         Panel(
             "validation",
             "Validation precision",
-            "round",
+            rounds,
             "P@1 on validation data (%)",
             {name: _points(records, _round, _validation) for name, records in curves.items()},
+            log_x,
+            note="no validation data",
+        ),
+        Panel(
+            "bytes",
+            "Precision for traffic",
+            "sent and received so far, all clients (log scale)",
+            "P@1 on validation data (%)",
+            {name: [(x, y) for x, y in points if x > 0] for name, points in traffic.items()},
+            log_x=True,
             note="no validation data",
         ),
         Panel(
             "loss",
             "Training loss" + (" (zeros not drawn)" if hidden else ""),
-            "round",
-            "loss (log scale)" if log else "loss",
-            positive if log else loss,
-            log=log,
+            rounds,
+            "loss (log scale)" if log_y else "loss",
+            positive if log_y else loss,
+            log_x,
+            log_y,
             note="no finite loss",
         ),
         Panel(
             "cosine",
             "Collapse of W (collapsed: above the dots)",
-            "round",
+            rounds,
             "largest cosine of two labels",
             cosine,
+            log_x,
             note="not measured",
-        ),
-        Panel(
-            "bytes",
-            "Precision for traffic",
-            f"sent and received, all clients ({unit})",
-            "P@1 on validation data (%)",
-            {name: [(x / divisor, y) for x, y in points] for name, points in traffic.items()},
-            note="no validation data",
         ),
     ]
 
@@ -106,9 +113,8 @@ def _points(records: Iterable[Record], x: Any, y: Any) -> Points:
     return [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
 
 
-def _byte_unit(sizes: Iterable[float]) -> tuple[float, str]:
-    largest = max(sizes, default=0.0)
-    for divisor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if largest >= 2 * divisor:
-            return divisor, unit
-    return 1e6, "MB"
+def _very_different(curves: Iterable[Sequence[Record]]) -> bool:
+    """Whether the shortest history would be squeezed into a corner beside the longest."""
+    rounds = [[_round(record) or 0 for record in records] for records in curves if records]
+    lasts = [max(numbers) for numbers in rounds]
+    return bool(rounds) and min(map(min, rounds)) > 0 and max(lasts) >= SQUEEZED * min(lasts)

@@ -22,7 +22,7 @@ def panel_svg(panel: Panel, looks: Mapping[str, Style], chosen: Mapping[str, int
 
 
 def bars_svg(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
-    figure = new_figure(max(6.0, 1.2 + 1.35 * len(rows)), 3.4)
+    figure = new_figure(max(6.0, 1.2 + 1.05 * len(rows)), 3.4)
     draw_bars(figure.subplots(), rows, looks)
     return _svg(figure, "bars")
 

@@ -87,12 +87,13 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
         f"engine {text(result.get('engine'))}, seed {text(result.get('seed'))}."
     )
     rounds, selection = text(result.get("rounds")), result.get("selection")
+    rounds += " round" if rounds == "1" else " rounds"
     if not selection:
-        how = f"It trained for {rounds} rounds without validation data; the last round was kept."
+        how = f"It trained for {rounds} without validation data; the last round was kept."
     elif "refit" in phases:
         how = (
             f"Round {text(selection.get('round'))} was best on validation data, so it trained again on all training "
-            f"data for {rounds} rounds."
+            f"data for {rounds}."
         )
     else:
         how = f"Round {text(selection.get('round'))} was best on validation data and was kept."

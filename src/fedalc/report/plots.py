@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from fedalc.report.curves import Histories, Panel, panels
 from fedalc.report.style import DASHES, HATCHES, Style, short, styles
 from fedalc.report.summary import COLLAPSED, Result, Row, merge, number, varies
+from fedalc.report.tables import human_bytes
 
 DPI = 120
 BAR_METRICS = ("P@1", "P@3", "P@5")
@@ -28,17 +29,30 @@ HEATMAP_LABELS = 200
 
 def learning_curves(histories: Histories, path: Path | str, chosen: Mapping[str, int] | None = None) -> None:
     """A PNG of four panels, method by method. `chosen` rounds, where given, are ringed."""
+    _curves_png(histories, path, ("validation", "bytes", "loss", "cosine"), chosen or {})
+
+
+def precision_for_bytes(histories: Histories, path: Path | str) -> None:
+    """A PNG of validation P@1 against the bytes it took, and against the rounds."""
+    _curves_png(histories, path, ("bytes", "validation"), {})
+
+
+def _curves_png(histories: Histories, path: Path | str, keys: Sequence[str], chosen: Mapping[str, int]) -> None:
     looks = styles(histories)
-    legend_rows = math.ceil(len(looks) / 4)
-    figure = new_figure(10, 7.2 + 0.25 * legend_rows)
-    for axes, panel in zip(figure.subplots(2, 2).flat, panels(histories), strict=True):
-        draw_panel(axes, panel, looks, chosen or {})
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4)
-        for look in looks.values()
-    ]
-    _legend(figure, handles, looks)
+    down = len(keys) // 2
+    figure = new_figure(10, (3.6 if down > 1 else 4.2) * down + 0.25 * math.ceil(len(looks) / 4))
+    drawn = {panel.key: panel for panel in panels(histories)}
+    for axes, key in zip(figure.subplots(down, 2).flat, keys, strict=True):
+        draw_panel(axes, drawn[key], looks, chosen)
+    _legend(figure, [_handle(look, len(drawn["validation"].points[name])) for name, look in looks.items()], looks)
     _write_png(figure, path)
+
+
+def _handle(look: Style, points: int) -> Line2D:
+    """In the legend, as in the panels, a single evaluation is a point and not a line."""
+    single = points == 1
+    dash = "none" if single else look.dash
+    return Line2D([], [], color=look.colour, linestyle=dash, marker=look.marker, markersize=7 if single else 4)
 
 
 def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapping[str, int]) -> None:
@@ -55,31 +69,52 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
     # Later lines are thinner, so that one does not hide another that runs along it.
     widths = np.linspace(2.6, 1.2, len(panel.points)) if len(panel.points) > 1 else [1.8]
     for (name, points), width in zip(panel.points.items(), widths, strict=True):
-        look = looks[name]
+        look, single = looks[name], len(set(points)) == 1
         x, y = [a for a, _ in points], [b for _, b in points]
-        marker = look.marker if len(points) <= 25 else None  # more would hide the line
-        axes.plot(x, y, color=look.colour, linestyle=look.dash, marker=marker, markersize=3.5, linewidth=width)
+        crowded = not single and (panel.log_x or len(points) > 25)
+        axes.plot(
+            x,
+            y,
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=width,
+            marker=look.marker,
+            markersize=8 if single else 3.5,
+            markevery=0.03 if crowded else None,  # a share of the panel; more would hide the line
+            zorder=3 if single else 2,  # nor does a line hide a point
+        )
         if panel.key == "validation" and name in chosen:
             ring = [b for a, b in points if a == chosen[name]][:1]
-            axes.plot([chosen[name]] * len(ring), ring, "o", color=look.colour, markersize=10, fillstyle="none")
-    if panel.log:
-        _log_scale(axes, [y for points in panel.points.values() for _, y in points])
+            size = 15 if single else 10
+            axes.plot([chosen[name]] * len(ring), ring, "o", color=look.colour, markersize=size, fillstyle="none")
+    if panel.log_y:
+        _log_scale(axes, "y", [y for points in panel.points.values() for _, y in points])
     if panel.key == "cosine":
         lowest = min(y for points in panel.points.values() for _, y in points)
         axes.set_ylim(min(-0.03, lowest - 0.03), 1.03)
         axes.axhline(COLLAPSED, color=_GREY, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
-    axes.set_xlim(left=0)
-    if panel.x == "round":
+    if panel.log_x:
+        values = [x for points in panel.points.values() for x, _ in points]
+        _log_scale(axes, "x", values, _bytes_tick if panel.key == "bytes" else "{:g}".format)
+        room = max(1.2, math.sqrt(8 * min(values) / max(values)))  # for three ticks at least
+        axes.set_xlim(min(values) / room, max(values) * room)
+    else:
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
-def _log_scale(axes: Any, values: Sequence[float]) -> None:
+def _log_scale(axes: Any, which: str, values: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> None:
     """Ticks in plain numbers: at 1, 2, 5 where the values span little, at powers of ten where they span much."""
-    axes.set_yscale("log")
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
     narrow = max(values) / min(values) < 1000
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,), numticks=8))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _bytes_tick(value: float) -> str:
+    return human_bytes(value).replace(".00", "").replace(".0", "")
 
 
 def comparison_bars(results: Iterable[Result], path: Path | str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -11,21 +12,23 @@ from fedalc.report.summary import text
 Dash = Literal["-", "--", ":", "-."]
 
 # Okabe and Ito's colours (told apart with any common colour blindness), without the yellow that white paper swallows
-# and the black that a dark page does.
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#888888",
+# and the black that a dark page does; and a violet as far from all of them as they are from each other.
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#888888", "#8B5CF6",
 )  # fmt: skip
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY)
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET)
 METHOD_COLOURS = {
     "fedalc": BLUE,
     "fedavg": VERMILLION,
     "fedaws": GREEN,
     "fedalc-fixed": SKY,
     "fedavg-fixed": ORANGE,
+    "fedalc-exact": VIOLET,
+    "fedalc-oneshot": PURPLE,
 }
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 HATCHES = ("", "///", "...", "xx")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">")
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,8 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     found: dict[str, Style] = {}
     used: list[str] = []
     for name in names:
-        known = [method for method in METHOD_COLOURS if name.startswith(method)]
-        if known:
-            colour = METHOD_COLOURS[max(known, key=len)]
-        else:
-            colour = min(PALETTE, key=lambda c: (used.count(c), c in METHOD_COLOURS.values()))
+        first = re.split(r"[^\w-]", name, maxsplit=1)[0]  # a whole word: fedalc-mine is not fedalc
+        colour = METHOD_COLOURS.get(first) or min(PALETTE, key=lambda c: (used.count(c), c in METHOD_COLOURS.values()))
         marker = MARKERS[PALETTE.index(colour)]  # a second sign besides colour: for print in grey
         found[name] = Style(colour, DASHES[used.count(colour) % len(DASHES)], marker)
         used.append(colour)

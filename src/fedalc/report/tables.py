@@ -20,10 +20,10 @@ MISSING = "–"
 def fixed(value: float | None, digits: int) -> str:
     """A number for a table cell.
 
-    >>> fixed(3.14159, 2), fixed(None, 2), fixed(float("nan"), 2)
-    ('3.14', '–', 'nan')
+    >>> fixed(3.14159, 2), fixed(-0.001, 2), fixed(None, 2), fixed(float("nan"), 2)
+    ('3.14', '0.00', '–', 'nan')
     """
-    return MISSING if value is None else f"{value:.{digits}f}"
+    return MISSING if value is None else f"{value:z.{digits}f}"
 
 
 def _significant(value: float | None) -> str:

@@ -1,0 +1,84 @@
+"""A party's side of the collection, whatever its data: which bytes stand for its instances, and under which key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+
+from fedalc.collection.hashing import Hasher, canonical_embeddings, canonical_sparse, embedding_identity
+from fedalc.collection.keys import Key
+from fedalc.config import CollectionSettings, EncoderSettings, is_keyed
+from fedalc.encoders import SparseRows, scale_rows, text_encoder
+from fedalc.seeds import torch_generator
+
+BLOCK_ROWS = 2048  # instances encoded at a time
+
+
+def make_hasher(settings: CollectionSettings) -> Hasher:
+    """With the clients' key file, or else a key that nobody else ever has."""
+    key = None
+    if is_keyed(settings.algorithm):
+        key = Key.fresh() if settings.key is None else Key.read(settings.key)
+    return Hasher(settings.algorithm, key, settings.digest_bytes)
+
+
+@dataclass(frozen=True)
+class SharedEncoder:
+    """The encoder all clients start from: what the paper's embedding hash is taken under."""
+
+    settings: EncoderSettings
+    seed: int
+
+    @torch.no_grad()
+    def embeddings(self, features: csr_matrix) -> np.ndarray:
+        settings = self.settings
+        if settings.start == "zero":
+            settings = settings.model_copy(update={"start": "he"})  # zero would make all instances one
+        encoder = text_encoder(features.shape[1], settings, torch_generator(self.seed, "encoder"))
+        scaled = scale_rows(features, self.settings.features)
+        blocks = []
+        for start in range(0, scaled.shape[0], BLOCK_ROWS):
+            part = scaled[start : start + BLOCK_ROWS]
+            blocks.append(encoder(SparseRows(part, np.arange(part.shape[0]), torch.float32, "cpu")).numpy())
+        return np.concatenate(blocks)
+
+    def tag(self, feature_count: int) -> str:
+        """Differs where embeddings would."""
+        facts = [self.settings.model_dump(mode="json"), self.seed, feature_count]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes two parties' instances the same."""
+
+    settings: CollectionSettings
+    encoder: SharedEncoder
+
+    def canonical(self, features: csr_matrix, records: Sequence[str] | None) -> Iterable[bytes]:
+        """The bytes that stand for each instance: the same wherever the same instance is held."""
+        if self.settings.identity == "embedding":
+            return canonical_embeddings(self.encoder.embeddings(features), self.settings.quantum)
+        return canonical_sparse(features, records if self.settings.identity == "record" else None)
+
+    def name(self, feature_count: int) -> str:
+        """As messages say it: embeddings of another encoder, or rounded otherwise, must not be joined."""
+        if self.settings.identity != "embedding":
+            return self.settings.identity
+        return f"{embedding_identity(self.settings.quantum)}/{self.encoder.tag(feature_count)}"
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Names as they are hashed; where two labels share one, every label's place is added."""
+    written = [unicodedata.normalize("NFC", name) for name in names]
+    if max(Counter(written).values(), default=1) == 1:
+        return written
+    return [f"{name}#{place}" for place, name in enumerate(written)]
