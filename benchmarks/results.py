@@ -1,20 +1,26 @@
 """`make results`: the tables of README and docs/reproduction.md, from scratch, into docs/results/.
 
-    FEDALC_DATA=… python benchmarks/results.py [bibtex-strong] [eurlex15k-strong] [bibtex-paper]
+    FEDALC_DATA=… python benchmarks/results.py [JOB …] [--methods a,b] [--seeds 0,1]
+
+JOB is one of bibtex-strong, eurlex15k-strong, eurlex15k-1024, bibtex-mlp, eurlex15k-mlp, bibtex-paper (default: all). With
+--methods or --seeds only those runs are made, and nothing is written: so that several processes can share the work.
 
 Runs go to runs/results/ and are kept: after an interruption the same command goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fedalc
+from fedalc.config import METHODS
 from fedalc.files import write_text
 from fedalc.report.tables import markdown_table
 from fedalc.runs import train_or_continue
@@ -22,7 +28,8 @@ from fedalc.runs import train_or_continue
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "results"
 OUT = ROOT / "docs" / "results"
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
+EXACT = ("fedalc-exact", "fedalc-oneshot")
 KEPT = ("dataset", "method", "preset", "rounds", "seed", "metrics", "selection", "collapse", "clients",
         "labels_without_client", "rounds_run", "seconds_per_round", "bytes_up", "bytes_down", "versions")  # fmt: skip
 
@@ -44,13 +51,26 @@ PAPER_BIBTEX: dict[tuple[str, float | None], tuple[float, float, float]] = {
 }
 
 
-def strong(dataset: str) -> None:
-    done = fedalc.compare(dataset=dataset, preset="strong", seeds=SEEDS, folder=RUNS / f"{dataset}-strong")
-    command = f"fedalc compare --dataset {dataset} --preset strong --seeds {','.join(map(str, SEEDS))}"
-    save(f"{dataset}-strong", command, done.results, markdown_table([dict(r) for r in done.results]))
+def side_by_side(
+    name: str, dataset: str, only: Mapping[str, Any], methods: Sequence[str] = METHODS, seeds: Sequence[int] = SEEDS,
+    **keys: Any,
+) -> None:  # fmt: skip
+    """One table: methods on equal terms. `only` says which part of it this process makes."""
+    chosen = [method for method in only["methods"] or methods if method in methods]
+    some = [seed for seed in only["seeds"] or seeds if seed in seeds]
+    done = fedalc.compare(chosen, dataset=dataset, preset="strong", seeds=some, folder=RUNS / name, **keys)
+    if only["methods"] or only["seeds"]:
+        return
+    options = "".join(f" --encoder {value['name']}" for key, value in keys.items() if "name" in value)
+    options += "".join(f" --set {s}.{k}={v}" for s, table in keys.items() for k, v in table.items() if k != "name")
+    options += "" if tuple(methods) == METHODS else f" --methods {','.join(methods)}"
+    command = f"fedalc compare --dataset {dataset} --seeds {','.join(map(str, seeds))}{options}"
+    save(name, command, done.results, markdown_table([dict(r) for r in done.results]))
+    for picture in ("bytes.png",):
+        shutil.copy(RUNS / name / picture, ROOT / "docs" / "images" / f"{name}-{picture}")
 
 
-def paper_bibtex() -> None:
+def paper_bibtex(only: Mapping[str, Any]) -> None:
     """One row per method and λ. One seed: thirteen rows of 300 rounds take most of an hour on two cores."""
     data = fedalc.load_dataset("bibtex")
     lines = [
@@ -82,14 +102,29 @@ def save(name: str, command: str, results: Sequence[Mapping[str, Any]], table: s
     print(f"written to {OUT / name}.json", flush=True)
 
 
-JOBS = {
-    "bibtex-strong": lambda: strong("bibtex"),
-    "eurlex15k-strong": lambda: strong("eurlex15k"),
+MLP = ("fedavg-fixed", "fedaws", "fedalc", "fedalc-exact")
+JOBS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    "bibtex-strong": lambda only: side_by_side("bibtex-strong", "bibtex", only),
+    "eurlex15k-strong": lambda only: side_by_side("eurlex15k-strong", "eurlex15k", only),
+    "eurlex15k-1024": lambda only: side_by_side(
+        "eurlex15k-1024", "eurlex15k", only, methods=EXACT, encoder={"dim": 1024}
+    ),
+    "bibtex-mlp": lambda only: side_by_side(
+        "bibtex-mlp", "bibtex", only, methods=MLP, seeds=(0,), encoder={"name": "mlp"}
+    ),
+    "eurlex15k-mlp": lambda only: side_by_side(
+        "eurlex15k-mlp", "eurlex15k", only, methods=MLP, seeds=(0,), encoder={"name": "mlp"}
+    ),
     "bibtex-paper": paper_bibtex,
 }
 
 if __name__ == "__main__":
     if not os.environ.get("FEDALC_DATA"):
         sys.exit("FEDALC_DATA is not set: the results need the datasets bibtex and eurlex15k")
-    for job in sys.argv[1:] or JOBS:
-        JOBS[job]()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="*", default=list(JOBS), metavar="JOB")
+    parser.add_argument("--methods", type=lambda text: text.split(","))
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")])
+    asked = parser.parse_args()
+    for job in asked.jobs:
+        JOBS[job]({"methods": asked.methods, "seeds": asked.seeds})
