@@ -2,8 +2,7 @@
 
     FEDALC_DATA=… python benchmarks/results.py [JOB …] [--methods a,b] [--seeds 0,1]
 
-JOB is one of bibtex-strong, eurlex15k-strong, eurlex15k-1024, bibtex-mlp, eurlex15k-mlp, bibtex-paper (default: all). With
---methods or --seeds only those runs are made, and nothing is written: so that several processes can share the work.
+With --methods or --seeds only those runs are made, and no table: so that several processes can share the work.
 
 Runs go to runs/results/ and are kept: after an interruption the same command goes on where it stopped.
 """

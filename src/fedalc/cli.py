@@ -132,7 +132,7 @@ def compare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs again that are there already")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train several methods on equal terms: a table, and curves as a picture. Call again to continue."""
+    """Train several methods, each as the preset has it: a table, and curves as pictures. Call again to continue."""
     from fedalc.comparison import compare as run_comparison
     from fedalc.progress import LiveProgress, PlainProgress, make_progress
     from fedalc.report.tables import rich_table
@@ -172,7 +172,8 @@ def compare(
         close_bars()
     _note_absent_labels(console, comparison.results[0])
     console.print(rich_table([dict(result) for result in comparison.results]))
-    console.print(f"curves: {folder / 'curves.png'}    page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    pictures = f"curves: {folder / 'curves.png'}    precision for bytes: {folder / 'bytes.png'}"
+    console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 @app.command()
