@@ -100,7 +100,7 @@ def test_one_file_for_several_methods(tmp_path: Path) -> None:
         (["rounds"], "--set: expected key=value"),
         (["server=3"], "server: "),
         (["encoder.name=cnn"], "encoder.name: "),
-        (["server.weight_decay=200"], "server.weight_decay: times server.learning_rate is 2"),
+        (["server.weight_decay=400"], "server.weight_decay: times server.learning_rate is 2"),
         (["encoder.name=linear", "encoder.dropout=0.5"], "encoder.dropout: "),
     ],
 )

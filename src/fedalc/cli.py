@@ -116,7 +116,9 @@ def train(
 
 @app.command()
 def compare(
-    methods: Annotated[str, typer.Option(help="comma-separated")] = ",".join(METHODS),
+    methods: Annotated[
+        str | None, typer.Option(help=f"comma-separated (default: all that the settings allow of {', '.join(METHODS)})")
+    ] = None,
     dataset: Dataset = None,
     preset: Preset = None,
     engine: Engine = None,
@@ -155,7 +157,7 @@ def compare(
 
     try:
         comparison = run_comparison(
-            _listed(methods, "--methods"),
+            None if methods is None else _listed(methods, "--methods"),
             seeds=[_seed(text) for text in _listed(seeds, "--seeds")],
             folder=folder,
             file=config,
@@ -171,6 +173,8 @@ def compare(
     finally:
         close_bars()
     _note_absent_labels(console, comparison.results[0])
+    for method, reason in comparison.left_out.items():
+        console.print(f"note: {method} is left out: {reason}", highlight=False, markup=False, soft_wrap=True)
     console.print(rich_table([dict(result) for result in comparison.results]))
     pictures = f"curves: {folder / 'curves.png'}    precision for bytes: {folder / 'bytes.png'}"
     console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, soft_wrap=True)

@@ -27,6 +27,7 @@ class Comparison:
 
     runs: list[Run] = field(default_factory=list)
     folder: Path | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)  # methods that the settings do not allow, and why
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
@@ -49,7 +50,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     *,
     seeds: Iterable[int] = (0,),
     folder: Path | str,
@@ -63,9 +64,14 @@ def compare(
     """Train every method with every seed into `folder`/<method>-s<seed>, and write table, curves and page there.
 
     Runs that are finished are kept, a run that was interrupted goes on: call it again to continue. Settings other than
-    those the folder was made with are an error.
+    those the folder was made with are an error. Without `methods`, all that these settings allow are taken; the others
+    are in `left_out`, with the reason.
     """
     place, seeds = Path(folder), tuple(seeds)
+    left_out: dict[str, str] = {}
+    if methods is None:
+        left_out = _refused(keys, file, overrides)
+        methods = [method for method in METHODS if method not in left_out]
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}", "methods")
@@ -76,7 +82,7 @@ def compare(
     ]
     if {(s.method, s.seed) for s in plan} != {(m, s) for m in methods for s in seeds}:
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
-    comparison = Comparison(folder=place)
+    comparison = Comparison(folder=place, left_out=left_out)
     data = load_dataset(plan[0].dataset, data_dir)
     folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
@@ -88,6 +94,19 @@ def compare(
         comparison.runs.append(train_or_continue(settings, run_folder, data, followers))
     _write(comparison)
     return comparison
+
+
+def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str]) -> dict[str, str]:
+    """The methods that cannot be run with these settings, and why. What none of them allows is an error."""
+    refused: dict[str, ConfigError] = {}
+    for method in METHODS:
+        try:
+            experiment({**keys, "method": method}, file=file, overrides=overrides)
+        except ConfigError as error:
+            refused[method] = error
+    if len(refused) == len(METHODS):
+        raise next(iter(refused.values()))
+    return {method: str(error) for method, error in refused.items()}
 
 
 def _write(comparison: Comparison) -> None:

@@ -52,7 +52,7 @@ class Settings(BaseModel):
 
 
 class EncoderSettings(Settings):
-    """g_θ: sparse features in, a unit vector of `dim` numbers out."""
+    """g_θ: sparse features in, `dim` numbers out."""
 
     name: Literal["mlp", "linear"] = "mlp"
     dim: Count = 512
@@ -142,7 +142,7 @@ class CollectionSettings(Settings):
 
 
 class PrivacySettings(Settings):
-    """Differential privacy of one instance's label set in what is learnt from correlations (fedalc, fedalc-fixed).
+    """Differential privacy of one instance's label set in what the server takes from label correlations.
 
     counts: n and c are noised once. gradients: as in the paper, each step on W is clipped per instance and noised.
     """
@@ -232,18 +232,21 @@ class Experiment(Settings):
         if self.server.optimizer == "cg" or self.method == "fedalc-oneshot":
             for possible, need in (
                 (square, 'client.loss = "square"'),
-                (linear, 'encoder.name = "linear"'),
+                (linear, 'encoder.name = "linear", or for fedalc-exact an mlp with encoder.shortcut'),
                 (self.encoder.output == "raw", 'encoder.output = "raw"'),
                 (self.method in FIXED_ROWS, "a method with fixed class embeddings"),
                 (self.server.weights == "samples", 'server.weights = "samples"'),
                 (self.server.participation == 1, "server.participation = 1"),
                 (self.client.epochs == 1 and self.client.batch_size is None, "one full-batch step a client"),
                 (self.client.momentum == 0 and self.client.weight_decay == 0, "no momentum or decay at the client"),
+                (self.server.ema == 0, "server.ema = 0"),
             ):
                 if not possible:
                     raise ConfigError(f"the objective is a quadratic only with {need}", solves)
         if self.encoder.start == "zero" and self.encoder.name != "linear":
             raise ConfigError("an mlp that starts at zero stays there; use he", "encoder.start")
+        if self.encoder.output == "unit" and (self.encoder.start == "zero" or self.encoder.shortcut):
+            raise ConfigError("an output that starts at zero has no direction to scale: use raw", "encoder.output")
 
     @property
     def uses_labels(self) -> bool:
@@ -254,7 +257,7 @@ class Experiment(Settings):
     def _needs_counts(self) -> bool:
         sizes = self.client.set_size != "ignored" or self.client.label_power > 0
         by_counts = (self.client.loss == "square" and sizes) or self.embeddings.start == "by-frequency"
-        return self.method in SQUARE_ONLY or by_counts
+        return by_counts
 
     def _collection_agrees(self) -> None:
         collection, privacy = self.collection, self.privacy
@@ -263,7 +266,7 @@ class Experiment(Settings):
             if given is not None and not self.uses_labels:
                 raise ConfigError(
                     f"{self.method} does not look at label sets, so this would do nothing; leave it out, or choose "
-                    "fedalc or fedalc-fixed",
+                    "fedalc, fedalc-fixed or fedalc-exact",
                     field,
                 )
         keyed = is_keyed(collection.algorithm)

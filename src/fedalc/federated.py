@@ -78,7 +78,7 @@ class FederatedTraining:
         return self.federation.counts > 0
 
     def run_round(self) -> float:
-        """One round; returns the clients' weighted loss at its beginning."""
+        """One round; returns the clients' loss at its beginning, or the objective at its end where that is solved."""
         began = time.perf_counter()
         self.round_number += 1
         settings, t = self.settings, self.round_number

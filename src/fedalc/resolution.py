@@ -55,7 +55,7 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
         privacy.setdefault("mechanism", "counts")  # who names an ε wants it
     client.setdefault("loss", "square" if method in SQUARE_ONLY else "hinge")
     encoder.setdefault("output", "raw" if client["loss"] == "square" else "unit")
-    if client["loss"] == "square" and encoder.get("name") == "linear":
+    if client["loss"] == "square" and encoder.get("name") == "linear" and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
 
 

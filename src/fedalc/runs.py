@@ -33,6 +33,7 @@ from fedalc.data import Dataset, load_dataset
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.files import write_text
 from fedalc.geometry import collapse
+from fedalc.methods import METHODS
 from fedalc.model import Model
 from fedalc.resolution import experiment
 from fedalc.trained import TrainedModel
@@ -184,12 +185,17 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     e = settings.encoder
     widths = [e.dim] if e.name == "linear" else [e.embedding, *e.hidden, e.dim]
     theta = data.feature_count * widths[0] + sum(a * b for a, b in pairwise(widths))
+    theta += data.feature_count * e.dim if e.shortcut else 0
     number = 8 if settings.dtype == "float64" else 4
-    needed = number * (6 * theta + 4 * data.label_count * e.dim)  # with gradient, optimiser, average and a copy
+    copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
+    needed = number * (copies * theta + 4 * data.label_count * e.dim)
+    if METHODS[settings.method].one_round:
+        needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if settings.device == "cpu" and needed > has:
+        field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
         raise ConfigError(
-            f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}", "encoder"
+            f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}{hint}", field
         )
 
 

@@ -73,22 +73,24 @@ class ServerOptimizer:
 class ConjugateGradients:
     """Solves a quadratic objective by as many gradients as it takes: each round asks for one, and steps exactly.
 
-    The objective's gradient is H θ - b. Round 1 asks for it at the start θ₀; the others at θ₀ + p, p the direction of
-    the next step, as H p = ∇(θ₀ + p) - ∇(θ₀). θ is the iterate between rounds, so it moves from round 2 on. The
-    penalty is the server's own part. Memory: θ five times.
+    The objective's gradient is H θ - b. Round 1 asks for it at the start θ₀; the others at θ₀ + kp, p the direction of
+    the next step, as H p = (∇(θ₀ + kp) - ∇(θ₀)) / k. The factor k keeps the two gradients of like size, so that their
+    difference has digits left. θ is the iterate between rounds, so it moves from round 2 on. The penalty is the
+    server's own part. Memory: θ eight times.
     """
 
     def __init__(self, theta: list[Tensor], settings: ServerSettings, pairs: int, client_rate: float) -> None:
         (self.theta,) = theta  # one matrix: the linear encoder's
         self.penalty = settings.ridge / pairs  # beside a mean over (instance, label) pairs, not a sum
         self.client_rate = client_rate
+        self.pairs = pairs
         self._state: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def aim(self) -> None:
         if self._state:
             self._state["iterate"] = self.theta.detach().clone()
-            self.theta.copy_(self._state["start"] + self._state["direction"])
+            self.theta.copy_(self._state["start"] + self._factor * self._state["direction"])
 
     @torch.no_grad()
     def apply(self, change: list[Tensor], loss: float) -> float:
@@ -100,7 +102,7 @@ class ConjugateGradients:
             s["residual"], s["direction"] = -gradient, -gradient
             s["objective"] = torch.tensor(loss + self.penalty * _dot(self.theta, self.theta), dtype=torch.float64)
             return s["objective"].item()
-        curved = gradient - s["first"]
+        curved = (gradient - s["first"]) / self._factor
         before, curvature = _dot(s["residual"], s["residual"]), _dot(s["direction"], curved)
         self.theta.copy_(s.pop("iterate"))
         if before > 0 and curvature > 0:  # else it is solved, as exactly as these numbers can say
@@ -111,6 +113,12 @@ class ConjugateGradients:
         # A quadratic changes by the mean of its gradients at both ends.
         return s["objective"].item() + 0.5 * _dot(self.theta - s["start"], s["first"] - s["residual"])
 
+    @property
+    def _factor(self) -> float:
+        """Gradients of a mean over pairs are that much smaller than θ; the directions, smaller still as it goes on."""
+        length = self._state["direction"].norm().item()
+        return self.pairs / 2 * self._state["first"].norm().item() / length if length else 1.0
+
     def tensors(self) -> dict[str, Tensor]:
         return dict(self._state)
 
@@ -119,7 +127,9 @@ class ConjugateGradients:
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return torch.dot(a.flatten().double(), b.flatten().double()).item()
+    """In double precision, a few rows at a time: no copy of either."""
+    parts = zip(a.split(4096), b.split(4096), strict=True)
+    return sum((x.double() * y.double()).sum().item() for x, y in parts)
 
 
 class SolveThenTrain:

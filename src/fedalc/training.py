@@ -100,7 +100,7 @@ class Training:
                 callback.round(federated.round_number, loss)
             if federated.round_number % every == 0 or federated.round_number == self.rounds:
                 self._evaluate(loss)
-            self._save_if_due(force=interrupt.asked or self._spends)
+            self._save_if_due(force=interrupt.asked or self._spends_each_round)
             if interrupt.asked:
                 raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
 
@@ -160,8 +160,13 @@ class Training:
 
     @property
     def _spends(self) -> bool:
-        """Whether rounds cost privacy: then each is kept, as one that is lost and run again would cost it again."""
+        """Whether noise has been drawn that must not be drawn again: then it is kept at once."""
         return self.federated.knowledge is not None and self.settings.privacy.mechanism is not None
+
+    @property
+    def _spends_each_round(self) -> bool:
+        """A round that is lost and run again would cost its ε again."""
+        return self._spends and self.settings.privacy.mechanism == "gradients"
 
     def _scaled(self, split: Split) -> Split:
         return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)

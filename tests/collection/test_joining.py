@@ -192,6 +192,14 @@ def test_the_flood_is_named_after_labels_were_set_aside() -> None:
     assert joined.label_sets.shape[1] == 2  # what it contested is its owner's again
 
 
+def test_a_flood_is_held_against_who_sends_it_not_who_claims_the_same_labels() -> None:
+    many = [f"f{i}" for i in range(6)]
+    parts = [sent("a", {**dict.fromkeys(many, ""), "f0": "xy"}), sent("flood", dict.fromkeys(many, "x"))]
+    joined = join(parts, max_labels=5, shared_labels=True)
+    assert joined.notes == ("client flood put more than 5 labels on one instance: all is refused",)
+    assert joined.label_sets.nnz == 2
+
+
 def test_a_label_that_everybody_claims_costs_no_more_than_itself() -> None:
     many = [sent(f"c{i:04d}", {"all": "x", f"own{i}": "y"}) for i in range(1500)]
     joined = join(many, max_labels=2000)

@@ -39,10 +39,7 @@ class SharedEncoder:
 
     @torch.no_grad()
     def embeddings(self, features: csr_matrix) -> np.ndarray:
-        settings = self.settings
-        if settings.start == "zero":
-            settings = settings.model_copy(update={"start": "he"})  # zero would make all instances one
-        encoder = text_encoder(features.shape[1], settings, torch_generator(self.seed, "encoder"))
+        encoder = text_encoder(features.shape[1], self._spread_out, torch_generator(self.seed, "encoder"))
         scaled = scale_rows(features, self.settings.features)
         blocks = []
         for start in range(0, scaled.shape[0], BLOCK_ROWS):
@@ -50,9 +47,15 @@ class SharedEncoder:
             blocks.append(encoder(SparseRows(part, np.arange(part.shape[0]), torch.float32, "cpu")).numpy())
         return np.concatenate(blocks)
 
+    @property
+    def _spread_out(self) -> EncoderSettings:
+        """The same encoder from a start at which instances differ: from zero all would have one embedding."""
+        start = "he" if self.settings.start == "zero" else self.settings.start
+        return self.settings.model_copy(update={"start": start, "shortcut": False})
+
     def tag(self, feature_count: int) -> str:
         """Differs where embeddings would."""
-        facts = [self.settings.model_dump(mode="json"), self.seed, feature_count]
+        facts = [self._spread_out.model_dump(mode="json"), self.seed, feature_count]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

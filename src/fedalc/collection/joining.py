@@ -87,7 +87,7 @@ def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels:
     Y, found = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
     crowded = np.diff(Y.indptr) > max_labels
     if crowded.any():
-        flooding = _flooding(Y[crowded], max_labels, label, claimant, clients)
+        flooding = _flooding(digests, claimant[labels], label[labels], max_labels, clients)
         if flooding:
             refused.append(f"{_clients(flooding)} put more than {max_labels} labels on one instance: all is refused")
             honest = [part for part in parts if part.client not in flooding]
@@ -228,14 +228,14 @@ def _equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _flooding(
-    crowded: csr_matrix, max_labels: int, label: np.ndarray, claimant: np.ndarray, clients: list[str]
+    digests: np.ndarray, client: np.ndarray, label: np.ndarray, max_labels: int, clients: list[str]
 ) -> list[str]:
-    """The clients that alone have put more labels on an instance than it may have."""
-    ones = np.ones(len(label), dtype=np.int32)
-    claims = csr_matrix((ones, (label, claimant)), shape=(crowded.shape[1], len(clients)))
-    claims.data[:] = 1
-    most = (crowded @ claims).max(axis=0).toarray().ravel()
-    return [clients[client] for client in np.flatnonzero(most > max_labels)]
+    """The clients that alone have put more labels on an instance than it may have. One entry per message."""
+    _, instance = _distinct(digests)
+    said = np.unique(np.stack([instance, client, label]), axis=1)
+    starts = np.flatnonzero(np.r_[True, (said[:2, 1:] != said[:2, :-1]).any(axis=0)])
+    often = np.diff(np.r_[starts, said.shape[1]])
+    return [clients[place] for place in np.unique(said[1, starts[often > max_labels]])]
 
 
 def _crowded_note(

@@ -50,12 +50,15 @@ class ClientsEngine:
         gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
         constant = 0.0
         for client in participants.tolist():
-            instances = torch.from_numpy(self.federation.instances_of(client)).to(W.device)
-            own = torch.full_like(instances, client)
-            x = torch.from_numpy(features[instances.cpu().numpy()].toarray()).to(W)
-            gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
-            cross += torch.outer(x.sum(0), weights[client] * W[client])
-            constant += len(x) * weights[client].item() ** 2
+            held = self.federation.instances_of(client)
+            for start in range(0, len(held), self.settings.block_rows):
+                part = held[start : start + self.settings.block_rows]
+                instances = torch.from_numpy(part).to(W.device)
+                own = torch.full_like(instances, client)
+                x = torch.from_numpy(features[part].toarray()).to(W)
+                gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
+                cross += torch.outer(x.sum(0), weights[client] * W[client])
+            constant += len(held) * weights[client].item() ** 2
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()))
 
     def _local_work(
