@@ -49,7 +49,7 @@ GRIDS: dict[str, list[dict[str, dict[str, float]]]] = {
     "fedaws": grid(server__learning_rate=RATES, regularizer__lambda=(3.0, 10.0, 30.0, 100.0)),
     "fedalc": grid(server__learning_rate=RATES, regularizer__lambda=(3.0, 10.0, 30.0, 100.0)),
     "fedalc-fixed": grid(server__learning_rate=RATES, fixed__alpha=(0.1, 0.3), fixed__steps=(10, 30)),
-    "fedalc-exact": grid(server__ridge=(0.25, 0.5, 1.0, 2.0), client__label_power=(0.1, 0.2)),
+    # Also for fedalc-exact, which comes to the same solution.
     "fedalc-oneshot": grid(server__ridge=(0.25, 0.5, 1.0, 2.0), client__label_power=(0.1, 0.2)),
 }
 
