@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench results privacy clean
+.PHONY: help setup demo test lint bench results tuning privacy clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
 
 results: $(READY)  ## the README's tables again (needs FEDALC_DATA; about an hour)
 	$(BIN)/python benchmarks/results.py
+
+tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about an hour)
+	$(BIN)/python benchmarks/tuning.py
 
 privacy: $(READY)  ## P@1 against ε, again (needs FEDALC_DATA; about half an hour)
 	$(BIN)/python benchmarks/privacy.py

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import fedalc
 from fedalc.cli import main
 from fedalc.data.demo import DemoSize, make_demo
 
@@ -115,6 +116,20 @@ def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None
     assert (made / "fedavg-s0" / "result.json").stat().st_mtime_ns == before
     error = run(*command, "--set", "rounds=8", cwd=folder, code=2).stderr
     assert "other settings" in error
+
+
+def test_compare_leaves_out_what_the_settings_do_not_allow(tmp_path: Path) -> None:
+    """Unless it was named, or nothing would be left."""
+    keys = {"data_dir": tmp_path, "folder": tmp_path / "c", "dataset": "demo", "rounds": 1}
+    some = {"server.participation=0.5", "encoder.dim=8", "selection.validation=0", "fixed.steps=1"}
+    comparison = fedalc.compare(overrides=sorted(some), **keys)
+    assert set(comparison.left_out) == {"fedalc-exact", "fedalc-oneshot"}
+    assert "server.participation = 1" in comparison.left_out["fedalc-oneshot"]
+    assert len(comparison.runs) == 5
+    with pytest.raises(fedalc.ConfigError, match="participation"):
+        fedalc.compare(["fedalc-exact"], overrides=sorted(some), **keys)
+    with pytest.raises(fedalc.ConfigError, match="did you mean"):
+        fedalc.compare(overrides=["server.participatoin=0.5"], **keys)
 
 
 @pytest.mark.parametrize(
