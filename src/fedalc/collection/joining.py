@@ -70,9 +70,10 @@ def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels:
     clients = sorted({part.client for part in parts})
     claims = [part.pseudonyms for part in parts]
     pseudonyms, label = _distinct(np.concatenate(claims))
-    claimant = np.repeat(_places(parts, clients), [len(own) for own in claims])
+    sizes = np.fromiter(map(len, claims), dtype=np.intp, count=len(claims))
+    claimant = np.repeat(_places(parts, clients), sizes)
     digests = np.concatenate([part.digests for part in parts])
-    labels = _claims_of_messages([part.labels for part in parts], np.array([len(own) for own in claims]))
+    labels = _claims_of_messages([part.labels for part in parts], sizes)
     if not shared_labels:
         kept, more_notes = settle(label, claimant, pseudonyms, clients)
         notes += more_notes
@@ -129,7 +130,8 @@ def _places(parts: list[Messages], clients: list[str]) -> list[int]:
 
 def _claims_of_messages(labels: list[np.ndarray], claims: np.ndarray) -> np.ndarray:
     """Which claim each message belongs to; a claim is a pseudonym in a part, counted over all parts."""
-    return np.concatenate(labels) + np.repeat(np.cumsum(claims) - claims, [len(own) for own in labels])
+    sizes = np.fromiter(map(len, labels), dtype=np.intp, count=len(labels))
+    return np.concatenate(labels) + np.repeat(np.cumsum(claims) - claims, sizes)
 
 
 def _nothing_left(notes: list[str]) -> FedalcError:
