@@ -124,6 +124,7 @@ def test_bad_settings_name_the_field(overrides: list[str], message: str) -> None
         ("fedalc-exact", ["client.momentum=0.5"], "server.optimizer: "),
         ("fedalc-exact", ["encoder.name=mlp", "encoder.shortcut=false"], 'quadratic only with encoder.name = "linear"'),
         ("fedalc-exact", ["encoder.name=linear", "encoder.shortcut=true"], "encoder.shortcut: "),
+        ("fedalc-exact", ["rounds=1"], "rounds: cg asks in round 1"),
         (
             "fedavg-fixed",
             ["server.optimizer=cg"],

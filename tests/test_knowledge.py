@@ -140,7 +140,7 @@ def test_a_run_that_stops_early_still_reports_what_was_planned() -> None:
 
 def test_without_a_mechanism_or_without_labels_nothing_is_spent() -> None:
     assert fedalc.train(data=DATA, method="fedalc", **SMALL).result["privacy"] is None
-    with pytest.raises(ConfigError, match=r"privacy.mechanism: fedavg does not look at label sets"):
+    with pytest.raises(ConfigError, match=r"privacy.mechanism: fedavg with these settings does not look at label sets"):
         private("fedavg", "counts")
 
 

@@ -228,11 +228,14 @@ class Experiment(Settings):
         solves = "method" if self.method == "fedalc-oneshot" else "server.optimizer"
         if self.encoder.shortcut and self.encoder.name == "linear":
             raise ConfigError("the linear encoder is the shortcut itself", "encoder.shortcut")
-        linear = self.encoder.name == "linear" or (self.encoder.shortcut and self.method != "fedalc-oneshot")
-        if self.server.optimizer == "cg" or self.method == "fedalc-oneshot":
+        one_round = self.method == "fedalc-oneshot"
+        linear = self.encoder.name == "linear" or (self.encoder.shortcut and not one_round)
+        if self.server.optimizer == "cg" and not one_round and self.rounds < 2:
+            raise ConfigError("cg asks in round 1 and steps from round 2 on: at least 2", "rounds")
+        if self.server.optimizer == "cg" or one_round:
             for possible, need in (
                 (square, 'client.loss = "square"'),
-                (linear, 'encoder.name = "linear", or for fedalc-exact an mlp with encoder.shortcut'),
+                (linear, 'encoder.name = "linear"' + ("" if one_round else ", or an mlp with encoder.shortcut")),
                 (self.encoder.output == "raw", 'encoder.output = "raw"'),
                 (self.method in FIXED_ROWS, "a method with fixed class embeddings"),
                 (self.server.weights == "samples", 'server.weights = "samples"'),
@@ -265,8 +268,8 @@ class Experiment(Settings):
         for field, given in asked.items():
             if given is not None and not self.uses_labels:
                 raise ConfigError(
-                    f"{self.method} does not look at label sets, so this would do nothing; leave it out, or choose "
-                    "fedalc, fedalc-fixed or fedalc-exact",
+                    f"{self.method} with these settings does not look at label sets, so this would do nothing; leave it "
+                    "out, or choose another method (fedalc, fedalc-fixed)",
                     field,
                 )
         keyed = is_keyed(collection.algorithm)

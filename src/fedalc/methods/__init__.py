@@ -5,10 +5,11 @@ from __future__ import annotations
 from fedalc.config import Experiment
 from fedalc.knowledge import LabelKnowledge
 from fedalc.methods.base import Method
-from fedalc.methods.exact import FedALCExact, FedALCOneshot
+from fedalc.methods.exact import FedALCExact
 from fedalc.methods.fedalc import FedALC, FedALCFixed
 from fedalc.methods.fedavg import FedAvg, FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
+from fedalc.methods.oneshot import FedALCOneshot
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,

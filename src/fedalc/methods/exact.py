@@ -9,8 +9,6 @@ a sum over the owners of the instance, each of which needs its own row and m, an
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedalc.methods.fedavg import FedAvgFixed
 
 
@@ -19,13 +17,3 @@ class FedALCExact(FedAvgFixed):
 
     What the collection tells: n (for W and the weights a_u) and m, exactly or as each label's mean.
     """
-
-
-class FedALCOneshot(FedALCExact):
-    """The same objective, solved in one round: for a linear encoder it is determined by two sums over clients.
-
-    Client u sends Σ_j x_j x_jᵀ/m_j and Σ_j x_j. The server adds the first, puts w_u to the second, and solves
-    (Σ x xᵀ/m + ridge·I) θ = Σ_u a_u (Σ_j x_j) w_uᵀ.
-    """
-
-    one_round: ClassVar[bool] = True
