@@ -268,8 +268,8 @@ class Experiment(Settings):
         for field, given in asked.items():
             if given is not None and not self.uses_labels:
                 raise ConfigError(
-                    f"{self.method} with these settings does not look at label sets, so this would do nothing; leave it "
-                    "out, or choose another method (fedalc, fedalc-fixed)",
+                    f"{self.method} with these settings does not look at label sets, so this would do nothing; leave "
+                    "it out, or choose another method (fedalc, fedalc-fixed)",
                     field,
                 )
         keyed = is_keyed(collection.algorithm)
