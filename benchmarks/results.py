@@ -103,8 +103,7 @@ def save(name: str, command: str, results: Sequence[Mapping[str, Any]], table: s
 
 JOBS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "bibtex-strong": lambda only: side_by_side("bibtex-strong", "bibtex", only),
-    "eurlex15k-strong": lambda only: side_by_side("eurlex15k-strong", "eurlex15k", only, seeds=(0, 1, 2)),
-    "eurlex15k-exact": lambda only: side_by_side("eurlex15k-exact", "eurlex15k", only, methods=EXACT),
+    "eurlex15k-strong": lambda only: side_by_side("eurlex15k-strong", "eurlex15k", only),
     "eurlex15k-1024": lambda only: side_by_side(
         "eurlex15k-1024", "eurlex15k", only, methods=EXACT[1:], encoder={"dim": 1024}
     ),
