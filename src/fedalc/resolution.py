@@ -83,12 +83,19 @@ def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[s
 
 def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
     """What the preset says for all methods, then for this one; then for this encoder, if it was asked for by name."""
-    tables = tomllib.loads(resources.files("fedalc").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+    files = [_preset_file(name), _preset_file("exact")]  # the second has what is the same in every preset
     values: dict[str, Any] = {"preset": name}
-    for table in (tables, tables.get("encoder", {}).get(encoder, {}) if isinstance(encoder, str) else {}):
-        _merge(values, table.get("all", {}))
-        _merge(values, table.get(method, {}))
+    for key in ("all", method):
+        for tables in files:
+            _merge(values, tables.get(key, {}))
+    for key in ("all", method) if isinstance(encoder, str) else ():
+        for tables in files:
+            _merge(values, tables.get("encoder", {}).get(encoder, {}).get(key, {}))
     return values
+
+
+def _preset_file(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("fedalc").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -81,7 +81,12 @@ class Identity:
 
 def distinct_names(names: Sequence[str]) -> list[str]:
     """Names as they are hashed; where two labels share one, every label's place is added."""
-    written = [unicodedata.normalize("NFC", name) for name in names]
-    if max(Counter(written).values(), default=1) == 1:
-        return written
-    return [f"{name}#{place}" for place, name in enumerate(written)]
+    if repeated_name(names) is None:
+        return list(names)
+    return [f"{name}#{place}" for place, name in enumerate(names)]
+
+
+def repeated_name(names: Sequence[str]) -> str | None:
+    """A name that two labels have, in whichever way it is written, if there is one."""
+    often = Counter(unicodedata.normalize("NFC", name) for name in names)
+    return next((name for name, times in often.items() if times > 1), None)

@@ -3,7 +3,6 @@ tells the server."""
 
 from __future__ import annotations
 
-import unicodedata
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -46,7 +45,7 @@ def client(
     key: KeyFile = None,
     out: Annotated[Path, typer.Option(help="the message file to send to the server")] = Path("messages.fedalc"),
     labels: Annotated[
-        str | None, typer.Option(help="only these labels, by name, comma-separated (default: all)")
+        str | None, typer.Option(help="this party's labels, by name, comma-separated (default: those in its data)")
     ] = None,
     client_name: Annotated[
         str | None, typer.Option("--client", help="what the server may call this party (default: a random name)")
@@ -64,7 +63,7 @@ def client(
 ) -> None:
     """Hash what this party holds under the key, into a file for the server."""
     from fedalc.collection.client import Identity as InstanceIdentity
-    from fedalc.collection.client import SharedEncoder, distinct_names, make_hasher
+    from fedalc.collection.client import SharedEncoder, make_hasher, repeated_name
     from fedalc.collection.messages import make_messages
     from fedalc.data.load import load_held
 
@@ -74,8 +73,8 @@ def client(
         raise ConfigError("--identity record and --records FILE belong together")
     hasher = make_hasher(settings)
     split, names = load_held(data, data_dir)
-    if distinct_names(names) != [*map(_written, names)]:
-        raise DataError("two labels have the same name, and others know labels by their names only", data)
+    if (name := repeated_name(names)) is not None:
+        raise DataError(f"two labels have the same name, {name!r}, and others know labels by name only", data)
     own = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()
     held = split.labels[:, own]
     kept = held.getnnz(axis=1) > 0
@@ -116,18 +115,22 @@ def server(
     overwrite: Overwrite = False,
 ) -> None:
     """Join the clients' messages into counts of labels and of pairs of labels. Needs no key and learns no name."""
+    from rich.progress import Progress
+
     from fedalc.collection.collected import Collected
     from fedalc.collection.joining import join, read_messages
 
     _check_out(out, overwrite, "correlations")
     if epsilon is None and (delta is not None or labels_per_instance is not None):
         raise ConfigError("--delta and --labels-per-instance are for noised counts: give --epsilon too")
-    messages, notes = read_messages(files)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("reading", total=len(files))
+        messages, notes = read_messages(files, lambda path: bar.advance(task))
     if not messages:
         raise FedalcError("none of the files could be read:\n  " + "\n  ".join(notes))
     joined = join(messages, max_labels=max_labels, shared_labels=shared_labels)
     notes = [*notes, *joined.notes]
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for note in notes:
         errors.print(f"refused: {note}", style="yellow", markup=False)
     if strict and notes:
@@ -204,10 +207,6 @@ def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, 
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
-
-
-def _written(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
 
 
 def _check_out(out: Path, overwrite: bool, kind: str) -> None:
