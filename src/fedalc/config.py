@@ -63,6 +63,7 @@ class EncoderSettings(Settings):
     features: Literal["unit", "mean", "raw"] = "unit"  # row scaling: length 1, average of the rows used, or as they are
     dropout: Share = 0.0
     shortcut: bool = False  # mlp only: a linear map beside it; the mlp's part then starts at zero
+    precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16; weights stay as they are
 
 
 class ClientSettings(Settings):
@@ -165,6 +166,7 @@ class SelectionSettings(Settings):
     patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
     keep: Literal["best", "last"] = "best"  # last: validation is for the curves only
     refit: bool = True  # then train again on all of train for the chosen number of rounds
+    test_curve: bool = False  # with validation = 0, where nothing is chosen: evaluate on test, as papers' curves do
 
 
 class Experiment(Settings):
@@ -203,6 +205,8 @@ class Experiment(Settings):
                         f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
+        if self.encoder.precision == "mixed" and (self.encoder.name == "linear" or self.dtype == "float64"):
+            raise ConfigError("is for the dense layers of an mlp in float32", "encoder.precision")
         if self.encoder.name == "linear" and self.encoder.dropout:
             raise ConfigError("the linear encoder has no hidden layer to drop from; use 0, or mlp", "encoder.dropout")
         shrinkage = self.server.learning_rate * self.server.weight_decay

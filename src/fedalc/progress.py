@@ -17,9 +17,11 @@ from rich.progress import (
 
 from fedalc.training import Callback
 
+WATCHED = ("validation P@1", "test P@1")  # whichever a run has: see SelectionSettings.test_curve
+
 
 class LiveProgress(Callback):
-    """One bar per phase with the loss, validation P@1, rounds, and time left. Close it when the run is over."""
+    """One bar per phase with the loss, P@1 where it is evaluated, rounds, and time left. Close it when the run is over."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title
@@ -27,7 +29,7 @@ class LiveProgress(Callback):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  val P@1 {task.fields[p1]}"),
+            TextColumn("loss {task.fields[loss]}  {task.fields[p1]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -38,7 +40,7 @@ class LiveProgress(Callback):
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
         self._task = self._bar.add_task(
-            f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1="  -  "
+            f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1=""
         )
 
     def round(self, number: int, loss: float) -> None:
@@ -47,9 +49,9 @@ class LiveProgress(Callback):
 
     def evaluated(self, record: dict[str, Any]) -> None:
         assert self._task is not None
-        value = record["metrics"].get("validation P@1")
-        if value is not None:
-            self._bar.update(self._task, p1=f"{value:5.2f}")
+        for watched in WATCHED:
+            if watched in record["metrics"]:
+                self._bar.update(self._task, p1=f"{watched} {record['metrics'][watched]:5.2f}")
 
     def close(self) -> None:
         self._bar.stop()
@@ -70,8 +72,7 @@ class PlainProgress(Callback):
         if number < self._rounds and number - self._shown < self._rounds / 10:
             return
         self._shown = number
-        p1 = record["metrics"].get("validation P@1")
-        quality = "" if p1 is None else f"  validation P@1 {p1:.2f}"
+        quality = "".join(f"  {name} {record['metrics'][name]:.2f}" for name in WATCHED if name in record["metrics"])
         line = f"{self.title} {record['phase']} {number}/{self._rounds}  loss {record['loss']:.4f}{quality}"
         self.console.print(line, highlight=False)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ class Training:
             metrics = evaluate(model, self.validation, self.federated.held)
             record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
             self._choose(record, metrics[self.settings.selection.metric], model)
+        elif self.phase == "fit" and self.settings.selection.test_curve:
+            metrics = evaluate(model, self._scaled_test, self.federated.held)
+            record["metrics"] = {f"test {name}": value for name, value in metrics.items()}
         else:
             record["metrics"] = {}
         record["collapse"] = collapse(model.W[self.federated.held])
@@ -168,6 +172,10 @@ class Training:
         """A round that is lost and run again would cost its ε again."""
         return self._spends and self.settings.privacy.mechanism == "gradients"
 
+    @cached_property
+    def _scaled_test(self) -> Split:
+        return self._scaled(self.dataset.test)
+
     def _scaled(self, split: Split) -> Split:
         return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
 
@@ -188,11 +196,11 @@ class Training:
         return privacy_spent(self.settings, self.federated.knowledge, planned, self.cost()["looks_at_labels"])
 
     def test(self, model: Model) -> dict[str, float]:
-        """The only look at the test set."""
+        """The only look at the test set, unless its curve was asked for, by which nothing is chosen."""
         name, train = self.dataset.name, self.dataset.train.labels
         propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
         inverse = propensity.inverse(train.getnnz(axis=0), train.shape[0])
-        return evaluate(model, self._scaled(self.dataset.test), self.federated.held, inverse, with_map=True)
+        return evaluate(model, self._scaled_test, self.federated.held, inverse, with_map=True)
 
     # --- checkpoints: the state of the loop and of the federated training within it ---
 

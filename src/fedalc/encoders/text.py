@@ -45,9 +45,11 @@ class TextEncoder(nn.Module):
         generator: torch.Generator,
         unit: bool = True,
         shortcut: bool = False,
+        mixed: bool = False,
     ) -> None:
         super().__init__()
         self.unit = unit
+        self.mixed = mixed
         self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self._initialise(start, generator)
@@ -60,12 +62,14 @@ class TextEncoder(nn.Module):
 
     def forward(self, rows: SparseRows, dropout: Dropout | None = None) -> Tensor:
         h = rows @ self.embedding
-        for depth, layer in enumerate(self.layers):
-            if depth:
-                h = torch.relu(h)
-            if dropout:
-                h = dropout(h, rows.keys, depth)
-            h = layer(h)
+        with torch.autocast(h.device.type, torch.bfloat16, enabled=self.mixed):
+            for depth, layer in enumerate(self.layers):
+                if depth:
+                    h = torch.relu(h)
+                if dropout:
+                    h = dropout(h, rows.keys, depth)
+                h = layer(h)
+        h = h.to(self.embedding.dtype)
         if self.shortcut is not None:
             h = h + rows @ self.shortcut
         return unit_rows(h) if self.unit else h
@@ -95,4 +99,12 @@ class TextEncoder(nn.Module):
 def text_encoder(feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> TextEncoder:
     """Features → 512 → 1024 → 1024 → 512 (`mlp`, the paper's sizes by default), or features → 512 (`linear`)."""
     widths = [settings.dim] if settings.name == "linear" else [settings.embedding, *settings.hidden, settings.dim]
-    return TextEncoder(feature_count, widths, settings.start, generator, settings.output == "unit", settings.shortcut)
+    return TextEncoder(
+        feature_count,
+        widths,
+        settings.start,
+        generator,
+        unit=settings.output == "unit",
+        shortcut=settings.shortcut,
+        mixed=settings.precision == "mixed",
+    )
