@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedalc.errors import ConfigError
 
 MethodName = Literal[
-    "fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot"
+    "fedavg", "fedavg-fixed", "flag", "fedmlh", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot"
 ]  # fmt: skip
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
@@ -28,7 +28,7 @@ def is_keyed(algorithm: str) -> bool:
 METHODS: tuple[str, ...] = get_args(MethodName)
 PRESETS: tuple[str, ...] = get_args(PresetName)
 SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
-FIXED_ROWS = ("fedavg-fixed", "fedalc-fixed", *SQUARE_ONLY)
+FIXED_ROWS = ("fedavg-fixed", "flag", "fedmlh", "fedalc-fixed", *SQUARE_ONLY)
 NONE = "none"  # TOML has no word for it
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -106,6 +106,13 @@ class EmbeddingSettings(Settings):
     """How the class embeddings W start."""
 
     start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: see geometry.frequency_rows
+
+
+class HashingSettings(Settings):
+    """fedmlh: `tables` sub-models, in each of which the labels share `buckets` class embeddings."""
+
+    tables: Count = 4
+    buckets: Count = 500
 
 
 class RegularizerSettings(Settings):
@@ -186,6 +193,7 @@ class Experiment(Settings):
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
     embeddings: EmbeddingSettings = EmbeddingSettings()
+    hashing: HashingSettings = HashingSettings()
     regularizer: RegularizerSettings = RegularizerSettings()
     fixed: FixedSettings = FixedSettings()
     collection: CollectionSettings = CollectionSettings()
@@ -205,6 +213,11 @@ class Experiment(Settings):
                         f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
+        if self.method == "fedmlh" and self.embeddings.start == "by-frequency":
+            raise ConfigError(
+                "fedmlh's class embeddings are buckets', which no label's frequency fits; use orthogonal or random",
+                "embeddings.start",
+            )
         if self.encoder.precision == "mixed" and (self.encoder.name == "linear" or self.dtype == "float64"):
             raise ConfigError("is for the dense layers of an mlp in float32", "encoder.precision")
         if self.encoder.name == "linear" and self.encoder.dropout:
@@ -242,6 +255,7 @@ class Experiment(Settings):
                 (linear, 'encoder.name = "linear"' + ("" if one_round else ", or an mlp with encoder.shortcut")),
                 (self.encoder.output == "raw", 'encoder.output = "raw"'),
                 (self.method in FIXED_ROWS, "a method with fixed class embeddings"),
+                (self.method not in ("flag", "fedmlh"), "clients weighted by their instances, and one encoder"),
                 (self.server.weights == "samples", 'server.weights = "samples"'),
                 (self.server.participation == 1, "server.participation = 1"),
                 (self.client.epochs == 1 and self.client.batch_size is None, "one full-batch step a client"),

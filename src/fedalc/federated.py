@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
-from fedalc.encoders import Dropout, text_encoder
+from fedalc.encoders import Dropout, make_encoder
 from fedalc.engines import make_engine
 from fedalc.geometry import unit_rows
 from fedalc.knowledge import LabelKnowledge, learn_labels
@@ -68,7 +68,8 @@ class FederatedTraining:
 
     def _start_model(self, feature_count: int) -> Model:
         settings = self.settings
-        encoder = text_encoder(feature_count, settings.encoder, torch_generator(settings.seed, "encoder"))
+        generator = torch_generator(settings.seed, "encoder")
+        encoder = make_encoder(feature_count, settings.encoder, generator, self.method.sub_models(settings))
         encoder = encoder.to(device=settings.device, dtype=getattr(torch, settings.dtype))
         return Model(encoder, self.method.start(torch_generator(settings.seed, "class embeddings")).to(settings.device))
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalc.encoders import TextEncoder
+from fedalc.encoders import Encoder
 
 
 @dataclass
 class Model:
     """θ (inside the encoder) and W, one row per label."""
 
-    encoder: TextEncoder
+    encoder: Encoder
     W: Tensor
 
     @property

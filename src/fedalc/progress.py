@@ -21,7 +21,7 @@ WATCHED = ("validation P@1", "test P@1")  # whichever a run has: see SelectionSe
 
 
 class LiveProgress(Callback):
-    """One bar per phase with the loss, P@1 where it is evaluated, rounds, and time left. Close it when the run is over."""
+    """One bar per phase: loss, P@1 where it is evaluated, rounds, time left. Close it when the run is over."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title
@@ -39,9 +39,7 @@ class LiveProgress(Callback):
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
-        self._task = self._bar.add_task(
-            f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1=""
-        )
+        self._task = self._bar.add_task(f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1="")
 
     def round(self, number: int, loss: float) -> None:
         assert self._task is not None

@@ -186,9 +186,10 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     widths = [e.dim] if e.name == "linear" else [e.embedding, *e.hidden, e.dim]
     theta = data.feature_count * widths[0] + sum(a * b for a, b in pairwise(widths))
     theta += data.feature_count * e.dim if e.shortcut else 0
+    sub_models = METHODS[settings.method].sub_models(settings)
     number = 8 if settings.dtype == "float64" else 4
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
-    needed = number * (copies * theta + 4 * data.label_count * e.dim)
+    needed = number * sub_models * (copies * theta + 4 * data.label_count * e.dim)
     if METHODS[settings.method].one_round:
         needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

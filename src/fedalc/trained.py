@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.checkpoint import load_folder, save_folder
 from fedalc.config import EncoderSettings
-from fedalc.encoders import scale_rows, text_encoder
+from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
 from fedalc.model import Model
@@ -30,7 +30,7 @@ class TrainedModel:
 
     @property
     def feature_count(self) -> int:
-        return int(self.model.encoder.embedding.shape[0])
+        return int(self.model.theta[0].shape[0])  # of whichever encoder, its first matrix
 
     def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """The k best labels of each instance, best first, and their scores in [-1, 1]. Takes dense arrays too."""
@@ -48,6 +48,7 @@ class TrainedModel:
             "format": FORMAT,
             "encoder": self.encoder.model_dump(mode="json"),
             "features": self.feature_count,
+            "copies": self.model.W.shape[1] // self.encoder.dim,
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
         }
@@ -61,7 +62,7 @@ class TrainedModel:
             raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
         try:
             settings = EncoderSettings.model_validate(facts["encoder"])
-            encoder = text_encoder(facts["features"], settings, torch.Generator())
+            encoder = make_encoder(facts["features"], settings, torch.Generator(), facts.get("copies", 1))
             encoder = encoder.to(dtype=getattr(torch, facts["dtype"]))
             prefix = "encoder."
             encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})

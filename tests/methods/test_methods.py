@@ -30,11 +30,12 @@ def test_settings_and_classes_name_the_same_methods() -> None:
 def test_rows_start_at_unit_length_and_keep_it(method: str) -> None:
     training = federated(experiment({**SMALL, "method": method}), TRAIN)
     for _ in range(3):
-        assert torch.allclose(training.model.W.norm(dim=1), torch.ones(8, dtype=torch.float64))
+        for part in training.method.parts:
+            assert torch.allclose(training.model.W[:, part].norm(dim=1), torch.ones(8, dtype=torch.float64))
         training.run_round()
 
 
-@pytest.mark.parametrize("method", ["fedavg-fixed", "fedalc-fixed"])
+@pytest.mark.parametrize("method", ["fedavg-fixed", "flag", "fedmlh", "fedalc-fixed"])
 def test_a_fixed_W_never_moves(method: str) -> None:
     training = federated(experiment({**SMALL, "method": method}), TRAIN)
     before = training.model.W.clone()

@@ -50,6 +50,7 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.unit = unit
         self.mixed = mixed
+        self.first_layer = 0  # the number its first layer has in a round's dropout
         self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self._initialise(start, generator)
@@ -67,7 +68,7 @@ class TextEncoder(nn.Module):
                 if depth:
                     h = torch.relu(h)
                 if dropout:
-                    h = dropout(h, rows.keys, depth)
+                    h = dropout(h, rows.keys, self.first_layer + depth)
                 h = layer(h)
         h = h.to(self.embedding.dtype)
         if self.shortcut is not None:

@@ -78,12 +78,17 @@ class ClientsEngine:
                 batch = SparseRows(self.federation.features[instances], instances, row.dtype, row.device)
                 g = local.encoder(batch, dropout)
                 own = torch.full_like(batch.keys, client)
-                loss = self.method.loss(g @ row, g.square().sum(1), own, batch.keys).mean()
+                losses = [
+                    self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, batch.keys)
+                    for part in self.method.parts
+                ]
+                loss = torch.stack(losses).sum(0).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                with torch.no_grad():
-                    row.copy_(unit_rows(row))
+                if self.method.trains_rows:
+                    with torch.no_grad():
+                        row.copy_(unit_rows(row))
                 if epoch == 0:
                     first_epoch += loss.item() * len(instances) / self.federation.counts[client]
         return row.detach(), first_epoch

@@ -64,19 +64,24 @@ class FusedEngine:
         for block in self._blocks(participants, W):
             g = model.encoder(block.rows, dropout)
             fixed = g.detach()
-            scores = (fixed[block.instance] * W[block.label]).sum(1).requires_grad_()
-            lengths = fixed.square().sum(1)[block.instance].requires_grad_()
-            losses = self.method.loss(scores, lengths, block.label, block.rows.keys[block.instance])
-            slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
-            total += (losses.detach() * share[block.label]).sum()
-            pull = WeightedBags(block.label, block.starts, slope * share[block.label]) @ W
-            if growth is not None:
-                of_instance = torch.zeros_like(fixed[:, 0]).index_add_(0, block.instance, growth * share[block.label])
-                pull = pull + 2 * of_instance.unsqueeze(1) * fixed
-            torch.autograd.backward(g, pull)
-            if row_gradient is not None:
-                weight = (slope * inverse[block.label]).unsqueeze(1)
-                row_gradient.index_add_(0, block.label, weight * fixed[block.instance])
+            pulls = []
+            for part in self.method.parts:
+                mine, own = fixed[:, part], W[:, part]
+                scores = (mine[block.instance] * own[block.label]).sum(1).requires_grad_()
+                lengths = mine.square().sum(1)[block.instance].requires_grad_()
+                losses = self.method.loss(scores, lengths, block.label, block.rows.keys[block.instance])
+                slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
+                total += (losses.detach() * share[block.label]).sum()
+                pull = WeightedBags(block.label, block.starts, slope * share[block.label]) @ own
+                if growth is not None:
+                    of_instance = torch.zeros_like(mine[:, 0])
+                    of_instance.index_add_(0, block.instance, growth * share[block.label])
+                    pull = pull + 2 * of_instance.unsqueeze(1) * mine
+                pulls.append(pull)
+                if row_gradient is not None:
+                    weight = (slope * inverse[block.label]).unsqueeze(1)
+                    row_gradient[:, part].index_add_(0, block.label, weight * mine[block.instance])
+            torch.autograd.backward(g, torch.cat(pulls, dim=1))
 
         return RoundResult(self._change(model), self._rows(W, row_gradient, clients), total.item())
 

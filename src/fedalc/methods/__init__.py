@@ -9,11 +9,15 @@ from fedalc.methods.exact import FedALCExact
 from fedalc.methods.fedalc import FedALC, FedALCFixed
 from fedalc.methods.fedavg import FedAvg, FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
+from fedalc.methods.fedmlh import FedMLH
+from fedalc.methods.flag import FLAG
 from fedalc.methods.oneshot import FedALCOneshot
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedavg-fixed": FedAvgFixed,
+    "flag": FLAG,
+    "fedmlh": FedMLH,
     "fedaws": FedAwS,
     "fedalc": FedALC,
     "fedalc-fixed": FedALCFixed,

@@ -35,20 +35,34 @@ class Method(ABC):
     one_round: ClassVar[bool] = False
 
     @classmethod
+    def sub_models(cls, settings: Experiment) -> int:
+        """How many encoders stand side by side, each with its part of W's columns. One, but for fedmlh."""
+        return 1
+
+    @property
+    def parts(self) -> list[slice]:
+        """The columns of each sub-model. A pair's loss is the sum of its losses in all of them."""
+        dim = self.settings.encoder.dim
+        return [slice(place * dim, (place + 1) * dim) for place in range(self.sub_models(self.settings))]
+
+    @classmethod
     def looks_at_labels(cls, settings: Experiment) -> int:
         """How many steps of a training look at the labels, at most: what a privacy budget is divided by."""
         return 1
 
     def start(self, generator: torch.Generator) -> Tensor:
         """W before round 1: spread out, one unit row per label."""
-        rows, dim, dtype = self.label_count, self.settings.encoder.dim, getattr(torch, self.settings.dtype)
         if self.settings.embeddings.start == "by-frequency":
+            dim, dtype = self.settings.encoder.dim, getattr(torch, self.settings.dtype)
             return frequency_rows(torch.from_numpy(self._counts), dim, generator, dtype)
+        return self.spread_out(self.label_count, generator)
+
+    def spread_out(self, rows: int, generator: torch.Generator) -> Tensor:
         draw = orthogonal_rows if self.settings.embeddings.start == "orthogonal" else random_rows
-        return draw(rows, dim, generator, dtype)
+        return draw(rows, self.settings.encoder.dim, generator, getattr(torch, self.settings.dtype))
 
     def loss(self, scores: Tensor, lengths: Tensor, labels: Tensor, instances: Tensor) -> Tensor:
-        """Losses of positive pairs, from s = g(x)ᵀw_u and ‖g(x)‖² of each.
+        """Losses of positive pairs, from s = g(x)ᵀw_u and ‖g(x)‖² of each (in one sub-model, where there are several).
 
         hinge: max(0, margin - s)², the margin 0.9 in the paper. square: ‖g‖²/m - 2 a_u s + a_u², of which the sum over
         an instance's m owners is ‖g - Σ a_u w_u‖² where W is orthonormal: the centralised loss (docs/exact.md).
