@@ -25,14 +25,15 @@ from fedalc.training import Training
 ROOT = Path(__file__).resolve().parent.parent
 DONE = ROOT / "runs" / "tuning.jsonl"
 OUT = ROOT / "docs" / "results" / "tuning"
+Settings = dict[str, dict[str, float | str]]
 SEEDS = {"bibtex": (0, 1), "eurlex15k": (0,)}
 
 
-def grid(**axes: tuple[float, ...]) -> list[dict[str, dict[str, float]]]:
+def grid(**axes: tuple[float | str, ...]) -> list[Settings]:
     """All combinations; an axis is called section__key."""
-    settings = []
+    settings: list[Settings] = []
     for values in product(*axes.values()):
-        one: dict[str, dict[str, float]] = {}
+        one: Settings = {}
         for axis, value in zip(axes, values, strict=True):
             section, key = axis.split("__")
             one.setdefault(section, {})[key] = value
@@ -41,11 +42,15 @@ def grid(**axes: tuple[float, ...]) -> list[dict[str, dict[str, float]]]:
 
 
 RATES = (0.005, 0.01)
-GRIDS: dict[str, list[dict[str, dict[str, float]]]] = {
+GRIDS: dict[str, list[Settings]] = {
     "fedavg": grid(
         server__learning_rate=RATES, server__weight_decay=(0.1, 0.2), client__row_learning_rate=(0.003, 0.03)
     ),
     "fedavg-fixed": grid(server__learning_rate=(0.005, 0.01, 0.02, 0.04), server__weight_decay=(0.1, 0.2)),
+    "flag": grid(server__learning_rate=(0.005, 0.01, 0.02, 0.04), server__weight_decay=(0.1, 0.2)),
+    "fedmlh": grid(
+        server__learning_rate=RATES, server__weight_decay=(0.1, 0.2), server__weights=("uniform", "samples")
+    ),
     "fedaws": grid(server__learning_rate=RATES, regularizer__lambda=(3.0, 10.0, 30.0, 100.0)),
     "fedalc": grid(server__learning_rate=RATES, regularizer__lambda=(3.0, 10.0, 30.0, 100.0)),
     "fedalc-fixed": grid(server__learning_rate=RATES, fixed__alpha=(0.1, 0.3), fixed__steps=(10, 30)),
@@ -107,7 +112,11 @@ def write(rows: list[dict[str, Any]]) -> None:
     lines += ["| method | setting | Bibtex | eurlex15k | mean |", "|---|---|---|---|---|"]
     for row in rows:
         mark = "**" if row["mean"] == max(r["mean"] for r in rows if r["method"] == row["method"]) else ""
-        asked = ", ".join(f"{s}.{k} = {v:g}" for s, keys in row["settings"].items() for k, v in keys.items())
+        asked = ", ".join(
+            f"{s}.{k} = {v if isinstance(v, str) else f'{v:g}'}"
+            for s, keys in row["settings"].items()
+            for k, v in keys.items()
+        )
         numbers = f"{row['bibtex']:.2f} | {row['eurlex15k']:.2f} | {mark}{row['mean']:.2f}{mark}"
         lines.append(f"| {row['method']} | {asked} | {numbers} |")
     write_text(OUT.with_suffix(".md"), "\n".join(lines) + "\n")
