@@ -318,3 +318,17 @@ def test_divergence_is_an_error_and_leaves_no_result(tmp_path: Path) -> None:
     with pytest.raises(FedalcError, match="training diverged"):
         fedalc.train(data=DATA, folder=tmp_path / "run", **keys)
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_curve_on_the_test_set_where_nothing_is_chosen(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"method": "fedavg-fixed", "rounds": 4, "encoder": {"name": "linear", "dim": 8}}
+    watched = {"validation": 0.0, "every": 2, "test_curve": True}
+    run = fedalc.train(data=DATA, folder=tmp_path / "fit", selection=watched, **keys)
+    records = history.read(tmp_path / "fit" / "history.jsonl")
+    assert [record["round"] for record in records] == [2, 4]
+    assert records[-1]["metrics"]["test P@1"] == run.metrics["P@1"]
+    # With validation data the rounds are chosen, so the test set stays unseen, also while refitting.
+    fedalc.train(data=DATA, folder=tmp_path / "select", selection={**watched, "validation": 0.2}, **keys)
+    records = history.read(tmp_path / "select" / "history.jsonl")
+    assert {record["phase"] for record in records} == {"select", "refit"}
+    assert not any(name.startswith("test") for record in records for name in record["metrics"])

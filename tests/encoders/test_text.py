@@ -118,3 +118,19 @@ def test_row_scaling_by_hand() -> None:
     assert np.allclose(scale_rows(matrix, "unit").toarray()[0], [0.6, 0.8, 0])
     assert np.allclose(scale_rows(matrix, "mean").toarray()[:2], [[1.5, 2, 0], [0, 0, 0]])
     assert scale_rows(matrix, "raw") is matrix
+
+
+def test_mixed_precision_is_the_same_map_to_three_digits_and_keeps_its_weights() -> None:
+    full, mixed = (
+        text_encoder(
+            6,
+            EncoderSettings(name="mlp", dim=4, embedding=5, hidden=(6,), precision=precision),  # type: ignore[arg-type]
+            torch.Generator().manual_seed(0),
+        )
+        for precision in ("full", "mixed")
+    )
+    g, near = full(rows(dtype=torch.float32)), mixed(rows(dtype=torch.float32))
+    assert near.dtype == torch.float32 and not torch.equal(g, near)
+    assert torch.allclose(g, near, atol=0.03)
+    near.square().sum().backward()
+    assert {p.dtype for p in mixed.parameters()} == {p.grad.dtype for p in mixed.parameters() if p.grad is not None}

@@ -84,7 +84,7 @@ def test_same_files_same_page(tmp_path: Path) -> None:
 
 def test_run_without_validation(tmp_path: Path) -> None:
     page = page_of(write_page(run_folder(tmp_path, [record(5, "fit")], selection=None)))
-    assert page.count("<svg") == 2 and "no validation data" in page and "validation, round" not in page
+    assert page.count("<svg") == 2 and "not evaluated by round" in page and "validation, round" not in page
 
 
 @pytest.mark.parametrize("records", [[], [record(1)], [record(1, loss=math.nan, metrics={}, collapse={})]])

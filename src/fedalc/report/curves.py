@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 Histories = Mapping[str, Sequence[Record]]
 Points = list[tuple[float, float]]
 
-VALIDATION = "validation P@1"
+WATCHED = {"validation P@1": "P@1 on validation data (%)", "test P@1": "P@1 on the test set (%)"}
 SQUEEZED = 4  # histories that differ in length by this factor are drawn over the logarithm of the round
 
 
@@ -36,9 +36,14 @@ class Panel:
 
 
 def panels(histories: Histories) -> list[Panel]:
-    """Validation P@1 by round and by bytes, loss, and largest cosine."""
+    """P@1 by round and by bytes, loss, and largest cosine."""
     curves = {name: curve_records(records) for name, records in histories.items()}
-    traffic = {name: _points(records, total_bytes, _validation) for name, records in curves.items()}
+    watched, precision = watched_metric(curves.values())
+
+    def quality(record: Record) -> float | None:
+        return number_at(record, "metrics", watched)
+
+    traffic = {name: _points(records, total_bytes, quality) for name, records in curves.items()}
     log_x = _very_different(curves.values())
     rounds = "round (log scale)" if log_x else "round"
     loss = {name: _points(records, _round, lambda r: number_at(r, "loss")) for name, records in curves.items()}
@@ -52,21 +57,21 @@ def panels(histories: Histories) -> list[Panel]:
     return [
         Panel(
             "validation",
-            "Validation precision",
+            "Precision",
             rounds,
-            "P@1 on validation data (%)",
-            {name: _points(records, _round, _validation) for name, records in curves.items()},
+            precision,
+            {name: _points(records, _round, quality) for name, records in curves.items()},
             log_x,
-            note="no validation data",
+            note="not evaluated by round",
         ),
         Panel(
             "bytes",
             "Precision for traffic",
             "sent and received so far, all clients (log scale)",
-            "P@1 on validation data (%)",
+            precision,
             {name: [(x, y) for x, y in points if x > 0] for name, points in traffic.items()},
             log_x=True,
-            note="no validation data",
+            note="not evaluated by round",
         ),
         Panel(
             "loss",
@@ -103,8 +108,10 @@ def _round(record: Record) -> float | None:
     return number_at(record, "round")
 
 
-def _validation(record: Record) -> float | None:
-    return number_at(record, "metrics", VALIDATION)
+def watched_metric(curves: Iterable[Sequence[Record]]) -> tuple[str, str]:
+    """What the rounds were evaluated on, as its name in the records and on an axis: never two things in one panel."""
+    found = {name for records in curves for record in records for name in record.get("metrics") or ()}
+    return next(((name, axis) for name, axis in WATCHED.items() if name in found), next(iter(WATCHED.items())))
 
 
 def _points(records: Iterable[Record], x: Any, y: Any) -> Points:

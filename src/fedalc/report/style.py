@@ -12,23 +12,26 @@ from fedalc.report.summary import text
 Dash = Literal["-", "--", ":", "-."]
 
 # Okabe and Ito's colours (told apart with any common colour blindness), without the yellow that white paper swallows
-# and the black that a dark page does; and a violet as far from all of them as they are from each other.
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#888888", "#8B5CF6",
+# and the black that a dark page does; and a few as far from all of them as can be.
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, OLIVE, WINE = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00",
+    "#888888", "#8B5CF6", "#8C6239", "#9BAF2D", "#A3195B",
 )  # fmt: skip
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET)
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, OLIVE, WINE)
 METHOD_COLOURS = {
     "fedalc": BLUE,
     "fedavg": VERMILLION,
     "fedaws": GREEN,
     "fedalc-fixed": SKY,
     "fedavg-fixed": ORANGE,
+    "flag": BROWN,
+    "fedmlh": OLIVE,
     "fedalc-exact": VIOLET,
     "fedalc-oneshot": PURPLE,
 }
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 HATCHES = ("", "///", "...", "xx")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">", "<", "h", "*")
 
 
 @dataclass(frozen=True)
