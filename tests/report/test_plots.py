@@ -89,7 +89,7 @@ def test_panels_take_select_and_leave_the_refit() -> None:
 
 
 def test_bytes_have_units() -> None:
-    assert [plots._bytes_tick(n) for n in (500, 2e6, 1e7, 5e11, 1e12)] == ["500 B", "2 MB", "10 MB", "500 GB", "1 TB"]
+    assert [plots.bytes_tick(n) for n in (500, 2e6, 1e7, 5e11, 1e12)] == ["500 B", "2 MB", "10 MB", "500 GB", "1 TB"]
     (panel,) = [panel for panel in panels({"fedavg": [record(1)]}) if panel.key == "bytes"]
     axes = plots.new_figure(5, 4).subplots()
     plots.draw_panel(axes, panel, styles(["fedavg"]), {})
