@@ -15,7 +15,6 @@ from fedalc.ledger import Ledger
 from fedalc.methods import METHODS
 
 PLACE_BYTES = 4  # of a label among its client's pseudonyms
-SUB_MODELS = {"fedmlh": 4}  # one per hash table, each with a θ and a row of its own; other methods train one
 SET_SIZE_BYTES = 2  # the server's answer to a message, where clients are told m
 
 
@@ -55,7 +54,7 @@ def text_traffic(settings: Experiment, features: int, shape: Shape) -> Traffic:
 
 def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traffic:
     """What `FederatedTraining` would have in its ledger after all rounds; a test holds the two equal."""
-    method, models = METHODS[settings.method], SUB_MODELS.get(settings.method, 1)
+    method, models = METHODS[settings.method], METHODS[settings.method].sub_models(settings)
     W = torch.empty(shape.labels, settings.encoder.dim, dtype=theta[0].dtype, device="meta")
     once, each = collection(settings, shape), Ledger()
     if method.one_round:
