@@ -24,7 +24,7 @@ from fedalc.reproduction.communication import (
     rich_tables,
     total_rows,
 )
-from fedalc.reproduction.traffic import SUB_MODELS, Shape, Traffic, text_traffic
+from fedalc.reproduction.traffic import Shape, Traffic, text_traffic
 from fedalc.resolution import experiment
 from tests.problems import federated, random_split
 
@@ -66,11 +66,9 @@ def test_the_mlp_of_the_exact_method_too() -> None:
     assert counted.round.up == 5 * 4 * sum(parameter.numel() for parameter in encoder.parameters())
 
 
-def test_four_sub_models_are_four_encoders_and_four_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, shape = experiment({"method": "fedavg-fixed"}), Shape(labels=9, clients=7, pairs=0)
-    one = text_traffic(settings, 11, shape)
-    monkeypatch.setitem(SUB_MODELS, "fedavg-fixed", 4)
-    four = text_traffic(settings, 11, shape)
+def test_four_sub_models_are_four_encoders_and_four_rows() -> None:
+    shape = Shape(labels=9, clients=7, pairs=0)
+    one, four = (text_traffic(experiment({"method": name}), 11, shape) for name in ("fedavg-fixed", "fedmlh"))
     assert four.round == Ledger(4 * one.round.down, 4 * one.round.up)
     assert four.once == Ledger(down=4 * 7 * 4 * 512, up=0)
 
