@@ -44,8 +44,8 @@ def _curves_png(histories: Histories, path: Path | str, keys: Sequence[str], cho
     drawn = {panel.key: panel for panel in panels(histories)}
     for axes, key in zip(figure.subplots(down, 2).flat, keys, strict=True):
         draw_panel(axes, drawn[key], looks, chosen)
-    _legend(figure, [_handle(look, len(drawn["validation"].points[name])) for name, look in looks.items()], looks)
-    _write_png(figure, path)
+    legend(figure, [_handle(look, len(drawn["validation"].points[name])) for name, look in looks.items()], looks)
+    write_png(figure, path)
 
 
 def _handle(look: Style, points: int) -> Line2D:
@@ -60,7 +60,7 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.set_xlabel(panel.x, fontsize=9)
     axes.set_ylabel(panel.y, fontsize=9)
-    _tidy(axes)
+    tidy(axes)
     if panel.empty:
         axes.text(0.5, 0.5, panel.note, ha="center", va="center", transform=axes.transAxes, fontsize=9, alpha=0.7)
         axes.set_xticks([])
@@ -88,14 +88,14 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
             size = 15 if single else 10
             axes.plot([chosen[name]] * len(ring), ring, "o", color=look.colour, markersize=size, fillstyle="none")
     if panel.log_y:
-        _log_scale(axes, "y", [y for points in panel.points.values() for _, y in points])
+        log_scale(axes, "y", [y for points in panel.points.values() for _, y in points])
     if panel.key == "cosine":
         lowest = min(y for points in panel.points.values() for _, y in points)
         axes.set_ylim(min(-0.03, lowest - 0.03), 1.03)
-        axes.axhline(COLLAPSED, color=_GREY, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
+        axes.axhline(COLLAPSED, color=GREY, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
     if panel.log_x:
         values = [x for points in panel.points.values() for x, _ in points]
-        _log_scale(axes, "x", values, _bytes_tick if panel.key == "bytes" else "{:g}".format)
+        log_scale(axes, "x", values, _bytes_tick if panel.key == "bytes" else "{:g}".format)
         room = max(1.2, math.sqrt(8 * min(values) / max(values)))  # for three ticks at least
         axes.set_xlim(min(values) / room, max(values) * room)
     else:
@@ -103,7 +103,7 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
-def _log_scale(axes: Any, which: str, values: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> None:
+def log_scale(axes: Any, which: str, values: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> None:
     """Ticks in plain numbers: at 1, 2, 5 where the values span little, at powers of ten where they span much."""
     axes.set(**{f"{which}scale": "log"})
     axis = getattr(axes, f"{which}axis")
@@ -123,8 +123,8 @@ def comparison_bars(results: Iterable[Result], path: Path | str) -> None:
     figure = new_figure(max(6.5, 1.5 + 0.5 * len(BAR_METRICS) * len(rows)), 4.2 + 0.25 * math.ceil(len(rows) / 4))
     looks = styles(row_names(rows))
     draw_bars(figure.subplots(), rows, looks)
-    _legend(figure, [Patch(**_fill(look)) for look in looks.values()], looks)
-    _write_png(figure, path)
+    legend(figure, [Patch(**bar_fill(look)) for look in looks.values()], looks)
+    write_png(figure, path)
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
@@ -141,7 +141,7 @@ def draw_bars(axes: Any, rows: Sequence[Row], looks: Mapping[str, Style]) -> Non
             if value is None or not math.isfinite(value.mean):
                 continue
             x = place + (index - (len(rows) - 1) / 2) * width
-            axes.bar(x, value.mean, width * 0.92, yerr=value.deviation, ecolor=_GREY, capsize=2, **_fill(look))
+            axes.bar(x, value.mean, width * 0.92, yerr=value.deviation, ecolor=GREY, capsize=2, **bar_fill(look))
             top = value.mean + (value.deviation or 0)
             axes.annotate(
                 f"{value.mean:.1f}", (x, top), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
@@ -150,11 +150,11 @@ def draw_bars(axes: Any, rows: Sequence[Row], looks: Mapping[str, Style]) -> Non
     axes.set_xlim(-0.5, len(BAR_METRICS) - 0.5)
     axes.set_ylim(0, min(axes.get_ylim()[1] * 1.08, 108))
     axes.set_ylabel("precision on the test set (%)", fontsize=9)
-    _tidy(axes)
+    tidy(axes)
     axes.grid(axis="x", visible=False)
 
 
-def _fill(look: Style) -> dict[str, Any]:
+def bar_fill(look: Style) -> dict[str, Any]:
     """Bars of one colour are told apart by hatching, as lines are by dashes."""
     return {"facecolor": look.colour, "hatch": HATCHES[DASHES.index(look.dash)], "edgecolor": "white", "linewidth": 0}
 
@@ -187,7 +187,7 @@ def cosine_heatmap(
         bar = figure.colorbar(image, ax=grid, shrink=0.8, aspect=25, pad=0.02)
         bar.set_label("cosine between two labels", fontsize=9)
         bar.ax.tick_params(labelsize=8)
-    _write_png(figure, path)
+    write_png(figure, path)
 
 
 def _cosines(W: np.ndarray, frequency: np.ndarray | None) -> np.ndarray:
@@ -200,7 +200,7 @@ def _cosines(W: np.ndarray, frequency: np.ndarray | None) -> np.ndarray:
     return np.ma.masked_invalid(unit @ unit.T)
 
 
-_GREY = "#808080"  # seen on white and on black
+GREY = "#808080"  # seen on white and on black
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -209,26 +209,26 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def _tidy(axes: Any) -> None:
+def tidy(axes: Any) -> None:
     axes.tick_params(labelsize=8)
-    axes.grid(color=_GREY, alpha=0.25, linewidth=0.6)
+    axes.grid(color=GREY, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(figure: Any, handles: Sequence[Any], looks: Mapping[str, Style]) -> None:
-    """Below all panels, where there is no data to cover."""
+def legend(figure: Any, handles: Sequence[Any], names: Iterable[str], across: int = 4) -> None:
+    """Below all panels, where there is no data to cover; at most `across` names in a line."""
     if not handles:
         return
     # A label that begins with an underscore would be taken for "not in the legend".
-    labels = [f" {short(name)}" if name.startswith("_") else short(name) for name in looks]
-    columns = max(1, min(len(labels), 4, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 6))))
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
-    for label in legend.get_texts():
+    labels = [f" {short(name)}" if name.startswith("_") else short(name) for name in names]
+    columns = max(1, min(len(labels), across, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 6))))
+    drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+    for label in drawn.get_texts():
         label.set_parse_math(False)  # a "$" in a name is a dollar
 
 
-def _write_png(figure: Any, path: Path | str) -> None:
+def write_png(figure: Any, path: Path | str) -> None:
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()

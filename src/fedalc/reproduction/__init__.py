@@ -1,0 +1,1 @@
+"""The paper's tables, run from `experiments/` and set beside the published figures. Import the module you need."""
