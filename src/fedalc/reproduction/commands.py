@@ -152,21 +152,26 @@ def _absent_data(plan: Plan, data_dir: Path | None) -> str | None:
 
 
 def _print_plan(console: Console, plan: Plan) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("cell", "method", "rounds", "λ", "seeds", title=f"{plan.table.title}: {plan.folder}")
+    title = f"{plan.table.title}: {plan.folder}"
+    table = Table(Column("cell", no_wrap=True), "method", "rounds", "λ", "seeds", title=title)
     cells: dict[tuple[str, str], list[Any]] = {}
     for job in plan.asked:
         cells.setdefault((job.preset, job.cell), []).append(job)
     for (preset, cell), found in cells.items():
         settings = found[0].settings
         strength = f"{settings.regularizer.lambda_:g}" if settings.method in ("fedaws", "fedalc") else ""
-        states = ", ".join(f"{job.settings.seed} {job.state}" for job in found)
+        seeds: dict[str, list[str]] = {}
+        for job in found:
+            seeds.setdefault(job.state, []).append(str(job.settings.seed))
+        states = "; ".join(f"{' '.join(numbers)} {state}" for state, numbers in seeds.items())
         table.add_row(f"{preset}/{cell}", settings.method, str(settings.rounds), strength, states)
     console.print(table)
     for names, words in ((plan.left_out, "left out"), (plan.strange, "made with other settings")):
-        for name, why in names.items():
-            console.print(f"{name}: {words}: {why}", highlight=False, markup=False, soft_wrap=True)
+        for why in dict.fromkeys(names.values()):
+            which = ", ".join(name for name in names if names[name] == why)
+            console.print(f"{which}: {words}: {why}", highlight=False, markup=False, soft_wrap=True)
     total, done = len(plan.asked), sum(job.state == "done" for job in plan.asked)
     console.print(f"{total} runs, {done} of them finished", highlight=False)
 

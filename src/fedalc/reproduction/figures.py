@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,10 @@ def clients(outcome: Outcome) -> Any:
     figure = new_figure(6.5, 4.2)
     axes = figure.subplots()
     axes.plot(places, sizes, color=BLUE, linewidth=1.8, drawstyle="steps-mid")
-    median = _size_at(outcome.clients, places[-1] / 2)
-    axes.axhline(median, color=GREY, linewidth=0.9, linestyle=(0, (2, 3)))
-    axes.annotate(f"median {median:,}", (1, median), (4, 3), textcoords="offset points", fontsize=8, color=GREY)
+    if outcome.median is not None:
+        words = f"median {outcome.median:,g}"
+        axes.axhline(outcome.median, color=GREY, linewidth=0.9, linestyle=(0, (2, 3)))
+        axes.annotate(words, (1, outcome.median), (4, 3), textcoords="offset points", fontsize=8, color=GREY)
     axes.set_title(f"{places[-1]:,} clients: {sizes[0]:,} to {sizes[-1]:,} instances", fontsize=10, loc="left")
     axes.set_xlabel("client, from the largest to the smallest (log scale)", fontsize=9)
     axes.set_ylabel("instances (log scale)", fontsize=9)
@@ -65,34 +66,29 @@ def clients(outcome: Outcome) -> Any:
     return figure
 
 
-def _size_at(sizes: Sequence[tuple[int, int]], place: float) -> int:
-    return min(sizes, key=lambda pair: abs(pair[0] - place))[1]
-
-
 def curves_lambda(outcome: Outcome) -> Any:
     """P@1 by round: a row for each preset, FedAwS on the left and FedALC on the right, a line for each λ."""
     presets = [p for p in outcome.presets if any(_curve_points(line, p) for line in _swept(outcome))]
     if not presets:
         return None
-    colours = _lambda_colours(outcome)
+    looks = _lambda_looks(outcome)
     figure = new_figure(10, 3.5 * len(presets) + 0.5)
     grid = figure.subplots(len(presets), 2, squeeze=False, sharey="row")
     for axes_row, preset in zip(grid, presets, strict=True):
+        curves = [line.cells[preset].curve for line in _swept(outcome) if _curve_points(line, preset)]
+        on = {ON[curve.metric] for curve in curves if curve is not None and curve.metric is not None}
+        axes_row[0].set_ylabel(" or ".join(sorted(on)), fontsize=9)
         for axes, method in zip(axes_row, SWEPT, strict=True):
-            metric = None
             for line in _swept(outcome, method):
                 points = _curve_points(line, preset)
                 if points:
-                    metric = line.cells[preset].curve.metric  # type: ignore[union-attr]
-                    axes.plot(*zip(*points, strict=True), color=colours[line.lambda_ or 0], **_sign(len(points)))
+                    look = looks[line.lambda_ or 0]
+                    axes.plot(*zip(*points, strict=True), **look, **({} if len(points) > 1 else {"marker": "o"}))
             axes.set_title(f"{method}, preset {preset}", fontsize=10, loc="left")
             axes.set_xlabel("round", fontsize=9)
-            if axes is axes_row[0] or not _swept(outcome, SWEPT[0]):
-                axes.set_ylabel(ON.get(metric or "", "P@1 (%)"), fontsize=9)
             _rounds_axis(axes)
             tidy(axes)
-    handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours.values()]
-    legend(figure, handles, [f"λ = {strength:g}" for strength in colours], len(colours))
+    legend(figure, [Line2D([], [], **look) for look in looks.values()], [f"λ = {s:g}" for s in looks], len(looks))
     return figure
 
 
@@ -204,12 +200,12 @@ def _best(outcome: Outcome, method: str, preset: str) -> tuple[str, Cell | None]
     """A method's cell: the one without λ, or the λ with the highest P@1 on test, as the paper takes it; and a name."""
     plain = _plain(outcome, method)
     if plain is not None and preset in plain.cells:
-        return f"{method}, λ tuned" if method in SWEPT else method, plain.cells[preset]
+        return f"{method}, preset's λ" if method in SWEPT else method, plain.cells[preset]
     found = [(v.mean, line) for line in _swept(outcome, method) if (v := _value(line, preset, "P@1")) is not None]
     if not found:
         return method, None
     _, line = max(found, key=lambda pair: pair[0])
-    return f"{line.label} (the best)", line.cells[preset]
+    return f"{line.label} (best on test)", line.cells[preset]
 
 
 def _plain(outcome: Outcome, method: str) -> Line | None:
@@ -226,11 +222,19 @@ def _value(line: Line, preset: str, metric: str) -> Any:
     return None if cell is None else cell.statistic(metric)
 
 
-def _lambda_colours(outcome: Outcome) -> dict[float, Any]:
-    """From dark to light as λ grows; the lightest end is left out, as it cannot be seen on white."""
+def _lambda_looks(outcome: Outcome) -> dict[float, Any]:
+    """From dark to light as λ grows; every second is dashed, so that neighbours are told apart where they meet."""
     strengths = list(dict.fromkeys(line.lambda_ or 0 for line in _swept(outcome)))
+    # The lightest end is left out, as it cannot be seen on white.
     shades = np.linspace(0, 0.85, len(strengths)) if len(strengths) > 1 else [0.4]
-    return {s: matplotlib.colormaps["viridis"](shade) for s, shade in zip(strengths, shades, strict=True)}
+    return {
+        strength: {
+            "color": matplotlib.colormaps["viridis"](shade),
+            "linestyle": ("-", "--")[place % 2],
+            "linewidth": (2.2, 1.6)[place % 2],
+        }
+        for place, (strength, shade) in enumerate(zip(strengths, shades, strict=True))
+    }
 
 
 def _sign(points: int) -> Mapping[str, Any]:

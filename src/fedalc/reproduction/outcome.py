@@ -96,6 +96,7 @@ class Outcome(_Part):
     left_out: dict[str, str] = {}
     versions: list[dict[str, str]] = []  # one, unless runs were made with different ones
     clients: list[tuple[int, int]] = []  # (place, instances) of clients sorted by size, thinned out
+    median: float | None = None  # of all clients
     lines: list[Line]
     convergence: dict[str, Fit] = {}  # preset paper, by method and λ
 
@@ -122,6 +123,7 @@ def collect(plan: Plan, command: str, elsewhere: Sequence[str] = (), sizes: np.n
         left_out=plan.left_out,
         versions=versions,
         clients=[] if sizes is None else _thinned_sizes(sizes),
+        median=None if sizes is None or not sizes.any() else float(np.median(sizes[sizes > 0])),
         lines=lines,
     )
     for line in lines:

@@ -139,7 +139,7 @@ def rich_table(outcome: Outcome, width: int | None = None) -> Table:
 
     drawn, left_out = columns(outcome), []
     titles, room = names(outcome), width or shutil.get_terminal_size().columns
-    fixed_width = max(map(len, titles)) + 1 + 4 + 6
+    fixed_width = min(22, max(map(len, titles))) + 1 + 4 + 6  # longer names are folded
     for metric in ("P@3", "P@5"):
         if fixed_width + sum(1 + _width(column) for column in drawn) > room:
             drawn = [column for column in drawn if column.metric != metric]

@@ -128,7 +128,8 @@ def _ending(job: Job, how: str, why: str) -> str:
     if how == "done":
         result = job.result() or {}
         metrics = " ".join(f"{name} {result['metrics'][name]:.2f}" for name in ("P@1", "P@3", "P@5"))
-        return f"{job.name}  {metrics}  {result['rounds']} rounds, {human_seconds(result['seconds'])}"
+        rounds = f"{result['rounds']} round{'s' * (result['rounds'] != 1)}"
+        return f"{job.name}  {metrics}  {rounds}, {human_seconds(result['seconds'])}"
     words = {"failed": f"failed: {why}", "locked": "left to another process", "stopped": f"stopped {why}".strip()}
     return f"{job.name}  {words[how]}"
 

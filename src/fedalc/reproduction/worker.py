@@ -17,7 +17,7 @@ from fedalc.errors import FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.reproduction.plan import FAILURE, Job
 
-# "phase" (name, rounds, done) and "round" number on the way; "done", "failed", "locked" or "stopped", and why, at the end
+# On the way "phase" (name, rounds, done) and "round" number; at the end "done", "failed", "locked", "stopped", and why
 Message = tuple[str, Any]
 SECONDS_BETWEEN = 0.2  # messages about rounds
 
