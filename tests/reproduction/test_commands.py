@@ -96,6 +96,7 @@ def test_the_list_of_tables(here: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (["bibtex", "--presets", "paper,weak"], "unknown preset 'weak'"),
         (["bibtex", "--seeds", "a"], "--seeds: 'a' is not a whole number"),
         (["bibtex", "--only", "fedprox"], "no cell of bibtex is called 'fedprox'"),
+        (["bibtex", "--set", "encoder.nam=mlp"], "none of these cells can be run: encoder.nam"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_line(

@@ -15,7 +15,7 @@ import pytest
 from fedalc.errors import ConfigError, Locked
 from fedalc.reproduction import outcome, text
 from fedalc.reproduction.plan import Plan, make_plan, refuse_strange
-from fedalc.reproduction.runner import run_jobs
+from fedalc.reproduction.runner import Ended, run_jobs
 from fedalc.reproduction.tables import read_table
 from fedalc.runs import only_writer
 from tests.reproduction.problems import TINY, write_data, write_table
@@ -74,13 +74,19 @@ def test_two_workers_a_failure_and_a_locked_cell(place: Path) -> None:
     assert "diverged" in ended.failed["paper/fedalc-lambda-10-s0"]
     assert set(ended.done) == {"oracles/oracle-s0", "paper/fedavg-s0"}
     assert [job.state for job in plan.asked] == ["done", "done", "new", "failed"]
-    found = outcome.collect(plan_of(place), "the command", tuple(ended.elsewhere))
+    found = outcome.collect(plan_of(place), "the command", ended)
     written = text.markdown(found)
     assert "– failed" in written and "fedalc, λ = 10 paper seed 0: failed: training diverged" in written
     assert "– another process is at it" in written
     assert found.lines[0].cells["paper"].results == found.lines[0].cells["strong"].results != []
     assert found.lines[1].cells["paper"].results[0].cost["rounds"] == 2
     assert plan.asked[2].state == "new"  # it can be had as soon as the other process is gone
+
+
+def test_a_run_that_failed_before_it_had_a_folder_is_told_too(place: Path) -> None:
+    ended = Ended(failed={"strong/fedalc-s0": "device: cannot use 'cuda'"})
+    found = outcome.collect(plan_of(place), "the command", ended)
+    assert found.lines[-1].cells["strong"].missing == {0: "failed: device: cannot use 'cuda'"}
 
 
 def test_another_setting_is_refused_by_name_before_anything_starts(place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,6 +65,9 @@ def reproduce(
     )
     if dry_run:
         _print_plan(console, plan)
+    elif not (report_only or plan.asked or plan.strange):
+        reasons = Counter(why for name, why in plan.left_out.items() if plan.wants(*name.split("/")))
+        raise ConfigError(f"none of these cells can be run: {reasons.most_common(1)[0][0]}")
     absent = None if report_only else _absent_data(plan, data_dir)
     if absent is not None:
         raise DataError(absent)
@@ -106,8 +110,7 @@ def _report(console: Console, plan: Plan, command: str, ended: Ended | None, dat
     from fedalc.files import write_text
     from fedalc.reproduction import figures, outcome, page, text
 
-    elsewhere = () if ended is None else tuple(ended.elsewhere)
-    found = outcome.collect(plan, command, elsewhere, _sizes(plan, data_dir))
+    found = outcome.collect(plan, command, ended, _sizes(plan, data_dir))
     outcome.write_json(found, plan.folder / "table.json")
     write_text(plan.folder / "table.md", text.markdown(found))
     drawn = figures.write_all(found, plan.folder)
@@ -115,8 +118,8 @@ def _report(console: Console, plan: Plan, command: str, ended: Ended | None, dat
     console.print(text.rich_table(found))
     for remark in text.remarks(found):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
-    if elsewhere:
-        console.print(f"{len(elsewhere)} runs were left to another process", highlight=False)
+    if ended is not None and ended.elsewhere:
+        console.print(f"left to another process: {', '.join(ended.elsewhere)}", highlight=False, soft_wrap=True)
     console.print(
         f"table: {plan.folder / 'table.md'}    page: {plan.folder / page.NAME}", highlight=False, soft_wrap=True
     )

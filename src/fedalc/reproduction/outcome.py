@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedalc.report.curves import curve_records
 from fedalc.report.summary import Row as Merged
 from fedalc.report.summary import Statistic, number, number_at
 from fedalc.reproduction.plan import Job, Plan
+from fedalc.reproduction.runner import Ended
 from fedalc.reproduction.tables import Row
 
 POINTS = 100  # of a curve: more cannot be seen
@@ -101,10 +102,10 @@ class Outcome(_Part):
     convergence: dict[str, Fit] = {}  # preset paper, by method and λ
 
 
-def collect(plan: Plan, command: str, elsewhere: Sequence[str] = (), sizes: np.ndarray | None = None) -> Outcome:
-    """Read the run folders. `elsewhere`: runs that another process is at; `sizes`: instances of each client."""
-    table = plan.table
-    lines = [_line(plan, row, elsewhere) for row in table.rows]
+def collect(plan: Plan, command: str, ended: Ended | None = None, sizes: np.ndarray | None = None) -> Outcome:
+    """Read the run folders. `ended`: what they do not say, if they have just been run; `sizes`: of each client."""
+    table, ended = plan.table, ended or Ended()
+    lines = [_line(plan, row, ended) for row in table.rows]
     versions: list[dict[str, str]] = []
     for job in plan.jobs:
         found = (job.result() or {}).get("versions")
@@ -134,9 +135,9 @@ def collect(plan: Plan, command: str, elsewhere: Sequence[str] = (), sizes: np.n
     return outcome
 
 
-def _line(plan: Plan, row: Row, elsewhere: Sequence[str]) -> Line:
+def _line(plan: Plan, row: Row, ended: Ended) -> Line:
     presets = plan.presets if row.centralised else [preset for preset in plan.presets if preset in row.presets]
-    cells = {preset: _cell(plan, row, preset, elsewhere) for preset in presets}
+    cells = {preset: _cell(plan, row, preset, ended) for preset in presets}
     return Line(
         name=row.name,
         method=row.method,
@@ -148,7 +149,7 @@ def _line(plan: Plan, row: Row, elsewhere: Sequence[str]) -> Line:
     )
 
 
-def _cell(plan: Plan, row: Row, preset: str, elsewhere: Sequence[str]) -> Cell:
+def _cell(plan: Plan, row: Row, preset: str, ended: Ended) -> Cell:
     cell, home = Cell(), "oracles" if row.centralised else preset
     for seed in plan.seeds[: 1 if row.once else None]:
         name = f"{home}/{row.stem}-s{seed}"
@@ -162,10 +163,10 @@ def _cell(plan: Plan, row: Row, preset: str, elsewhere: Sequence[str]) -> Cell:
         elif job is None:
             left_out = plan.left_out.get(f"{home}/{row.stem}")
             cell.missing[seed] = f"left out: {left_out}" if left_out else "not run"
-        elif name in elsewhere:
+        elif name in ended.elsewhere:
             cell.missing[seed] = "another process is at it"
-        elif job.state == "failed":
-            cell.missing[seed] = f"failed: {job.failure()}"
+        elif name in ended.failed or job.state == "failed":
+            cell.missing[seed] = f"failed: {ended.failed.get(name) or job.failure()}"
         else:
             cell.missing[seed] = "not run" if job.state == "new" else "not finished"
     return cell
