@@ -175,10 +175,18 @@ def _cell(plan: Plan, row: Row, preset: str, ended: Ended) -> Cell:
 def _small(result: Mapping[str, Any]) -> Result:
     return Result(
         seed=result["seed"],
-        metrics={name: round(value, 4) for name, value in result["metrics"].items()},
-        cost={key: _digits(value) for key in COSTS if (value := number_at(result, key)) is not None},
-        collapse={key: _digits(value) for key, value in (result.get("collapse") or {}).items()},
+        metrics={name: round(value, 4) for name, value in _numbers(result, "metrics").items()},
+        cost={key: _digits(value) for key, value in _numbers(result).items() if key in COSTS},
+        collapse={key: _digits(value) for key, value in _numbers(result, "collapse").items()},
     )
+
+
+def _numbers(result: Mapping[str, Any], *path: str) -> dict[str, float]:
+    """What is a finite number there. An oracle has no collapse and sends no bytes."""
+    for key in path:
+        result = result.get(key) or {}
+    found = {key: number_at(result, key) for key in result}
+    return {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
 
 
 def _curve(job: Job) -> Curve | None:
@@ -230,7 +238,7 @@ def _finite(value: float | None) -> float | None:
 
 def _digits(value: float) -> float:
     """Four significant digits; whole numbers stay whole."""
-    return value if float(value).is_integer() else float(f"{value:.4g}")
+    return int(value) if value.is_integer() else float(f"{value:.4g}")
 
 
 def write_json(outcome: Outcome, path: Path) -> None:

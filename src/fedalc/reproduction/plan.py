@@ -110,12 +110,12 @@ def make_plan(
         for (preset, cell), row in cells.items():
             if row.once and seed != chosen[0]:
                 continue
+            file = table.cell_file(preset, row)
             try:
-                settings = experiment(
-                    {**(keys or {}), "seed": seed}, file=table.cell_file(preset, row), overrides=overrides
-                )
+                settings = experiment({**(keys or {}), "seed": seed}, file=file, overrides=overrides)
             except ConfigError as error:
-                plan.left_out[f"{preset}/{cell}"] = str(error)
+                # Without the file, whose name the cell has: so that reasons which are the same look the same.
+                plan.left_out[f"{preset}/{cell}"] = str(error).replace(f"{file}: ", "")
                 continue
             if settings.seed != seed:
                 raise ConfigError("a table sets the seeds itself: use --seeds", "--set seed")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedalc.report.tables import human_seconds
+from fedalc.report.summary import number_at
+from fedalc.report.tables import fixed, human_seconds
 from fedalc.reproduction.plan import Job
 from fedalc.reproduction.runner import Watcher
 
@@ -60,6 +61,10 @@ class PlainWatcher(Watcher):
     def __init__(self, console: Console, jobs: Sequence[Job], workers: int) -> None:
         self.console, self.total, self.count = console, len(jobs), 0
         self.share = Share(len(jobs))
+        self.begin(f"{len(jobs)} run{'s' * (len(jobs) != 1)}, {workers} at a time")
+
+    def begin(self, title: str) -> None:
+        self.console.print(title, highlight=False)
 
     def phase(self, job: Job, name: str, rounds: int, done: int) -> None:
         self.share.phase(job, name, rounds, done)
@@ -87,16 +92,17 @@ class LiveWatcher(PlainWatcher):
     """A bar over all runs and one for each that is running. Close it when all is over."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], workers: int) -> None:
-        super().__init__(console, jobs, workers)
         self._bar = Progress(
             TextColumn("{task.description:40}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}", markup=False),
             console=console,
         )
-        title = f"{len(jobs)} runs, {workers} at a time"
-        self._all = self._bar.add_task(title, total=len(jobs), text="")
         self._tasks: dict[str, TaskID] = {}
+        super().__init__(console, jobs, workers)
+
+    def begin(self, title: str) -> None:
+        self._all = self._bar.add_task(title, total=self.total, text="")
         self._bar.start()
 
     def started(self, job: Job) -> None:
@@ -127,9 +133,8 @@ class LiveWatcher(PlainWatcher):
 def _ending(job: Job, how: str, why: str) -> str:
     if how == "done":
         result = job.result() or {}
-        metrics = " ".join(f"{name} {result['metrics'][name]:.2f}" for name in ("P@1", "P@3", "P@5"))
-        rounds = f"{result['rounds']} round{'s' * (result['rounds'] != 1)}"
-        return f"{job.name}  {metrics}  {rounds}, {human_seconds(result['seconds'])}"
+        metrics = " ".join(f"{name} {fixed(number_at(result, 'metrics', name), 2)}" for name in ("P@1", "P@3", "P@5"))
+        return f"{job.name}  {metrics}  {human_seconds(number_at(result, 'seconds'))}"
     words = {"failed": f"failed: {why}", "locked": "left to another process", "stopped": f"stopped {why}".strip()}
     return f"{job.name}  {words[how]}"
 
