@@ -15,6 +15,7 @@ from fedalc.config import METHODS
 from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
 from fedalc.errors import FedalcError, Interrupted
+from fedalc.reproduction.commands import reproduce
 
 app = typer.Typer(
     help="Federated learning when every client has only positive examples of its own label.\n\n"
@@ -213,6 +214,7 @@ def predict(
         write_text(out, text.getvalue())
 
 
+app.command()(reproduce)
 app.command()(audit)
 
 

@@ -24,5 +24,9 @@ class ConfigError(FedalcError):
         super().__init__(message if field is None else f"{field}: {message}")
 
 
+class Locked(FedalcError):
+    """Another process is writing to this run folder."""
+
+
 class Interrupted(FedalcError):
     """The user stopped the run; its checkpoint is written."""

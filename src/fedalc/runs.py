@@ -30,7 +30,7 @@ import torch
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.data import Dataset, load_dataset
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError, FedalcError, Locked
 from fedalc.files import write_text
 from fedalc.geometry import collapse
 from fedalc.methods import METHODS
@@ -173,7 +173,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise FedalcError(f"{folder}: another process is writing to this run") from None
+            raise Locked(f"{folder}: another process is writing to this run") from None
         try:
             yield
         finally:

@@ -18,19 +18,20 @@ from fedalc.report.summary import Row
 def panel_svg(panel: Panel, looks: Mapping[str, Style], chosen: Mapping[str, int]) -> str:
     figure = new_figure(4.8, 3.2)
     draw_panel(figure.subplots(), panel, looks, chosen)
-    return _svg(figure, panel.key)
+    return figure_svg(figure, panel.key)
 
 
 def bars_svg(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
     figure = new_figure(max(6.0, 1.2 + 1.05 * len(rows)), 3.4)
     draw_bars(figure.subplots(), rows, looks)
-    return _svg(figure, "bars")
+    return figure_svg(figure, "bars")
 
 
-def _svg(figure: Any, salt: str) -> str:
+def figure_svg(figure: Any, salt: str) -> str:
     """Only what an HTML page needs: no prologue, no metadata, no namespaces, and ids only where something is used.
 
-    No name from the data is drawn in these figures (the legend is the page's), so the markup is matplotlib's alone.
+    No name from the data is drawn in these figures (the legend is the page's, or has our names), so the markup is
+    matplotlib's alone.
     """
     for part in (figure, *figure.axes):
         part.patch.set_visible(False)

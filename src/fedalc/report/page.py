@@ -40,7 +40,7 @@ def write_page(folder: Path) -> Path:
     selection = result.get("selection") or {}
     chosen = {name: selection["round"]} if "round" in selection else {}
     (row,) = merge([result])
-    return _write(
+    return write_template(
         folder / NAME,
         "run.html",
         title=f"{name} on {text(result.get('dataset'))}",
@@ -62,7 +62,7 @@ def write_comparison_page(folder: Path, results: Iterable[Result], histories: Hi
     results = list(results)
     rows = merge(results)
     bar_looks = styles(row_names(rows))
-    return _write(
+    return write_template(
         folder / NAME,
         "comparison.html",
         title=_comparison_title(rows),
@@ -186,7 +186,7 @@ def _comparison_sentence(rows: Sequence[Row]) -> str:
     return f"Metrics on the test set in percent{preset}, {seeds}; the best of each column is bold.{spread}"
 
 
-def _write(path: Path, template: str, **values: Any) -> Path:
+def write_template(path: Path, template: str, **values: Any) -> Path:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedalc", "report"),
         autoescape=True,  # names of datasets and labels come from anywhere

@@ -92,7 +92,7 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
     if panel.key == "cosine":
         lowest = min(y for points in panel.points.values() for _, y in points)
         axes.set_ylim(min(-0.03, lowest - 0.03), 1.03)
-        axes.axhline(COLLAPSED, color=_GREY, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
+        axes.axhline(COLLAPSED, color=GREY, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
     if panel.log_x:
         values = [x for points in panel.points.values() for x, _ in points]
         log_scale(axes, "x", values, bytes_tick if panel.key == "bytes" else "{:g}".format)
@@ -123,7 +123,7 @@ def comparison_bars(results: Iterable[Result], path: Path | str) -> None:
     figure = new_figure(max(6.5, 1.5 + 0.5 * len(BAR_METRICS) * len(rows)), 4.2 + 0.25 * math.ceil(len(rows) / 4))
     looks = styles(row_names(rows))
     draw_bars(figure.subplots(), rows, looks)
-    legend(figure, [Patch(**_fill(look)) for look in looks.values()], looks)
+    legend(figure, [Patch(**bar_fill(look)) for look in looks.values()], looks)
     write_png(figure, path)
 
 
@@ -141,7 +141,7 @@ def draw_bars(axes: Any, rows: Sequence[Row], looks: Mapping[str, Style]) -> Non
             if value is None or not math.isfinite(value.mean):
                 continue
             x = place + (index - (len(rows) - 1) / 2) * width
-            axes.bar(x, value.mean, width * 0.92, yerr=value.deviation, ecolor=_GREY, capsize=2, **_fill(look))
+            axes.bar(x, value.mean, width * 0.92, yerr=value.deviation, ecolor=GREY, capsize=2, **bar_fill(look))
             top = value.mean + (value.deviation or 0)
             axes.annotate(
                 f"{value.mean:.1f}", (x, top), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
@@ -154,7 +154,7 @@ def draw_bars(axes: Any, rows: Sequence[Row], looks: Mapping[str, Style]) -> Non
     axes.grid(axis="x", visible=False)
 
 
-def _fill(look: Style) -> dict[str, Any]:
+def bar_fill(look: Style) -> dict[str, Any]:
     """Bars of one colour are told apart by hatching, as lines are by dashes."""
     return {"facecolor": look.colour, "hatch": HATCHES[DASHES.index(look.dash)], "edgecolor": "white", "linewidth": 0}
 
@@ -200,7 +200,7 @@ def _cosines(W: np.ndarray, frequency: np.ndarray | None) -> np.ndarray:
     return np.ma.masked_invalid(unit @ unit.T)
 
 
-_GREY = "#808080"  # seen on white and on black
+GREY = "#808080"  # seen on white and on black
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -211,18 +211,18 @@ def new_figure(width: float, height: float) -> Any:
 
 def tidy(axes: Any) -> None:
     axes.tick_params(labelsize=8)
-    axes.grid(color=_GREY, alpha=0.25, linewidth=0.6)
+    axes.grid(color=GREY, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend(figure: Any, handles: Sequence[Any], looks: Mapping[str, Style]) -> None:
-    """Below all panels, where there is no data to cover."""
+def legend(figure: Any, handles: Sequence[Any], names: Iterable[str], across: int = 4) -> None:
+    """Below all panels, where there is no data to cover; at most `across` names in a line."""
     if not handles:
         return
     # A label that begins with an underscore would be taken for "not in the legend".
-    labels = [f" {short(name)}" if name.startswith("_") else short(name) for name in looks]
-    columns = max(1, min(len(labels), 4, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 6))))
+    labels = [f" {short(name)}" if name.startswith("_") else short(name) for name in names]
+    columns = max(1, min(len(labels), across, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 6))))
     drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
     for label in drawn.get_texts():
         label.set_parse_math(False)  # a "$" in a name is a dollar

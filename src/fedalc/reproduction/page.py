@@ -1,0 +1,39 @@
+"""The page of a table: one HTML file that opens offline, in the look of the other pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from fedalc.report.inline import figure_svg
+from fedalc.report.page import NAME, write_template
+from fedalc.reproduction import text
+from fedalc.reproduction.figures import CAPTIONS
+from fedalc.reproduction.outcome import Outcome
+
+
+def write_page(outcome: Outcome, figures: Mapping[str, Any], folder: Path) -> Path:
+    return write_template(
+        folder / NAME,
+        "reproduction.html",
+        title=outcome.title,
+        sentence=text.sentence(outcome),
+        command=outcome.command,
+        columns=text.columns(outcome),
+        names=text.names(outcome),
+        strengths=text.strengths(outcome),
+        seeds=text.seed_counts(outcome),
+        remarks=text.remarks(outcome),
+        figures=[
+            {"caption": CAPTIONS[name], "svg": Markup(figure_svg(figure, name)), "width": 7 * figure.get_figwidth()}
+            for name, figure in figures.items()
+        ],
+        versions=outcome.versions[0] if outcome.versions else {},
+        panels=[],
+        missing=[],
+        looks={},
+        ringed=False,
+    )

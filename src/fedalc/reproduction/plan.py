@@ -1,0 +1,166 @@
+"""Which runs a table needs, and how far each has come: `<out>/<table>/<preset>/<cell>-s<seed>`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from fedalc import history
+from fedalc.config import Experiment
+from fedalc.errors import ConfigError, FedalcError
+from fedalc.reproduction.tables import ORACLES, Row, Table
+from fedalc.resolution import experiment
+
+State = Literal["done", "begun", "failed", "new"]
+WHERE = ("name", "device", "block_rows")  # where and how it ran: no part of what was run
+FAILURE = "failed.txt"  # in a run folder: why it ended without a result
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a cell with a seed."""
+
+    preset: str
+    cell: str
+    settings: Experiment
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.preset}/{self.cell}-s{self.settings.seed}"
+
+    @property
+    def state(self) -> State:
+        if (self.folder / "result.json").exists():
+            return "done"
+        if (self.folder / FAILURE).exists():
+            return "failed"
+        return "begun" if (self.folder / "config.toml").exists() else "new"
+
+    def result(self) -> dict[str, Any] | None:
+        """None where it has not finished."""
+        try:
+            found = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise FedalcError(f"{self.folder / 'result.json'}: damaged ({error}); remove the folder") from None
+        return dict(found)
+
+    def history(self) -> list[dict[str, Any]]:
+        return history.read(self.folder / "history.jsonl")
+
+    def failure(self) -> str:
+        file = self.folder / FAILURE
+        return file.read_text(encoding="utf-8").strip() if file.exists() else ""
+
+
+@dataclass
+class Plan:
+    """The runs of a table, first seeds first, so that it is whole as early as it can be. `only` says which to make."""
+
+    table: Table
+    folder: Path
+    presets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    only: tuple[str, ...] = ()
+    jobs: list[Job] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # cells that these settings do not allow, and why
+    strange: dict[str, str] = field(default_factory=dict)  # runs whose folder was made with other settings, and which
+
+    @property
+    def asked(self) -> list[Job]:
+        """The runs to make: the table itself shows all."""
+        return [job for job in self.jobs if self.wants(job.preset, job.cell)]
+
+    def wants(self, preset: str, cell: str) -> bool:
+        names = (cell, f"{preset}/{cell}")
+        return not self.only or any(fnmatchcase(name, pattern) for pattern in self.only for name in names)
+
+    def of(self, preset: str, row: Row) -> list[Job]:
+        """The runs in a row's cell, in the order of the seeds."""
+        home = ORACLES if row.centralised else preset
+        return [job for job in self.jobs if (job.preset, job.cell) == (home, row.stem)]
+
+
+def make_plan(
+    table: Table,
+    out: Path,
+    *,
+    presets: Sequence[str],
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    keys: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+) -> Plan:
+    """Resolve every cell. `keys` and `overrides` are settings that win over the cells' files."""
+    chosen = tuple(dict.fromkeys(table.seeds if seeds is None else seeds))
+    plan = Plan(table, out / table.name, tuple(dict.fromkeys(presets)), chosen, tuple(only))
+    cells = {
+        (preset, row.stem): row for row in table.rows for preset in row.presets if preset in (*plan.presets, ORACLES)
+    }
+    for pattern in only:
+        if not any(Plan(table, out, (), (), (pattern,)).wants(*cell) for cell in cells):
+            raise ConfigError(f"no cell of {table.name} is called {pattern!r}: see --dry-run", "--only")
+    for seed in chosen:
+        for (preset, cell), row in cells.items():
+            if row.once and seed != chosen[0]:
+                continue
+            file = table.cell_file(preset, row)
+            try:
+                given = {**table.settings.get(preset, {}), **(keys or {}), "seed": seed}
+                settings = experiment(given, file=file, overrides=overrides)
+            except ConfigError as error:
+                # Without the file, whose name the cell has: so that reasons which are the same look the same.
+                plan.left_out[f"{preset}/{cell}"] = str(error).replace(f"{file}: ", "")
+                continue
+            if settings.seed != seed:
+                raise ConfigError("a table sets the seeds itself: use --seeds", "--set seed")
+            _add(plan, Job(preset, cell, settings, plan.folder / preset / f"{cell}-s{seed}"))
+    return plan
+
+
+def _add(plan: Plan, job: Job) -> None:
+    """A run that is there already keeps its own settings, if what they ask for is the same."""
+    if (job.folder / "config.toml").exists():
+        try:
+            there = experiment(file=job.folder / "config.toml")
+            differing = _differing(there, job.settings)
+        except ConfigError as error:  # of another version, or damaged
+            differing = str(error)
+        if differing:
+            plan.strange[job.name] = differing
+            return
+        job = Job(job.preset, job.cell, there, job.folder)
+    plan.jobs.append(job)
+
+
+def _differing(there: Experiment, here: Experiment) -> str:
+    """In words; "" if nothing that matters does."""
+    a, b = _flat(there.to_dict()), _flat(here.to_dict())
+    keys = [key for key in a if a[key] != b[key] and key not in WHERE]
+    shown = ", ".join(f"{key} {a[key]} there, {b[key]} here" for key in keys[:3])
+    return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+    return found
+
+
+def refuse_strange(plan: Plan) -> None:
+    """Before anything is started: a table of runs with different settings would be no table."""
+    strange = {name: why for name, why in plan.strange.items() if plan.wants(*name.rpartition("-s")[0].split("/"))}
+    if strange:
+        (name, why), *rest = strange.items()
+        others = f" (and {len(rest)} more)" if rest else ""
+        raise ConfigError(
+            f"{plan.folder / name} was made with other settings: {why}{others}; give another --out, leave the cell out "
+            "with --only, or remove the folder"
+        )

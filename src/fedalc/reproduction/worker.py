@@ -1,0 +1,96 @@
+"""A process that trains one run after the other, as it is told. Nothing here loads torch before the threads are set."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from fedalc.errors import FedalcError, Interrupted, Locked
+from fedalc.files import write_text
+from fedalc.reproduction.plan import FAILURE, Job
+
+# On the way "phase" (name, rounds, done) and "round" number; at the end "done", "failed", "locked", "stopped", and why
+Message = tuple[str, Any]
+SECONDS_BETWEEN = 0.2  # messages about rounds
+
+
+def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
+    """Until the parent closes the pipe, or ends."""
+    os.setpgrp()  # a signal for the parent's whole group would reach us twice, and the second does not wait
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    from fedalc.data import load_dataset
+
+    torch.set_num_threads(threads)
+    held: dict[str, Any] = {}
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            job: Job = pipe.recv()
+            name = job.settings.dataset
+
+            def load(name: str = name) -> Any:
+                if name not in held:
+                    held.clear()  # one at a time: they can be large
+                    held[name] = load_dataset(name, data_dir)
+                return held[name]
+
+            pipe.send(_outcome(job, load, pipe))
+
+
+def _end_with_parent() -> None:
+    """An orphan stops as if it had been asked to: it finishes its round and saves."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _outcome(job: Job, load: Callable[[], Any], pipe: Connection) -> Message:
+    from fedalc.runs import train_or_continue
+
+    failure = job.folder / FAILURE
+    try:
+        failure.unlink(missing_ok=True)
+        train_or_continue(job.settings, job.folder, load(), [_follower(pipe)])
+        return "done", None
+    except (Interrupted, KeyboardInterrupt) as stop:
+        return "stopped", str(stop)
+    except Locked as error:
+        return "locked", str(error)
+    except Exception as error:  # of whatever kind: it is this run's, and the others go on
+        first = (str(error) or "no reason given").splitlines()[0]
+        why = first if isinstance(error, FedalcError) else f"{type(error).__name__}: {first}"
+        if (job.folder / "config.toml").exists():
+            write_text(failure, why + "\n")
+        return "failed", why
+
+
+def _follower(pipe: Connection) -> Any:
+    from fedalc.training import Callback
+
+    class Follower(Callback):
+        """Tells the parent how far it is. A parent that is gone is no reason to fail: see `_end_with_parent`."""
+
+        sent = 0.0
+
+        def phase(self, name: str, rounds: int, done: int) -> None:
+            with suppress(BrokenPipeError):
+                pipe.send(("phase", (name, rounds, done)))
+
+        def round(self, number: int, loss: float) -> None:
+            if time.monotonic() - self.sent >= SECONDS_BETWEEN:
+                self.sent = time.monotonic()
+                with suppress(BrokenPipeError):
+                    pipe.send(("round", number))
+
+    return Follower()
