@@ -11,13 +11,14 @@ from fedalc.config import METHODS
 from fedalc.data.catalog import is_known
 from fedalc.errors import ConfigError
 from fedalc.reproduction import tables
+from fedalc.reproduction.plan import make_plan
 from fedalc.reproduction.tables import Table, find_folder, read_table, table_folders
 from fedalc.resolution import experiment
 from tests.reproduction.problems import write_table
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-FILES = sorted(path for path in EXPERIMENTS.rglob("*.toml") if path.name != "table.toml")
 NAMES = ("amazon670k", "amazoncat", "bibtex", "eurlex", "wikilshtc")
+FILES = sorted(path for name in NAMES for path in (EXPERIMENTS / name).glob("*/*.toml"))
 LAMBDAS = (1, 10, 100, 150, 200, 500)
 # P@1 as the paper prints it, λ by λ where it has several: a second copy, against slips of the pen in the first.
 PAPER = {
@@ -80,7 +81,7 @@ def test_eurlex_says_whose_the_sleec_row_is() -> None:
 
 
 def test_tables_are_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {folder.name for folder in table_folders()} == set(NAMES)
+    assert {folder.name for folder in table_folders()} == {*NAMES, "communication"}
     assert read_table(find_folder("bibtex")).dataset == "bibtex"
     assert read_table(find_folder(str(write_table(tmp_path / "mine")))).name == "mine"
     monkeypatch.chdir(tmp_path)
@@ -121,3 +122,16 @@ def test_a_table_is_frozen(tmp_path: Path) -> None:
     table: Table = read_table(write_table(tmp_path / "mine"))
     with pytest.raises(ValueError, match="frozen"):
         table.title = "x"  # type: ignore[misc]
+
+
+def test_settings_of_a_preset_are_in_all_its_cells_and_said(tmp_path: Path) -> None:
+    """They win over the cells' files, and what was asked for on the command line wins over them."""
+    folder = write_table(tmp_path / "mine")
+    file = folder / "table.toml"
+    file.write_text(file.read_text() + "\n[settings.paper]\nrounds = 7\nencoder = { dim = 9 }\n")
+    table = read_table(folder)
+    assert table.settings_in_words() == ["Preset paper: all cells with rounds = 7, encoder.dim = 9."]
+    plan = make_plan(table, tmp_path / "out", presets=["paper", "strong"], overrides=["encoder.dim=5"])
+    assert {job.settings.rounds for job in plan.jobs if job.preset == "paper"} == {7}
+    assert 7 not in {job.settings.rounds for job in plan.jobs if job.preset == "strong"}
+    assert {job.settings.encoder.dim for job in plan.jobs} == {5}

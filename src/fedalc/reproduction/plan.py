@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.reproduction.tables import ORACLES, Row, Table
+from fedalc.reproduction.tables import ORACLES, Row, Table, flat
 from fedalc.resolution import experiment
 
 State = Literal["done", "begun", "failed", "new"]
@@ -141,17 +141,10 @@ def _add(plan: Plan, job: Job) -> None:
 
 def _differing(there: Experiment, here: Experiment) -> str:
     """In words; "" if nothing that matters does."""
-    a, b = _flat(there.to_dict()), _flat(here.to_dict())
+    a, b = flat(there.to_dict()), flat(here.to_dict())
     keys = [key for key in a if a[key] != b[key] and key not in WHERE]
     shown = ", ".join(f"{key} {a[key]} there, {b[key]} here" for key in keys[:3])
     return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-    return found
 
 
 def refuse_strange(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -62,8 +63,23 @@ class Table(_Part):
     def name(self) -> str:
         return self.folder.resolve().name
 
+    def settings_in_words(self) -> list[str]:
+        """What the cells of a preset have besides what their files say."""
+        return [
+            f"Preset {preset}: all cells with {', '.join(f'{key} = {value}' for key, value in flat(values).items())}."
+            for preset, values in self.settings.items()
+        ]
+
     def cell_file(self, preset: str, row: Row) -> Path:
         return self.folder / preset / f"{row.stem}.toml"
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Settings as one level: {"server": {"ema": 0.9}} is {"server.ema": 0.9}."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
+    return found
 
 
 def find_folder(name_or_path: str) -> Path:
