@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedalc.errors import ConfigError
 
 MethodName = Literal[
-    "fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot"
+    "fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot",
+    "sleec", "ovr",
 ]  # fmt: skip
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
@@ -26,6 +27,8 @@ def is_keyed(algorithm: str) -> bool:
 
 
 METHODS: tuple[str, ...] = get_args(MethodName)
+ORACLES = ("sleec", "ovr")  # centralised: they see all data in one place, and are there to compare with
+FEDERATED = tuple(method for method in METHODS if method not in ORACLES)
 PRESETS: tuple[str, ...] = get_args(PresetName)
 SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
 FIXED_ROWS = ("fedavg-fixed", "fedalc-fixed", *SQUARE_ONLY)
@@ -167,6 +170,30 @@ class SelectionSettings(Settings):
     refit: bool = True  # then train again on all of train for the chosen number of rounds
 
 
+class OvrSettings(Settings):
+    """One-vs-rest (centralised): a linear regression of each label on all instances. docs/oracles.md."""
+
+    loss: Literal["ridge", "logistic"] = (
+        "ridge"  # Σ(xᵀv - y)² + λ‖v‖², or Σ log(1 + e^∓xᵀv) + λ/2‖v‖² with an intercept
+    )
+    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.25, 0.5, 1.0, 2.0)  # λ: the best on validation
+    block_labels: Count = 256  # labels solved for at a time; bounds memory, changes no result but rounding
+
+
+class SleecSettings(Settings):
+    """SLEEC (centralised): neighbours in learned embeddings. The defaults are those published for Bibtex."""
+
+    learners: Count = 1  # each with clusters of its own; their neighbours' labels are counted together
+    clusters: Count | None = None  # None: one for each 6,000 instances
+    neighbours: Count = 250  # n̄: how many of the most similar label sets an instance's embedding has to keep
+    dim: Count = 100  # L̂
+    steps: Annotated[int, Field(ge=0)] = 200  # at most, of the embeddings' refinement
+    tolerance: Share = 0.01  # stop where a step makes the misfit smaller by less than this share of it
+    penalty: Positive = 0.2  # c, of the ridge regression from features to embeddings
+    threshold: Share = 0.01  # share of its weights, the smallest, that are set to zero
+    nearest: Count = 25  # NN: whose labels are counted
+
+
 class Experiment(Settings):
     """Everything a run depends on, apart from the data itself."""
 
@@ -189,9 +216,14 @@ class Experiment(Settings):
     collection: CollectionSettings = CollectionSettings()
     privacy: PrivacySettings = PrivacySettings()
     selection: SelectionSettings = SelectionSettings()
+    ovr: OvrSettings = OvrSettings()
+    sleec: SleecSettings = SleecSettings()
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Experiment:
+        if self.method in ORACLES:
+            self._oracle_agrees()
+            return self
         if self.engine == "fused":
             for key, expressible in (
                 ("epochs", self.client.epochs == 1),
@@ -219,6 +251,26 @@ class Experiment(Settings):
         self._square_agrees()
         self._collection_agrees()
         return self
+
+    def _oracle_agrees(self) -> None:
+        """An oracle has no clients: their settings are ignored, apart from those that promise something."""
+        asked = {
+            "privacy.mechanism": self.privacy.mechanism,
+            "collection.correlations": self.collection.correlations,
+        }
+        for field, given in asked.items():
+            if given is not None:
+                raise ConfigError(
+                    f"{self.method} is centralised: it reads all features and labels as they are, and this would "
+                    "protect or change nothing; leave it out, or choose a federated method",
+                    field,
+                )
+        if self.method == "ovr" and len(self.ovr.penalties) > 1 and self.selection.validation == 0:
+            raise ConfigError(
+                "several are to be tried, and there is no validation data to choose one on: give a single one, "
+                "or set selection.validation",
+                "ovr.penalties",
+            )
 
     def _square_agrees(self) -> None:
         """What the square loss, and what solves it, can and cannot be put together with."""

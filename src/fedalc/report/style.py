@@ -12,11 +12,12 @@ from fedalc.report.summary import text
 Dash = Literal["-", "--", ":", "-."]
 
 # Okabe and Ito's colours (told apart with any common colour blindness), without the yellow that white paper swallows
-# and the black that a dark page does; and a violet as far from all of them as they are from each other.
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#888888", "#8B5CF6",
+# and the black that a dark page does; and a violet as far from all of them as they are from each other. The oracles
+# have quiet ones, a brown and a slate: they are only there to compare with.
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, SLATE = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#888888", "#8B5CF6", "#7A4B2A", "#5B6B7F",
 )  # fmt: skip
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET)
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, SLATE)
 METHOD_COLOURS = {
     "fedalc": BLUE,
     "fedavg": VERMILLION,
@@ -25,10 +26,12 @@ METHOD_COLOURS = {
     "fedavg-fixed": ORANGE,
     "fedalc-exact": VIOLET,
     "fedalc-oneshot": PURPLE,
+    "sleec": BROWN,
+    "ovr": SLATE,
 }
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 HATCHES = ("", "///", "...", "xx")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">", "<", "p")
 
 
 @dataclass(frozen=True)
