@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fedalc
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED as METHODS
 from fedalc.files import write_text
 from fedalc.report.tables import markdown_table
 from fedalc.runs import train_or_continue

@@ -176,8 +176,13 @@ class OvrSettings(Settings):
     loss: Literal["ridge", "logistic"] = (
         "ridge"  # Σ(xᵀv - y)² + λ‖v‖², or Σ log(1 + e^∓xᵀv) + λ/2‖v‖² with an intercept
     )
-    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.25, 0.5, 1.0, 2.0)  # λ: the best on validation
+    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None  # λ: the best on validation is taken
     block_labels: Count = 256  # labels solved for at a time; bounds memory, changes no result but rounding
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The penalties to try; the two losses have theirs on different scales."""
+        return self.penalties or ((0.25, 0.5, 1.0, 2.0) if self.loss == "ridge" else (0.05, 0.1, 0.2))
 
 
 class SleecSettings(Settings):
@@ -188,8 +193,8 @@ class SleecSettings(Settings):
     neighbours: Count = 250  # n̄: how many of the most similar label sets an instance's embedding has to keep
     dim: Count = 100  # L̂
     steps: Annotated[int, Field(ge=0)] = 200  # at most, of the embeddings' refinement
-    tolerance: Share = 0.01  # stop where a step makes the misfit smaller by less than this share of it
-    penalty: Positive = 0.2  # c, of the ridge regression from features to embeddings
+    tolerance: Share = 0.001  # stop where a step makes the misfit smaller by less than this share of it
+    cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
     threshold: Share = 0.01  # share of its weights, the smallest, that are set to zero
     nearest: Count = 25  # NN: whose labels are counted
 
@@ -265,7 +270,7 @@ class Experiment(Settings):
                     "protect or change nothing; leave it out, or choose a federated method",
                     field,
                 )
-        if self.method == "ovr" and len(self.ovr.penalties) > 1 and self.selection.validation == 0:
+        if self.method == "ovr" and len(self.ovr.grid) > 1 and self.selection.validation == 0:
             raise ConfigError(
                 "several are to be tried, and there is no validation data to choose one on: give a single one, "
                 "or set selection.validation",

@@ -30,7 +30,7 @@ class OneVsRest(Oracle):
     @staticmethod
     def candidates(settings: Experiment) -> tuple[float | None, ...]:
         """Penalties, the largest first: logistic regressions start from those of the one before."""
-        return tuple(sorted(set(settings.ovr.penalties), reverse=True))
+        return tuple(sorted(set(settings.ovr.grid), reverse=True))
 
     @staticmethod
     def steps(settings: Experiment, instances: int, labels: int, candidates: int) -> int:

@@ -25,7 +25,6 @@ from torch import Tensor
 from fedalc.config import Experiment, SleecSettings
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
-from fedalc.geometry import unit_rows
 from fedalc.oracles.base import Follow, Oracle, Scores
 from fedalc.seeds import derived_seed
 
@@ -42,10 +41,10 @@ class Cluster:
     members: Tensor  # row numbers of train
     features: Tensor  # those that occur in it; all others have weight zero
     weights: Tensor  # one row for each of these
-    embedded: Tensor  # the members, mapped and of length 1: neighbours are found by cosine
+    embedded: Tensor  # the members, mapped like any other instance, not as they were embedded by their labels
 
     def map(self, features: csr_matrix) -> np.ndarray:
-        return _unit(np.asarray(features[:, self.features.numpy()] @ self.weights.numpy()))
+        return np.asarray(features[:, self.features.numpy()] @ self.weights.numpy(), dtype=np.float32)
 
     def nearest(self, features: csr_matrix, k: int) -> np.ndarray:
         """Row numbers of the k nearest members of each instance (all of them, where there are fewer)."""
@@ -56,7 +55,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Sleec(Oracle):
-    """Score of label u: the share of the neighbours of all learners that have it. Ties go to the more frequent one."""
+    """Score of label u: the share of the neighbours of all learners that have it. Of equals, the first is better."""
 
     learners: tuple[tuple[Cluster, ...], ...]
     labels: csr_matrix  # of the training instances
@@ -98,7 +97,7 @@ class Sleec(Oracle):
     def scores(self, features: csr_matrix) -> Scores:
         total = len(self.learners) * self.neighbours
         counts = sum(self._counts(features, clusters) for clusters in self.learners)
-        tie = self.labels.getnnz(axis=0) / (2 * self.labels.shape[0] + 1)  # less than half a neighbour
+        tie = np.linspace(1e-6, 0, self.labels.shape[1])
 
         def of(rows: slice, labels: slice) -> np.ndarray:
             return np.asarray((counts[rows, labels].toarray() + tie[labels]) / total)
@@ -178,7 +177,7 @@ def fit_learner(train: Split, settings: SleecSettings, seed: int, number: int, f
         if len(members):
             random = derived_seed(seed, "sleec", number, cluster) % 2**32
             weights, features = fit_cluster(X[members], train.labels[members], settings, random, follow.check)
-            embedded = _unit(X[members][:, features] @ weights)
+            embedded = np.asarray(X[members][:, features] @ weights, dtype=np.float32)
             centre = means.cluster_centers_[cluster]
             arrays = (centre.astype(np.float32), members, features, weights, embedded)
             clusters.append(Cluster(*map(torch.from_numpy, arrays)))
@@ -197,7 +196,9 @@ def fit_cluster(
     if not len(features):
         return np.zeros((0, Z.shape[1]), dtype=np.float32), features
     # By Cholesky's decomposition of features × features or instances × instances, whichever is smaller.
-    regression = Ridge(alpha=settings.penalty, fit_intercept=False, solver="cholesky").fit(used, Z.astype(np.float64))
+    regression = Ridge(alpha=0.5 / settings.cost, fit_intercept=False, solver="cholesky").fit(
+        used, Z.astype(np.float64)
+    )
     weights = np.atleast_2d(regression.coef_).T
     return without_smallest(weights, settings.threshold).astype(np.float32), features
 
@@ -229,13 +230,15 @@ def embedding(
     length = float(np.linalg.norm(products.data))
     if length == 0:
         return Z  # nobody has a label
-    rate, before = 1 / (0.3 * length), np.inf
+    rate, before, kept = 1 / (0.3 * length), np.inf, Z
     for _ in range(steps):
         check()
-        Z, V, misfit = masked_step(products, Z, V, rate)
+        stepped, V, misfit = masked_step(products, Z, V, rate)
+        if misfit < before:
+            kept = Z
         if misfit > (1 - tolerance) * before:
-            break
-        before = misfit
+            return kept
+        Z, before = stepped, misfit
     return Z
 
 
@@ -272,7 +275,3 @@ def without_smallest(weights: np.ndarray, share: float) -> np.ndarray:
 def nearest_centres(features: csr_matrix, centres: np.ndarray) -> np.ndarray:
     """argmin ‖x - c‖ = argmax xᵀc - ‖c‖²/2."""
     return np.asarray(np.asarray(features @ centres.T) - 0.5 * np.square(centres).sum(axis=1)).argmax(axis=1)
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return unit_rows(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))).numpy()
