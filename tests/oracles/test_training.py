@@ -243,5 +243,5 @@ def test_sleec_reaches_what_is_published_on_bibtex() -> None:
 
 def test_one_vs_rest_reaches_what_is_known_of_it_on_eurlex15k() -> None:
     data = load_dataset("eurlex15k", real_data("eurlex15k").parent)
-    run = fedalc.train(data=data, method="ovr", ovr={"penalties": (0.25, 1.0)})  # two, for the time it takes
-    assert run.result["selection"]["penalty"] == 0.25 and run.metrics["P@1"] >= 87.5
+    run = fedalc.train(data=data, method="ovr", ovr={"penalties": (0.25,)})  # what validation chooses, in less time
+    assert run.metrics["P@1"] >= 87.5

@@ -30,7 +30,8 @@ class LogisticProblem:
         X = csr_matrix(hstack([features, csr_matrix(np.ones((features.shape[0], 1), dtype=features.dtype))]))
         self._X, self._Xt = (WeightedBags.from_csr(m, dtype, "cpu") for m in (X, X.T.tocsr()))
         self._squared = WeightedBags.from_csr(X.T.tocsr().power(2), dtype, "cpu")
-        self.instances, self.width, self.dtype = *X.shape, dtype
+        self.dtype = dtype
+        self.instances, self.width = X.shape
 
     def solve(
         self,
