@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fedalc
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED as METHODS
 from fedalc.files import write_text
 from fedalc.report.tables import markdown_table
 

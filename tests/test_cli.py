@@ -98,6 +98,16 @@ def test_predict_takes_files_without_labels_and_writes_through_links(folder: Pat
     assert (folder / "link.csv").is_symlink() and (folder / "target.csv").read_text() == labelled
 
 
+@pytest.mark.parametrize("method", ["ovr", "sleec"])
+def test_an_oracle_trains_and_predicts_like_any_method(folder: Path, method: str) -> None:
+    text = run("train", "--dataset", "mine", "--method", method, "--name", method, cwd=folder).stdout
+    assert f"{method} (centralised)" in text and "done" in text
+    rows = list(csv.DictReader(run("predict", f"runs/{method}", "mine/test.txt", cwd=folder).stdout.splitlines()))
+    assert len(rows) == 40 * 5 and float(rows[0]["score"]) >= float(rows[1]["score"])
+    error = run("train", "--dataset", "mine", "--method", method, "--epsilon", "1", cwd=folder, code=2).stderr
+    assert "privacy.mechanism" in error and "centralised" in error
+
+
 def test_predict_refuses_other_features(folder: Path) -> None:
     (folder / "other.txt").write_text("1 3 2\n0 1:1\n")
     error = run("predict", "runs/first", "other.txt", cwd=folder, code=2).stderr

@@ -32,12 +32,29 @@ def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any])
 
 def load_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_folder` wrote. If it was interrupted between its two moves, the older folder is the one to take."""
-    if not folder.exists() and folder.with_name(folder.name + ".old").exists():
-        folder = folder.with_name(folder.name + ".old")
+    facts = load_facts(folder)
+    folder = _whole(folder)
+    try:
+        return load_file(folder / TENSORS), facts
+    except (SafetensorError, OSError) as error:
+        raise FedalcError(f"{folder}: damaged, cannot be read: {error}") from None
+
+
+def load_facts(folder: Path) -> dict[str, Any]:
+    """The facts alone: they say what the tensors are of."""
+    folder = _whole(folder)
     for name in (TENSORS, FACTS):
         if not (folder / name).is_file():
             raise FedalcError(f"{folder}: not a saved model or checkpoint ({name} is missing)")
     try:
-        return load_file(folder / TENSORS), json.loads((folder / FACTS).read_text(encoding="utf-8"))
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise FedalcError(f"{folder}: damaged, cannot be read: {error}") from None
+    if not isinstance(facts, dict):
+        raise FedalcError(f"{folder}: damaged, {FACTS} holds no table")
+    return facts
+
+
+def _whole(folder: Path) -> Path:
+    old = folder.with_name(folder.name + ".old")
+    return old if not folder.exists() and old.exists() else folder

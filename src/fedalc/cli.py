@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedalc.collection.commands import audit, collect_app, key_app
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED, METHODS, ORACLES
 from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
 from fedalc.errors import FedalcError, Interrupted
@@ -118,7 +118,11 @@ def train(
 @app.command()
 def compare(
     methods: Annotated[
-        str | None, typer.Option(help=f"comma-separated (default: all that the settings allow of {', '.join(METHODS)})")
+        str | None,
+        typer.Option(
+            help=f"comma-separated (default: all that the settings allow of {', '.join(FEDERATED)}; "
+            f"centralised, and only when named: {', '.join(ORACLES)})"
+        ),
     ] = None,
     dataset: Dataset = None,
     preset: Preset = None,
@@ -197,13 +201,13 @@ def predict(
     from fedalc.files import write_text
     from fedalc.prediction import write_predictions
     from fedalc.runs import check_device
-    from fedalc.trained import TrainedModel
+    from fedalc.trained import load_model
 
     check_device(device)
     if form not in ("csv", "jsonl"):
         raise FedalcError(f"--format: csv or jsonl, not {form!r}")
     chosen: Literal["csv", "jsonl"] = "csv" if form == "csv" else "jsonl"
-    model = TrainedModel.load(run / "model" if (run / "model").is_dir() else run, device)
+    model = load_model(run / "model" if (run / "model").is_dir() else run, device)
     split = load_file(file, model.feature_count, len(model.label_names))
     labels, scores = model.predict(split.features, top)
     text = io.StringIO()
@@ -256,7 +260,7 @@ def _with_resume_hint(error: FedalcError, command: str) -> FedalcError:
 def _note_absent_labels(console: Console, result: Any) -> None:
     absent = result["labels_without_client"]
     if absent:
-        total = absent + result["clients"]
+        total = result.get("labels", absent + result["clients"])  # older results have no "labels"
         console.print(
             f"note: {absent} of {total} labels have no training instance: nobody holds them, they are never predicted"
         )

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedalc import history
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED, METHODS, ORACLES
 from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.resolution import experiment
 from fedalc.runs import Run, train_or_continue
+from fedalc.trained import TrainedModel
 from fedalc.training import Callback
 
 
@@ -34,10 +35,10 @@ class Comparison:
         return [run.result for run in self.runs]
 
     def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """Per method, the history of its first seed."""
+        """Per method, the history of its first seed. An oracle has no rounds, so no curve."""
         found: dict[str, list[dict[str, Any]]] = {}
         for run in self.runs:
-            if run.folder is not None:
+            if run.folder is not None and run.settings.method not in ORACLES:
                 found.setdefault(run.settings.method, history.read(run.folder / "history.jsonl"))
         return found
 
@@ -45,7 +46,8 @@ class Comparison:
         """Per method, the class embeddings of its first seed."""
         found: dict[str, np.ndarray] = {}
         for run in self.runs:
-            found.setdefault(run.settings.method, run.model.model.W[run.model.held].cpu().numpy())
+            if isinstance(run.model, TrainedModel):
+                found.setdefault(run.settings.method, run.model.model.W[run.model.held].cpu().numpy())
         return found
 
 
@@ -64,14 +66,14 @@ def compare(
     """Train every method with every seed into `folder`/<method>-s<seed>, and write table, curves and page there.
 
     Runs that are finished are kept, a run that was interrupted goes on: call it again to continue. Settings other than
-    those the folder was made with are an error. Without `methods`, all that these settings allow are taken; the others
-    are in `left_out`, with the reason.
+    those the folder was made with are an error. Without `methods`, all federated ones that these settings allow are
+    taken; the others are in `left_out`, with the reason. The oracles take part only when named.
     """
     place, seeds = Path(folder), tuple(seeds)
     left_out: dict[str, str] = {}
     if methods is None:
         left_out = _refused(keys, file, overrides)
-        methods = [method for method in METHODS if method not in left_out]
+        methods = [method for method in FEDERATED if method not in left_out]
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}", "methods")
@@ -99,12 +101,12 @@ def compare(
 def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str]) -> dict[str, str]:
     """The methods that cannot be run with these settings, and why. What none of them allows is an error."""
     refused: dict[str, ConfigError] = {}
-    for method in METHODS:
+    for method in FEDERATED:
         try:
             experiment({**keys, "method": method}, file=file, overrides=overrides)
         except ConfigError as error:
             refused[method] = error
-    if len(refused) == len(METHODS):
+    if len(refused) == len(FEDERATED):
         raise next(iter(refused.values()))
     return {method: str(error) for method, error in refused.items()}
 

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedalc.errors import ConfigError
 
 MethodName = Literal[
-    "fedavg", "fedavg-fixed", "flag", "fedmlh", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot"
+    "fedavg", "fedavg-fixed", "flag", "fedmlh", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot",
+    "sleec", "ovr",
 ]  # fmt: skip
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
@@ -26,6 +27,8 @@ def is_keyed(algorithm: str) -> bool:
 
 
 METHODS: tuple[str, ...] = get_args(MethodName)
+ORACLES = ("sleec", "ovr")  # centralised: they see all data in one place, and are there to compare with
+FEDERATED = tuple(method for method in METHODS if method not in ORACLES)
 PRESETS: tuple[str, ...] = get_args(PresetName)
 SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
 FIXED_ROWS = ("fedavg-fixed", "flag", "fedmlh", "fedalc-fixed", *SQUARE_ONLY)
@@ -176,6 +179,35 @@ class SelectionSettings(Settings):
     test_curve: bool = False  # with validation = 0, where nothing is chosen: evaluate on test, as papers' curves do
 
 
+class OvrSettings(Settings):
+    """One-vs-rest (centralised): a linear regression of each label on all instances. docs/oracles.md."""
+
+    loss: Literal["ridge", "logistic"] = (
+        "ridge"  # Σ(xᵀv - y)² + λ‖v‖², or Σ log(1 + e^∓xᵀv) + λ/2‖v‖² with an intercept
+    )
+    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None  # λ: the best on validation is taken
+    block_labels: Count = 256  # labels solved for at a time; bounds memory, changes no result but rounding
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The penalties to try; the two losses have theirs on different scales."""
+        return self.penalties or ((0.25, 0.5, 1.0, 2.0) if self.loss == "ridge" else (0.05, 0.1, 0.2))
+
+
+class SleecSettings(Settings):
+    """SLEEC (centralised): neighbours in learned embeddings. The defaults are those published for Bibtex."""
+
+    learners: Count = 1  # each with clusters of its own; their neighbours' labels are counted together
+    clusters: Count | None = None  # None: one for each 6,000 instances
+    neighbours: Count = 250  # n̄: how many of the most similar label sets an instance's embedding has to keep
+    dim: Count = 100  # L̂
+    steps: Annotated[int, Field(ge=0)] = 200  # at most, of the embeddings' refinement
+    tolerance: Share = 0.001  # stop where a step makes the misfit smaller by less than this share of it
+    cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
+    threshold: Share = 0.01  # share of its weights, the smallest, that are set to zero
+    nearest: Count = 25  # NN: whose labels are counted
+
+
 class Experiment(Settings):
     """Everything a run depends on, apart from the data itself."""
 
@@ -199,9 +231,14 @@ class Experiment(Settings):
     collection: CollectionSettings = CollectionSettings()
     privacy: PrivacySettings = PrivacySettings()
     selection: SelectionSettings = SelectionSettings()
+    ovr: OvrSettings = OvrSettings()
+    sleec: SleecSettings = SleecSettings()
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Experiment:
+        if self.method in ORACLES:
+            self._oracle_agrees()
+            return self
         if self.engine == "fused":
             for key, expressible in (
                 ("epochs", self.client.epochs == 1),
@@ -236,6 +273,26 @@ class Experiment(Settings):
         self._square_agrees()
         self._collection_agrees()
         return self
+
+    def _oracle_agrees(self) -> None:
+        """An oracle has no clients: their settings are ignored, apart from those that promise something."""
+        asked = {
+            "privacy.mechanism": self.privacy.mechanism,
+            "collection.correlations": self.collection.correlations,
+        }
+        for field, given in asked.items():
+            if given is not None:
+                raise ConfigError(
+                    f"{self.method} is centralised: it reads all features and labels as they are, and this would "
+                    "protect or change nothing; leave it out, or choose a federated method",
+                    field,
+                )
+        if self.method == "ovr" and len(self.ovr.grid) > 1 and self.selection.validation == 0:
+            raise ConfigError(
+                "several are to be tried, and there is no validation data to choose one on: give a single one, "
+                "or set selection.validation",
+                "ovr.penalties",
+            )
 
     def _square_agrees(self) -> None:
         """What the square loss, and what solves it, can and cannot be put together with."""

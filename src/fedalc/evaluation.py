@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
@@ -13,6 +15,14 @@ from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
 from fedalc.model import Model
 
 MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
+
+
+class Ranking(Protocol):
+    """What can be measured: scores of some instances for all labels."""
+
+    def of_labels(self, labels: slice) -> Tensor: ...
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]: ...
 
 
 class Scorer:
@@ -57,8 +67,14 @@ def evaluate(
     with_map: bool = False,
 ) -> dict[str, float]:
     """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
-    scorer = Scorer(model, split.features, held)
-    result = ranking_metrics(scorer.top(5)[0].numpy(), split.labels, inverse_propensity)
-    if with_map and split.labels.shape[0] * split.labels.shape[1] <= MAP_LIMIT:
-        result["mAP"] = mean_average_precision(scorer.of_labels, split.labels)
+    return measure(Scorer(model, split.features, held), split.labels, inverse_propensity, with_map)
+
+
+def measure(
+    scores: Ranking, truth: csr_matrix, inverse_propensity: np.ndarray | None = None, with_map: bool = False
+) -> dict[str, float]:
+    """The same of any scoring of the instances whose labels are `truth`."""
+    result = ranking_metrics(scores.top(5)[0].numpy(), truth, inverse_propensity)
+    if with_map and truth.shape[0] * truth.shape[1] <= MAP_LIMIT:
+        result["mAP"] = mean_average_precision(scores.of_labels, truth)
     return result

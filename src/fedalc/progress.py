@@ -29,7 +29,7 @@ class LiveProgress(Callback):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[p1]}"),
+            TextColumn("{task.fields[loss]}  {task.fields[p1]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -39,11 +39,17 @@ class LiveProgress(Callback):
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
-        self._task = self._bar.add_task(f"{self.title} {name:6}", total=rounds, completed=done, loss="   -  ", p1="")
+        self._task = self._bar.add_task(
+            f"{self.title} {name:6}", total=rounds, completed=done, loss="loss    -  ", p1=""
+        )
 
     def round(self, number: int, loss: float) -> None:
         assert self._task is not None
-        self._bar.update(self._task, completed=number, loss=f"{loss:.4f}")
+        self._bar.update(self._task, completed=number, loss=f"loss {loss:.4f}")
+
+    def step(self, number: int, what: str) -> None:
+        assert self._task is not None
+        self._bar.update(self._task, completed=number, loss=what)
 
     def evaluated(self, record: dict[str, Any]) -> None:
         assert self._task is not None
@@ -61,18 +67,26 @@ class PlainProgress(Callback):
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title
         self._rounds = self._shown = 0
+        self._phase = ""
 
     def phase(self, name: str, rounds: int, done: int) -> None:
-        self._rounds, self._shown = rounds, done
+        self._phase, self._rounds, self._shown = name, rounds, done
 
-    def evaluated(self, record: dict[str, Any]) -> None:
-        number = record["round"]
+    def step(self, number: int, what: str) -> None:
         if number < self._rounds and number - self._shown < self._rounds / 10:
             return
         self._shown = number
-        quality = "".join(f"  {name} {record['metrics'][name]:.2f}" for name in WATCHED if name in record["metrics"])
-        line = f"{self.title} {record['phase']} {number}/{self._rounds}  loss {record['loss']:.4f}{quality}"
-        self.console.print(line, highlight=False)
+        self.console.print(f"{self.title} {self._phase} {number}/{self._rounds}  {what}", highlight=False)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        number = record["round"] if record["loss"] is not None else self._rounds  # an oracle's only one ends its phase
+        if number < self._rounds and number - self._shown < self._rounds / 10:
+            return
+        self._shown = number
+        loss, metrics = record["loss"], record["metrics"]
+        quality = "".join(f"  {name} {metrics[name]:.2f}" for name in WATCHED if name in metrics)
+        done = f"{number}/{self._rounds}  loss {loss:.4f}" if loss is not None else "done"
+        self.console.print(f"{self.title} {record['phase']} {done}{quality}", highlight=False)
 
     def close(self) -> None: ...
 

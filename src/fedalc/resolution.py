@@ -83,7 +83,7 @@ def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[s
 
 def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
     """What the preset says for all methods, then for this one; then for this encoder, if it was asked for by name."""
-    files = [_preset_file(name), _preset_file("exact")]  # the second has what is the same in every preset
+    files = [_preset_file(file) for file in (name, "exact", "oracles")]  # the last two: the same in every preset
     values: dict[str, Any] = {"preset": name}
     for key in ("all", method):
         for tables in files:

@@ -28,15 +28,18 @@ from typing import Any
 import torch
 
 from fedalc import history
-from fedalc.config import Experiment
+from fedalc.config import ORACLES, Experiment
 from fedalc.data import Dataset, load_dataset
 from fedalc.errors import ConfigError, FedalcError, Locked
 from fedalc.files import write_text
 from fedalc.geometry import collapse
 from fedalc.methods import METHODS
 from fedalc.model import Model
+from fedalc.oracles import ORACLES as ORACLE_KINDS
+from fedalc.oracles import TrainedOracle
+from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
-from fedalc.trained import TrainedModel
+from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Callback, Training
 
 LOCK = ".lock"  # there only while a process writes to the folder
@@ -48,7 +51,7 @@ class Run:
 
     settings: Experiment
     result: Mapping[str, Any]
-    model: TrainedModel
+    model: TrainedModel | TrainedOracle
     folder: Path | None = None
 
     @property
@@ -86,14 +89,13 @@ def train(
         check_folder(place, settings, resume, overwrite)
     data = data or load_dataset(settings.dataset, data_dir)
     check_memory(settings, data)
-    training = Training(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
+    kind = OracleTraining if settings.method in ORACLES else Training
+    training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
     with ExitStack() as stack:
         if place is not None:
             stack.enter_context(only_writer(place))
             training.resume() if resume else open_folder(place, settings)
-        model = training.run()
-        trained = TrainedModel(model, settings.encoder, data.label_names, training.federated.held)
-        result = _result(training, model)
+        trained, result = _finish(training)
         if place is not None:
             trained.save(place / "model")
             write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -121,7 +123,7 @@ def load_run(folder: Path | str) -> Run:
     if not (place / "result.json").exists():
         raise FedalcError(f"{place}: this run has not finished; go on with: fedalc train --resume {place}")
     result = json.loads((place / "result.json").read_text(encoding="utf-8"))
-    return Run(settings, result, TrainedModel.load(place / "model"), place)
+    return Run(settings, result, load_model(place / "model"), place)
 
 
 def read_settings(folder: Path) -> Experiment:
@@ -182,6 +184,16 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def check_memory(settings: Experiment, data: Dataset) -> None:
     """Refuse a model that cannot fit, rather than be killed by the system for it."""
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if settings.method in ORACLES:
+        needed = ORACLE_KINDS[settings.method].memory(settings, data)
+        if needed > has:
+            raise ConfigError(
+                f"{settings.method} on {data.feature_count} features and {data.label_count} labels needs "
+                f"{needed / 1e9:.0f} GB, this machine has {has / 1e9:.0f}; choose another method",
+                "method",
+            )
+        return
     e = settings.encoder
     widths = [e.dim] if e.name == "linear" else [e.embedding, *e.hidden, e.dim]
     theta = data.feature_count * widths[0] + sum(a * b for a, b in pairwise(widths))
@@ -192,7 +204,6 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     needed = number * sub_models * (copies * theta + 4 * data.label_count * e.dim)
     if METHODS[settings.method].one_round:
         needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if settings.device == "cpu" and needed > has:
         field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
         raise ConfigError(
@@ -208,12 +219,52 @@ def check_device(device: str) -> None:
         raise ConfigError(f"cannot use {device!r}: {first}", "device") from None
 
 
+def _finish(training: Training | OracleTraining) -> tuple[TrainedModel | TrainedOracle, dict[str, Any]]:
+    """Run it to its end, and test it."""
+    if isinstance(training, OracleTraining):
+        oracle = training.run()
+        return oracle, _oracle_result(training, oracle)
+    model = training.run()
+    names, held = training.dataset.label_names, training.federated.held
+    return TrainedModel(model, training.settings.encoder, names, held), _result(training, model)
+
+
+def _oracle_result(training: OracleTraining, oracle: TrainedOracle) -> dict[str, Any]:
+    """The same keys as a federated run's. What only clients have is empty; the whole training counts as one round."""
+    settings = training.settings
+    return {
+        "dataset": training.dataset.name,
+        "method": settings.method,
+        "centralised": True,
+        "engine": None,
+        "preset": settings.preset,
+        "rounds": 1,
+        "seed": settings.seed,
+        "metrics": training.test(oracle),
+        "selection": training.chosen,
+        "collapse": None,
+        "clients": 0,
+        "labels": len(oracle.held),
+        "labels_without_client": int((~oracle.held).sum()),
+        "rounds_run": 1,
+        "seconds": training.seconds,
+        "seconds_per_round": training.seconds,
+        "peak_memory_mb": _peak_memory_mb(),
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "collection": None,
+        "privacy": None,
+        "versions": versions(),
+    }
+
+
 def _result(training: Training, model: Model) -> dict[str, Any]:
     settings, cost = training.settings, training.cost()
     held, knowledge = training.federated.held, training.federated.knowledge
     return {
         "dataset": training.dataset.name,
         "method": settings.method,
+        "centralised": False,
         "engine": settings.engine,
         "preset": settings.preset,
         "rounds": training.kept_round,
@@ -222,6 +273,7 @@ def _result(training: Training, model: Model) -> dict[str, Any]:
         "selection": training.chosen,
         "collapse": collapse(model.W[held]),
         "clients": int(held.sum()),
+        "labels": len(held),
         "labels_without_client": int((~held).sum()),
         "rounds_run": cost["rounds_run"],
         "seconds": cost["seconds"],

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from fedalc.checkpoint import load_folder, save_folder
+from fedalc.checkpoint import load_facts, load_folder, save_folder
 from fedalc.config import EncoderSettings
 from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
 from fedalc.model import Model
+from fedalc.oracles import ORACLES, TrainedOracle
 
 FORMAT = 1
+KIND = "encoder"  # what a saved model is that does not say: older ones do not
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class TrainedModel:
         tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held)}
         facts = {
             "format": FORMAT,
+            "kind": KIND,
             "encoder": self.encoder.model_dump(mode="json"),
             "features": self.feature_count,
             "copies": self.model.W.shape[1] // self.encoder.dim,
@@ -70,3 +73,13 @@ class TrainedModel:
             return cls(model, settings, tuple(facts["labels"]), tensors["held"].numpy())
         except (KeyError, ValueError, RuntimeError, AttributeError, TypeError) as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
+
+
+def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:
+    """A saved model of any kind."""
+    kind = load_facts(Path(folder)).get("kind", KIND)
+    if kind == KIND:
+        return TrainedModel.load(folder, device)
+    if kind not in ORACLES:
+        raise FedalcError(f"{folder}: a model of kind {kind!r}, which this version does not know")
+    return TrainedOracle.load(folder, ORACLES)

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedalc import history
@@ -42,7 +43,17 @@ class Callback:
 
     def round(self, number: int, loss: float) -> None: ...
 
+    def step(self, number: int, what: str) -> None:
+        """In place of `round`, where a method has none: the oracles."""
+
     def evaluated(self, record: dict[str, Any]) -> None: ...
+
+
+def inverse_propensity(dataset: Dataset) -> np.ndarray:
+    """1 / p_l of each label, with the constants of its dataset where it has some of its own."""
+    name, train = dataset.name, dataset.train.labels
+    propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
+    return propensity.inverse(train.getnnz(axis=0), train.shape[0])
 
 
 class Training:
@@ -197,9 +208,7 @@ class Training:
 
     def test(self, model: Model) -> dict[str, float]:
         """The only look at the test set, unless its curve was asked for, by which nothing is chosen."""
-        name, train = self.dataset.name, self.dataset.train.labels
-        propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
-        inverse = propensity.inverse(train.getnnz(axis=0), train.shape[0])
+        inverse = inverse_propensity(self.dataset)
         return evaluate(model, self._scaled_test, self.federated.held, inverse, with_map=True)
 
     # --- checkpoints: the state of the loop and of the federated training within it ---

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED as METHODS
 from fedalc.errors import ConfigError
 from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED as METHODS
 from fedalc.correlations import Correlations
 from fedalc.geometry import collapse
 from fedalc.knowledge import LabelKnowledge

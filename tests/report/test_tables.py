@@ -127,11 +127,19 @@ def test_terminal_table_shows_all_where_there_is_room() -> None:
     assert "no room" not in shown
 
 
+def test_oracles_are_marked_as_centralised() -> None:
+    oracle = result("ovr", centralised=True, collapse=None, clients=0, bytes_up=0, bytes_down=0, rounds=1)
+    results = [oracle, oracle | {"seed": 1}, result(centralised=False)]
+    table = markdown_table(results)
+    assert "| ovr (centralised) | 2 |" in table and "| fedavg | 1 |" in table and "| 0 B |" in table
+    shown = printed(results, 140)
+    assert "ovr (centralised)" in shown and "–" in shown
+
+
 def test_all_methods_fit_a_narrow_terminal() -> None:
     shown = printed([result(method, collapse={"max_cosine": -1e-9}) for method in METHODS], 80)
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown and "-0.000" not in shown
-    first = [line.split()[0] for line in shown.splitlines() if line.strip()]
-    assert [word for word in first if word in METHODS] == list(METHODS)
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith(METHODS)] == list(METHODS)
 
 
 def test_narrow_terminal_says_what_it_left_out() -> None:

@@ -40,20 +40,21 @@ def write_page(folder: Path) -> Path:
     selection = result.get("selection") or {}
     chosen = {name: selection["round"]} if "round" in selection else {}
     (row,) = merge([result])
+    centralised = bool(result.get("centralised"))  # no rounds, so no curves
     return write_template(
         folder / NAME,
         "run.html",
-        title=f"{name} on {text(result.get('dataset'))}",
+        title=f"{row.method} on {text(result.get('dataset'))}",
         sentence=sentence(result, records),
         collapsed=row.collapsed,
         headline=_headline(result),
         metrics=_metrics(result.get("metrics") or {}, selection.get("metrics") or {}),
-        chosen=selection.get("round"),
+        validation=_validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),
         settings=config.read_text(encoding="utf-8") if config.exists() else "",
         versions=result.get("versions") or {},
-        **_curves({name: records}, chosen),
+        **_curves({} if centralised else {name: records}, chosen),
     )
 
 
@@ -80,6 +81,8 @@ def write_comparison_page(folder: Path, results: Iterable[Result], histories: Hi
 
 def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     """What the run was, in words."""
+    if result.get("centralised"):
+        return _oracle_sentence(result, records)
     phases = {record.get("phase") for record in records}
     start = (
         f"Method {text(result.get('method'))} with preset {text(result.get('preset'))} on dataset "
@@ -102,14 +105,37 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     return f"{start} {how}{rest} The test set was looked at once, at the end."
 
 
+def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
+    start = (
+        f"Method {text(result.get('method'))} on dataset {text(result.get('dataset'))}, "
+        f"seed {text(result.get('seed'))}: centralised, an oracle to compare with. It has all instances with all "
+        "their labels in one place, and no clients, rounds or traffic."
+    )
+    selection, penalty = result.get("selection"), number_at(result, "selection", "penalty")
+    again = any(record.get("phase") == "refit" for record in records)
+    if selection and penalty is not None:
+        start += f" Penalty {penalty:g} was best on validation data, and was "
+        start += "fitted again on all training data." if again else "kept."
+    absent = number_at(result, "labels_without_client")
+    rest = f" {absent:.0f} labels have no training instance." if absent else ""
+    return f"{start}{rest} The test set was looked at once, at the end."
+
+
+def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str | None:
+    if "round" not in selection:
+        return None
+    return "validation" if centralised else f"validation, round {selection['round']}"
+
+
 def _headline(result: Result) -> list[tuple[str, str]]:
     precision = number_at(result, "metrics", "P@1")
-    return [
+    headline = [
         ("P@1 on the test set", tables.fixed(precision, 1) + (" %" if precision is not None else "")),
         ("largest cosine in W", tables.fixed(number_at(result, "collapse", "max_cosine"), 3)),
         ("sent by each client", tables.human_bytes(per_client("bytes_up")(result))),
         ("training time", tables.human_seconds(number_at(result, "seconds"))),
     ]
+    return [headline[0], headline[-1]] if result.get("centralised") else headline
 
 
 def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -125,6 +151,8 @@ def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any]) -> list[tup
 
 
 def _collapse(result: Result) -> list[tuple[str, str, str]]:
+    if result.get("centralised"):
+        return []  # no class embeddings
     digits = {"effective_rank": 1}
     return [
         (name, tables.fixed(number_at(result, "collapse", key), digits.get(key, 3)), meaning)
@@ -135,7 +163,7 @@ def _collapse(result: Result) -> list[tuple[str, str, str]]:
 def _cost(result: Result) -> list[tuple[str, str]]:
     memory = number_at(result, "peak_memory_mb")
     run, kept = result.get("rounds_run"), result.get("rounds")
-    return [
+    cost = [
         (
             "rounds, choosing their number included" if result.get("selection") else "rounds",
             text(run if run is not None else kept),
@@ -149,12 +177,15 @@ def _cost(result: Result) -> list[tuple[str, str]]:
         ("time of a round", tables.human_seconds(number_at(result, "seconds_per_round"))),
         ("peak memory", tables.human_bytes(None if memory is None else memory * 2**20)),
     ]
+    if result.get("centralised"):
+        return [line for line in cost if line[0] in ("training time", "peak memory")]
+    return cost
 
 
 def _curves(histories: Histories, chosen: Mapping[str, int]) -> dict[str, Any]:
     """The panels with something to show; what the others lack is said in words."""
     looks = styles(histories)
-    drawn = panels(histories)
+    drawn = panels(histories) if histories else []
     return {
         "panels": [
             {"title": panel.title, "svg": Markup(panel_svg(panel, looks, chosen))} for panel in drawn if not panel.empty

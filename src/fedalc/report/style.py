@@ -12,12 +12,13 @@ from fedalc.report.summary import text
 Dash = Literal["-", "--", ":", "-."]
 
 # Okabe and Ito's colours (told apart with any common colour blindness), without the yellow that white paper swallows
-# and the black that a dark page does; and a few as far from all of them as can be.
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, OLIVE, WINE = (
+# and the black that a dark page does; and a few as far from all of them as can be. The oracles have quiet ones, a slate
+# and a wine: they are only there to compare with.
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, OLIVE, WINE, SLATE = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00",
-    "#888888", "#8B5CF6", "#8C6239", "#9BAF2D", "#A3195B",
+    "#888888", "#8B5CF6", "#8C6239", "#9BAF2D", "#8A3B52", "#5B6B7F",
 )  # fmt: skip
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, OLIVE, WINE)
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, OLIVE, WINE, SLATE)
 METHOD_COLOURS = {
     "fedalc": BLUE,
     "fedavg": VERMILLION,
@@ -28,10 +29,12 @@ METHOD_COLOURS = {
     "fedmlh": OLIVE,
     "fedalc-exact": VIOLET,
     "fedalc-oneshot": PURPLE,
+    "sleec": WINE,
+    "ovr": SLATE,
 }
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 HATCHES = ("", "///", "...", "xx")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">", "<", "h", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", ">", "<", "h", "*", "p")
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,14 @@ def merge(results: Iterable[Result]) -> list[Row]:
     """One row per dataset, method and preset, in the order of first appearance.
 
     The same seed twice is not two seeds but two variants of the settings, so it starts a second row ("fedalc #2").
-    A result may carry a "name", which then stands in the place of the method's.
+    A result may carry a "name", which then stands in the place of the method's. Oracles are marked as centralised.
     """
     groups: dict[tuple[str, str, str], list[Result]] = {}
     seen: dict[tuple[str, str, str, Any], int] = {}
     for result in results:
         dataset, preset = text(result.get("dataset")), text(result.get("preset"))
         method = text(result.get("name") or result.get("method"))
+        method += " (centralised)" if result.get("centralised") else ""
         variant = seen[dataset, method, preset, result.get("seed")] = (
             seen.get((dataset, method, preset, result.get("seed")), 0) + 1
         )

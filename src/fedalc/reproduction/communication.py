@@ -14,8 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedalc import config
-from fedalc.config import Count, Experiment, MethodName, PresetName, Settings
+from fedalc.config import FEDERATED, Count, Experiment, MethodName, PresetName, Settings
 from fedalc.data import catalog
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Read = TypeVar("Read", bound=Settings)
-FEDERATED = tuple(name for name in config.METHODS if name not in getattr(config, "ORACLES", ()))
 
 
 class ResNet(Settings):

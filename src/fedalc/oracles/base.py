@@ -1,0 +1,151 @@
+"""What the oracles share: a scoring of all labels, saved and used like any trained model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedalc.checkpoint import load_folder, save_folder
+from fedalc.config import Experiment
+from fedalc.data.dataset import Dataset, Split
+from fedalc.encoders import scale_rows
+from fedalc.errors import DataError, FedalcError
+from fedalc.metrics import top_labels
+
+FORMAT = 1
+
+Scores = Callable[[slice, slice], np.ndarray]  # of a block of instances for a block of labels
+
+
+class Follow(Protocol):
+    """How a fit says how far it is. Both calls raise `Interrupted` where the user has asked to stop."""
+
+    def done(self, what: str) -> None:
+        """One of the announced steps is over."""
+
+    def check(self) -> None:
+        """Within a step."""
+
+
+class Oracle(ABC):
+    """A scoring of all labels, learned from all instances with all their labels in one place."""
+
+    kind: ClassVar[str]  # the method's name, and what its files say they are
+
+    @staticmethod
+    @abstractmethod
+    def candidates(settings: Experiment) -> tuple[float | None, ...]:
+        """What there is to choose from on validation data. A single one: nothing."""
+
+    @staticmethod
+    @abstractmethod
+    def steps(settings: Experiment, instances: int, labels: int, candidates: int) -> int:
+        """How many steps a fit of so many candidates announces."""
+
+    @staticmethod
+    @abstractmethod
+    def memory(settings: Experiment, data: Dataset) -> float:
+        """Bytes it takes, roughly."""
+
+    @classmethod
+    @abstractmethod
+    def fits(
+        cls, settings: Experiment, train: Split, candidates: tuple[float | None, ...], follow: Follow
+    ) -> Iterator[tuple[float | None, Oracle]]:
+        """Each candidate with what it gives on `train`, whose rows are scaled. They may share work."""
+
+    @property
+    @abstractmethod
+    def feature_count(self) -> int: ...
+
+    @abstractmethod
+    def scores(self, features: csr_matrix) -> Scores: ...
+
+    @abstractmethod
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and facts to save."""
+
+    @classmethod
+    @abstractmethod
+    def from_parts(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Oracle: ...
+
+
+class OracleScorer:
+    """Scores of instances under an oracle. Labels without a training instance are out of the running (-inf)."""
+
+    def __init__(self, oracle: Oracle, features: csr_matrix, held: np.ndarray) -> None:
+        self._scores = oracle.scores(features)
+        self._absent = torch.from_numpy(~held)
+        self._instances = features.shape[0]
+
+    def of_instances(self, rows: slice) -> Tensor:
+        return self._masked(rows, slice(0, len(self._absent)))
+
+    def of_labels(self, labels: slice) -> Tensor:
+        return self._masked(slice(0, self._instances), labels)
+
+    def _masked(self, rows: slice, labels: slice) -> Tensor:
+        return torch.from_numpy(self._scores(rows, labels)).masked_fill_(self._absent[labels], -torch.inf)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k best labels and their scores; fewer where fewer labels have an instance."""
+        present = int((~self._absent).sum())
+        return top_labels(self.of_instances, self._instances, len(self._absent), min(k, present))
+
+
+@dataclass(frozen=True)
+class TrainedOracle:
+    """An oracle with the scaling its rows had, the labels' names, and which labels had a training instance."""
+
+    oracle: Oracle
+    rows: str  # as encoder.features
+    label_names: tuple[str, ...]
+    held: np.ndarray
+
+    @property
+    def feature_count(self) -> int:
+        return self.oracle.feature_count
+
+    def scorer(self, features: csr_matrix) -> OracleScorer:
+        return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
+
+    def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+        """The k best labels of each instance, best first, and their scores. Takes dense arrays too."""
+        features = csr_matrix(features, dtype=np.float32)
+        if features.shape[1] != self.feature_count:
+            raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
+        labels, scores = self.scorer(features).top(k)
+        return labels.numpy(), scores.numpy()
+
+    def save(self, folder: Path) -> None:
+        tensors, own = self.oracle.parts()
+        facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
+        save_folder(folder, {**tensors, "held": torch.from_numpy(self.held)}, facts | own)
+
+    @classmethod
+    def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:
+        folder = Path(folder)
+        tensors, facts = load_folder(folder)
+        if facts.get("format") != FORMAT:
+            raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
+        try:
+            oracle = kinds[facts["kind"]].from_parts(tensors, facts)
+            names, held = tuple(facts["labels"]), tensors["held"].numpy()
+            if held.dtype != bool or held.shape != (len(names),):
+                raise ValueError(f"{len(names)} labels, and a mark for {held.shape}")
+            return cls(oracle, str(facts["rows"]), names, held)
+        except (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeError) as error:
+            raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
+
+
+def label_blocks(labels: int, size: int) -> Iterator[slice]:
+    for start in range(0, labels, size):
+        yield slice(start, min(start + size, labels))

@@ -1,0 +1,277 @@
+"""SLEEC (Bhatia et al., 2015), centralised: neighbours in an embedding that keeps who is near whom by label sets.
+
+For each learner, the instances are clustered; in each cluster the label sets are embedded so that the products of the
+most similar ones are kept (Z), and features are regressed on the embeddings (X → Z). A new instance goes to its
+nearest cluster and is mapped there; the labels of its nearest training instances, of all learners, are counted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from sklearn.cluster import KMeans
+from sklearn.linear_model import Ridge
+from sklearn.neighbors import NearestNeighbors
+from sklearn.utils.extmath import randomized_svd
+from torch import Tensor
+
+from fedalc.config import Experiment, SleecSettings
+from fedalc.data.dataset import Dataset, Split
+from fedalc.encoders import scale_rows
+from fedalc.oracles.base import Follow, Oracle, Scores
+from fedalc.seeds import derived_seed
+
+KMEANS_STEPS = 7
+CLUSTER_SIZE = 6000  # on average, where the number of clusters is not set
+BLOCK_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The training instances nearest to one centre, and the map from features to their embeddings."""
+
+    centre: Tensor
+    members: Tensor  # row numbers of train
+    features: Tensor  # those that occur in it; all others have weight zero
+    weights: Tensor  # one row for each of these
+    embedded: Tensor  # the members, mapped like any other instance, not as they were embedded by their labels
+
+    def map(self, features: csr_matrix) -> np.ndarray:
+        return np.asarray(features[:, self.features.numpy()] @ self.weights.numpy(), dtype=np.float32)
+
+    def nearest(self, features: csr_matrix, k: int) -> np.ndarray:
+        """Row numbers of the k nearest members of each instance (all of them, where there are fewer)."""
+        search = NearestNeighbors(n_neighbors=min(k, len(self.members)), algorithm="brute")
+        found = search.fit(self.embedded.numpy()).kneighbors(self.map(features), return_distance=False)
+        return self.members.numpy()[found]
+
+
+@dataclass(frozen=True)
+class Sleec(Oracle):
+    """Score of label u: the share of the neighbours of all learners that have it. Of equals, the first is better."""
+
+    learners: tuple[tuple[Cluster, ...], ...]
+    labels: csr_matrix  # of the training instances
+    neighbours: int
+
+    kind = "sleec"
+
+    @staticmethod
+    def candidates(settings: Experiment) -> tuple[float | None, ...]:
+        return (None,)
+
+    @staticmethod
+    def steps(settings: Experiment, instances: int, labels: int, candidates: int) -> int:
+        return candidates * settings.sleec.learners * cluster_count(settings.sleec, instances)
+
+    @staticmethod
+    def memory(settings: Experiment, data: Dataset) -> float:
+        ours, instances = settings.sleec, len(data.train)
+        clusters = cluster_count(ours, instances)
+        largest = min(instances, 2 * instances / clusters)
+        used = min(data.feature_count, data.train.features.nnz / clusters)
+        kept = ours.learners * 4 * (ours.dim * (instances + clusters * used) + 2 * clusters * data.feature_count)
+        solving = 16 * min(used, largest) ** 2 + largest * (24 * ours.neighbours + 32 * ours.dim)
+        return kept + solving
+
+    @classmethod
+    def fits(
+        cls, settings: Experiment, train: Split, candidates: tuple[float | None, ...], follow: Follow
+    ) -> Iterator[tuple[float | None, Oracle]]:
+        ours = settings.sleec
+        learners = tuple(fit_learner(train, ours, settings.seed, number, follow) for number in range(ours.learners))
+        for candidate in candidates:
+            yield candidate, cls(learners, train.labels, ours.nearest)
+
+    @property
+    def feature_count(self) -> int:
+        return len(self.learners[0][0].centre)
+
+    def scores(self, features: csr_matrix) -> Scores:
+        total = len(self.learners) * self.neighbours
+        counts = sum(self._counts(features, clusters) for clusters in self.learners)
+        tie = np.linspace(1e-6, 0, self.labels.shape[1])
+
+        def of(rows: slice, labels: slice) -> np.ndarray:
+            return np.asarray((counts[rows, labels].toarray() + tie[labels]) / total)
+
+        return of
+
+    def _counts(self, features: csr_matrix, clusters: tuple[Cluster, ...]) -> csr_matrix:
+        """How many of each instance's neighbours have each label."""
+        home = nearest_centres(features, torch.stack([cluster.centre for cluster in clusters]).numpy())
+        rows, found = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for number, cluster in enumerate(clusters):
+            here = np.flatnonzero(home == number)
+            if len(here):
+                near = cluster.nearest(features[here], self.neighbours)
+                rows.append(np.repeat(here, near.shape[1]))
+                found.append(near.ravel())
+        place = (np.concatenate(rows), np.concatenate(found))
+        shape = (features.shape[0], self.labels.shape[0])
+        return csr_matrix((np.ones(len(place[0])), place), shape=shape) @ self.labels
+
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {
+            f"{learner}.{number}.{name}": tensor
+            for learner, clusters in enumerate(self.learners)
+            for number, cluster in enumerate(clusters)
+            for name, tensor in vars(cluster).items()
+        }
+        tensors |= {"labels.starts": torch.from_numpy(self.labels.indptr.astype(np.int64))}
+        tensors |= {"labels.index": torch.from_numpy(self.labels.indices.astype(np.int64))}
+        return tensors, {"neighbours": self.neighbours}
+
+    @classmethod
+    def from_parts(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Sleec:
+        starts, index = tensors["labels.starts"].numpy(), tensors["labels.index"].numpy()
+        shape = (len(starts) - 1, len(facts["labels"]))
+        labels = csr_matrix((np.ones(len(index), dtype=np.float32), index, starts), shape=shape)
+        labels.check_format()
+        names = {tuple(map(int, key.split(".")[:2])) for key in tensors if key.endswith(".centre")}
+        learners = tuple(
+            tuple(_cluster(tensors, f"{a}.{b}.", shape[0]) for a, b in places)
+            for _, places in groupby(sorted(names), key=lambda place: place[0])
+        )
+        if not learners or len({len(cluster.centre) for clusters in learners for cluster in clusters}) > 1:
+            raise ValueError("no learner, or centres of different lengths")
+        return cls(learners, labels, int(facts["neighbours"]))
+
+
+def _cluster(tensors: Mapping[str, Tensor], prefix: str, instances: int) -> Cluster:
+    cluster = Cluster(**{name: tensors[prefix + name] for name in Cluster.__dataclass_fields__})
+    if (
+        cluster.weights.shape != (len(cluster.features), cluster.embedded.shape[1])
+        or len(cluster.embedded) != len(cluster.members)
+        or not 0 <= cluster.members.min() <= cluster.members.max() < instances
+        or (len(cluster.features) and not 0 <= cluster.features.min() <= cluster.features.max() < len(cluster.centre))
+    ):
+        raise ValueError(f"cluster {prefix[:-1]}: its sizes differ")
+    return cluster
+
+
+def cluster_count(settings: SleecSettings, instances: int) -> int:
+    asked = settings.clusters or max(1, round(instances / CLUSTER_SIZE))
+    return min(asked, instances)
+
+
+def fit_learner(train: Split, settings: SleecSettings, seed: int, number: int, follow: Follow) -> tuple[Cluster, ...]:
+    """Learners differ in where k-means starts, and so in their clusters."""
+    X, count = train.features, cluster_count(settings, len(train))
+    means = KMeans(
+        count, init="random", n_init=1, max_iter=KMEANS_STEPS, random_state=derived_seed(seed, "sleec", number) % 2**32
+    )
+    with warnings.catch_warnings():  # fewer different instances than clusters: the clusters are fewer then
+        warnings.simplefilter("ignore")
+        home = means.fit_predict(X)
+    clusters = []
+    for cluster in range(count):
+        members = np.flatnonzero(home == cluster)
+        if len(members):
+            random = derived_seed(seed, "sleec", number, cluster) % 2**32
+            weights, features = fit_cluster(X[members], train.labels[members], settings, random, follow.check)
+            embedded = np.asarray(X[members][:, features] @ weights, dtype=np.float32)
+            centre = means.cluster_centers_[cluster]
+            arrays = (centre.astype(np.float32), members, features, weights, embedded)
+            clusters.append(Cluster(*map(torch.from_numpy, arrays)))
+        follow.done(f"learner {number + 1}/{settings.learners}, cluster {cluster + 1}/{count}")
+    return tuple(clusters)
+
+
+def fit_cluster(
+    X: csr_matrix, Y: csr_matrix, settings: SleecSettings, random: int, check: Callable[[], None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The map from features to embeddings, for the features that occur, and which these are."""
+    products = largest_products(scale_rows(Y, "unit"), settings.neighbours)
+    Z = embedding(products, settings.dim, settings.steps, settings.tolerance, random, check)
+    features = np.unique(X.indices).astype(np.int64)
+    used = X[:, features].astype(np.float64)
+    if not len(features):
+        return np.zeros((0, Z.shape[1]), dtype=np.float32), features
+    # By Cholesky's decomposition of features × features or instances × instances, whichever is smaller.
+    regression = Ridge(alpha=0.5 / settings.cost, fit_intercept=False, solver="cholesky").fit(
+        used, Z.astype(np.float64)
+    )
+    weights = np.atleast_2d(regression.coef_).T
+    return without_smallest(weights, settings.threshold).astype(np.float32), features
+
+
+def largest_products(Y: csr_matrix, count: int) -> csr_matrix:
+    """P_Ω(YYᵀ): of each row, the `count` largest products of label sets, kept even where they are zero."""
+    size = Y.shape[0]
+    count = min(count, size)
+    index, value = np.zeros((size, count), dtype=np.int64), np.zeros((size, count), dtype=np.float32)
+    for start in range(0, size, BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        products = (Y[rows] @ Y.T).toarray()
+        largest = np.argpartition(-products, count - 1, axis=1)[:, :count]
+        largest.sort(axis=1)
+        index[rows], value[rows] = largest, np.take_along_axis(products, largest, axis=1)
+    starts = np.arange(0, size * count + 1, count)
+    return csr_matrix((value.ravel(), index.ravel(), starts), shape=(size, size))
+
+
+def embedding(
+    products: csr_matrix, dim: int, steps: int, tolerance: float, random: int, check: Callable[[], None]
+) -> np.ndarray:
+    """Z with (Z Vᵀ)_Ω near the products: a singular value decomposition, then gradient steps on Z and V in turn.
+
+    The decomposition takes what is outside Ω for zero; the steps do not.
+    """
+    U, sizes, Vt = randomized_svd(products, min(dim, products.shape[0]), random_state=random)
+    Z, V = (np.ascontiguousarray(part * np.sqrt(sizes), dtype=np.float32) for part in (U, Vt.T))
+    length = float(np.linalg.norm(products.data))
+    if length == 0:
+        return Z  # nobody has a label
+    rate, before, kept = 1 / (0.3 * length), np.inf, Z
+    for _ in range(steps):
+        check()
+        stepped, V, misfit = masked_step(products, Z, V, rate)
+        if misfit < before:
+            kept = Z
+        if misfit > (1 - tolerance) * before:
+            return kept
+        Z, before = stepped, misfit
+    return Z
+
+
+def masked_step(
+    products: csr_matrix, Z: np.ndarray, V: np.ndarray, rate: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """One gradient step of ½‖P_Ω(Z Vᵀ - YYᵀ)‖² on Z, then one on V; and twice that misfit at the beginning."""
+    residual = _residual(products, Z, V)
+    Z = Z - rate * (residual @ V)
+    V = V - rate * (_residual(products, Z, V).T @ Z)
+    return Z, V, float(np.square(residual.data, dtype=np.float64).sum())
+
+
+def _residual(products: csr_matrix, Z: np.ndarray, V: np.ndarray) -> csr_matrix:
+    with warnings.catch_warnings():  # torch calls its sparse matrices a beta; this is the one kernel there is for it
+        warnings.simplefilter("ignore", UserWarning)
+        starts, index, value = map(torch.from_numpy, (products.indptr, products.indices, products.data))
+        target = torch.sparse_csr_tensor(starts, index, value, size=products.shape)
+        sampled = torch.sparse.sampled_addmm(target, torch.from_numpy(Z), torch.from_numpy(V).T, beta=-1.0)
+    return csr_matrix((sampled.values().numpy(), products.indices, products.indptr), shape=products.shape)
+
+
+def without_smallest(weights: np.ndarray, share: float) -> np.ndarray:
+    """The weights with the smallest `share` of them, by size, set to zero."""
+    drop = int(share * weights.size)
+    if not drop:
+        return weights
+    smallest = np.argpartition(np.abs(weights), drop - 1, axis=None)[:drop]
+    kept = weights.copy()
+    kept.ravel()[smallest] = 0
+    return kept
+
+
+def nearest_centres(features: csr_matrix, centres: np.ndarray) -> np.ndarray:
+    """argmin ‖x - c‖ = argmax xᵀc - ‖c‖²/2."""
+    return np.asarray(np.asarray(features @ centres.T) - 0.5 * np.square(centres).sum(axis=1)).argmax(axis=1)
