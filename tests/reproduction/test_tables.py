@@ -35,7 +35,6 @@ PAPER = {
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
 def test_every_cell_resolves(file: Path) -> None:
-    method = file.read_text().split('method = "')[1].split('"')[0]
     settings = experiment(file=file)
     table = read_table(file.parents[1])
     assert settings.dataset == table.dataset and is_known(settings.dataset)
