@@ -88,7 +88,8 @@ class FederatedTraining:
             return self._solve(clients, began)
         self.server.aim()
         result = self.engine.run(self.model, clients, self._dropout(t), t)
-        loss = self.server.apply(result.change, result.loss)
+        mean = result.loss / len(self.method.parts)  # over sub-models, so that it compares with other methods'
+        loss = self.server.apply(result.change, mean)
         self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
         self.average.update([*self.model.theta, self.model.W], t)
         self.ledger.round(self.model.theta, self.model.W, len(clients), self.method.trains_rows)

@@ -167,8 +167,8 @@ def cosine_heatmap(
     Labels are ordered by `frequency` (most frequent first; without it, as they come), and at most 200 of them are
     drawn, evenly spaced over that order, so that the rare ones are among them.
     """
-    down = max(1, math.ceil(len(W_by_method) / 4))
-    across = max(1, math.ceil(len(W_by_method) / down))  # rows of even length: five are three and two
+    down = max(1, math.ceil(len(W_by_method) / 5))
+    across = max(1, math.ceil(len(W_by_method) / down))  # rows of even length: seven are four and three
     figure = new_figure(2.9 * across + 1.1, 3.1 * down + 0.2)
     grid = figure.subplots(down, across, squeeze=False)
     colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#bbbbbb")
