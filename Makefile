@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench results tuning privacy clean
+.PHONY: help setup demo test lint bench reproduce results tuning privacy clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,7 +34,12 @@ bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/joining.py
 
-results: $(READY)  ## the README's tables again (needs FEDALC_DATA; about an hour)
+reproduce: $(READY)  ## the paper's tables again, cell by cell (needs FEDALC_DATA; hours; goes on where it stopped)
+	$(BIN)/fedalc reproduce communication
+	$(BIN)/fedalc reproduce bibtex
+	$(BIN)/fedalc reproduce eurlex
+
+results: $(READY)  ## five seeds of seven methods, for README (needs FEDALC_DATA; about an hour)
 	$(BIN)/python benchmarks/results.py
 
 tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about an hour)
