@@ -15,9 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedalc.report.curves import watched_metric
 from fedalc.training import Callback
-
-WATCHED = ("validation P@1", "test P@1")  # whichever a run has: see SelectionSettings.test_curve
 
 
 class LiveProgress(Callback):
@@ -53,9 +52,9 @@ class LiveProgress(Callback):
 
     def evaluated(self, record: dict[str, Any]) -> None:
         assert self._task is not None
-        for watched in WATCHED:
-            if watched in record["metrics"]:
-                self._bar.update(self._task, p1=f"{watched} {record['metrics'][watched]:5.2f}")
+        watched = watched_metric([record])
+        if watched is not None:
+            self._bar.update(self._task, p1=f"{watched} {record['metrics'][watched]:5.2f}")
 
     def close(self) -> None:
         self._bar.stop()
@@ -83,8 +82,8 @@ class PlainProgress(Callback):
         if number < self._rounds and number - self._shown < self._rounds / 10:
             return
         self._shown = number
-        loss, metrics = record["loss"], record["metrics"]
-        quality = "".join(f"  {name} {metrics[name]:.2f}" for name in WATCHED if name in metrics)
+        loss, watched = record["loss"], watched_metric([record])
+        quality = "" if watched is None else f"  {watched} {record['metrics'][watched]:.2f}"
         done = f"{number}/{self._rounds}  loss {loss:.4f}" if loss is not None else "done"
         self.console.print(f"{self.title} {record['phase']} {done}{quality}", highlight=False)
 

@@ -17,7 +17,7 @@ seeds = [0, 1]
 figures = ["clients", "curves-lambda", "lambda", "fixed", "convergence"]
 notes = ["A note."]
 rows = [
-    { name = "Oracle", method = "fedavg-fixed", cell = "oracle", presets = ["oracles"], once = true, published = [60, 40, 30], footnote = "Not really." },
+    { name = "Oracle", method = "fedavg-fixed", cell = "oracle", presets = ["oracles"], published = [60, 40, 30], footnote = "Not really." },
     { name = "FedAvg", method = "fedavg", published = [11.6, 9.11, 7.84] },
     { name = "FedALC", method = "fedalc", cell = "fedalc-lambda-1", lambda = 1, published = [58.72, 35.83, 26.62] },
     { name = "FedALC", method = "fedalc", cell = "fedalc-lambda-10", lambda = 10, published = [59.67, 36.04, 27.18] },

@@ -144,6 +144,15 @@ def test_published_figures_are_met_but_for_the_one_slip(table: Communication) ->
     assert 100 * (23 + Decimal("0.16")) == 2316
 
 
+def test_met_is_what_is_met(table: Communication) -> None:
+    """Not what has no slip written beside it."""
+    cell = next(cell for cell in table.cells if not cell.slip)
+    wrong = cell.model_copy(update={"published": cell.published.model_copy(update={"client": Decimal(1)})})
+    explained = wrong.model_copy(update={"slip": "a slip"})
+    needless = cell.model_copy(update={"slip": "a slip"})
+    assert [row[-1] for row in paper_rows([cell, wrong, explained, needless])] == ["met", "not met", "a slip", "met"]
+
+
 def test_the_figures_in_the_slips(table: Communication) -> None:
     text = " ".join(table.heading.slips)
     theta, W, row = 4 * 24_557_120, 4 * 1628 * 512, 4 * 512

@@ -26,6 +26,10 @@ def test_all_are_written_and_are_in_the_page(tmp_path: Path) -> None:
         assert min(png_size(tmp_path / f"{name}.png")) > 300
     page = write_page(found, drawn, tmp_path).read_text()
     assert page.count("<svg") == len(drawn) and "http" not in page.replace("http-equiv", "")
+    assert "fedalc 0.1" in page
+    found.versions.append({"python": "3.12", "fedalc": "0.1"})
+    page = write_page(found, drawn, tmp_path).read_text()
+    assert "python 3.11" in page and "python 3.12" in page
     for part in ("SLEEC (centralised)¹", "¹ Not ours.", "<b>63.00</b>", "fedalc reproduce small", "Precision by λ"):
         assert part in page
 
@@ -43,7 +47,7 @@ def test_curves_have_a_line_for_each_lambda_and_say_what_they_are_of() -> None:
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == [f"{m}, preset {p}" for p in ("paper", "strong") for m in ("fedaws", "fedalc")]
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2, 2]
-    assert "test data, for the curve only" in figure.axes[0].get_ylabel()
+    assert "test set, for the curve only" in figure.axes[0].get_ylabel()
     assert figure.axes[2].get_ylabel() == "P@1 on validation data (%)"
     assert legend_texts(figure) == ["λ = 1", "λ = 10"]
     first, second = figure.axes[0].lines

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fedalc.errors import ConfigError, Locked
-from fedalc.reproduction import outcome, text
-from fedalc.reproduction.plan import Plan, make_plan, refuse_strange
-from fedalc.reproduction.runner import Ended, run_jobs
+from fedalc.errors import ConfigError, FedalcError, Locked
+from fedalc.reproduction import outcome, runner, text
+from fedalc.reproduction.plan import Ended, Job, Plan, make_plan, refuse_strange
+from fedalc.reproduction.runner import Watcher, run_jobs
 from fedalc.reproduction.tables import read_table
+from fedalc.reproduction.worker import _follower
+from fedalc.reproduction.writing import alone_in
 from fedalc.runs import only_writer
 from tests.reproduction.problems import TINY, write_data, write_table
 from tests.test_cli import run
@@ -37,11 +43,10 @@ def plan_of(place: Path, rounds: int = 2, **keys: object) -> Plan:
     return make_plan(read_table(place / "small"), place / "out", keys=settings, overrides=TINY, **keys)  # type: ignore[arg-type]
 
 
-def test_the_plan_has_every_cell_first_seeds_first_and_oracles_once(place: Path) -> None:
+def test_the_plan_has_every_cell_first_seeds_first_and_oracles_for_both_columns_once(place: Path) -> None:
     names = [job.name for job in plan_of(place, seeds=None).jobs]
-    assert len(names) == 8 + 7 and names[0] == "oracles/oracle-s0"
-    assert [name[-1] for name in names] == ["0"] * 8 + ["1"] * 7
-    assert "oracles/oracle-s1" not in names
+    assert len(names) == 8 + 8 and names[0] == "oracles/oracle-s0"
+    assert [name[-1] for name in names] == ["0"] * 8 + ["1"] * 8
     assert plan_of(place).jobs[1].folder == place / "out" / "small" / "paper" / "fedavg-s0"
 
 
@@ -142,6 +147,110 @@ def test_stopped_killed_and_taken_up_again(place: Path) -> None:
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     numbers = [record["round"] for record in records if record["phase"] == "select"]
     assert numbers == list(range(100, 1001, 100))
+
+
+@pytest.mark.parametrize("written", ["[1, 2]", "{}", '{"seed": 0}', '{"seed": "a", "metrics": {}}', "null", "{"])
+def test_what_is_no_result_is_named(written: str, tmp_path: Path, place: Path) -> None:
+    settings = plan_of(place).jobs[0].settings
+    (tmp_path / "result.json").write_text(written)
+    with pytest.raises(FedalcError, match=r"result\.json: .*remove the folder"):
+        Job("paper", "fedavg", settings, tmp_path).result()
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "message"),
+    [
+        ({"paper_fedavg": 'method = "fedaws"'}, {}, r"paper/fedavg\.toml: method is fedaws .* fedavg in row 'FedAvg'"),
+        (
+            {"strong_fedalc_lambda_1": "regularizer.lambda = 2"},
+            {},
+            r"λ is 2\.0 .* 1\.0 in row 'FedALC' of .*toml",
+        ),
+        ({}, {"regularizer": {"lambda": 3}}, r"fedalc-lambda-1\.toml: λ is 3\.0 with these settings"),
+        ({}, {"method": "flag"}, "method is flag with these settings"),
+    ],
+)
+def test_a_row_and_its_cell_agree(files: dict[str, str], settings: Any, message: str, tmp_path: Path) -> None:
+    folder = write_table(tmp_path / "small")
+    for name, line in files.items():
+        preset, _, cell = name.partition("_")
+        file = folder / preset / f"{cell.replace('_', '-')}.toml"
+        kept = [old for old in file.read_text().splitlines() if old.split(" = ")[0] != line.split(" = ")[0]]
+        file.write_text("\n".join([line, *kept]))
+    with pytest.raises(ConfigError, match=message):
+        make_plan(read_table(folder), tmp_path / "out", presets=["paper", "strong"], keys=settings)
+
+
+def test_rounds_and_the_steps_of_oracles_are_passed_on() -> None:
+    sent: list[Any] = []
+    follower = _follower(SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+    follower.phase("fit", 9, 0)
+    follower.step(3, "learner 1 of 2")
+    follower.round(4, 0.5)  # too soon after the last
+    assert sent == [("phase", ("fit", 9, 0)), ("round", 3)]
+
+
+def test_a_worker_has_its_number_of_threads_from_its_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    worker = runner._start(3, None)
+    try:
+        file = Path(f"/proc/{worker.process.pid}/environ")
+        if not file.exists():
+            pytest.skip("needs /proc")
+        wait_for(file.read_bytes)  # it is empty while the process is being made
+        began_with = file.read_bytes().split(b"\0")
+    finally:
+        worker.process.kill()
+        worker.process.join()
+    assert {b"OMP_NUM_THREADS=3", b"OPENBLAS_NUM_THREADS=3", b"MKL_NUM_THREADS=3"} <= {*began_with}
+    assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
+
+
+class FakeProcess:
+    def __init__(self, alive: bool) -> None:
+        self.alive, self.exitcode = alive, None if alive else 1
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def join(self) -> None: ...
+
+
+def test_a_job_is_not_given_to_a_worker_that_died_idle(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (dead, _), (ours, theirs) = multiprocessing.Pipe(), multiprocessing.Pipe()
+    fresh = runner._Worker(FakeProcess(alive=True), ours)
+    pool = [runner._Worker(FakeProcess(alive=False), dead)]
+    monkeypatch.setattr(runner, "_start", lambda threads, data_dir: fresh)
+    job = plan_of(place).jobs[0]
+    runner._give(job, pool, 1, None, Watcher())
+    assert pool == [fresh] and fresh.job == job and theirs.recv() == job
+
+
+def test_a_message_that_is_cut_off_is_a_death(place: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    os.write(theirs.fileno(), b"\0\0\0\x09abc")  # nine bytes are announced
+    theirs.close()
+    job, ended = plan_of(place).jobs[0], Ended()
+    pool = [runner._Worker(FakeProcess(alive=False), ours, job)]
+    runner._listen(pool, ended, Watcher())
+    assert not pool and ended.failed == {job.name: "its process ended with exit code 1"}
+
+
+def test_tables_are_written_one_at_a_time(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with alone_in(tmp_path / "table"):
+            order.append("second")
+
+    other = threading.Thread(target=second)
+    with alone_in(tmp_path / "table"):
+        other.start()
+        other.join(0.2)
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"] and not list((tmp_path / "table").iterdir())
 
 
 def lines(folder: Path) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from fedalc.data.catalog import is_known
+from fedalc.data.catalog import entry, is_known
+from fedalc.encoders import text_encoder
 from fedalc.errors import ConfigError
+from fedalc.methods import METHODS
 from fedalc.reproduction import tables
 from fedalc.reproduction.plan import make_plan
 from fedalc.reproduction.tables import Table, find_folder, read_table, table_folders
@@ -49,6 +53,21 @@ def test_every_cell_resolves(file: Path) -> None:
         assert settings.regularizer.form == "mined"
 
 
+@pytest.mark.parametrize("file", [f for f in FILES if f.match("wikilshtc/[ps]*/*")], ids=lambda f: str(f)[-20:])
+def test_the_largest_models_fit_into_24_gb(file: Path) -> None:
+    """θ, its gradient and average, Adam's two and its work space; W thrice; a backward pass; the test set twice."""
+    settings = experiment(file=file)
+    known = entry(settings.dataset).statistics
+    assert known is not None
+    with torch.device("meta"):
+        encoder = text_encoder(known.features, settings.encoder, torch.Generator("cpu"))
+    theta = [parameter.numel() for parameter in encoder.parameters()]
+    models = METHODS[settings.method].sub_models(settings)
+    copies = {"sgd": 3, "adam": 6}[settings.server.optimizer]
+    rows = 3 * known.labels + 2 * known.test
+    assert 4 * (models * (copies * sum(theta) + rows * settings.encoder.dim) + max(theta)) < 20e9  # and the data
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_figures_are_the_papers_and_complete(name: str) -> None:
     table = read_table(EXPERIMENTS / name)
@@ -77,6 +96,14 @@ def test_eurlex_says_whose_the_sleec_row_is() -> None:
     assert any("eurlex15k" in note and "cannot" in note for note in table.notes)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_readings_are_marked(name: str) -> None:
+    footnotes = {row.method: row.footnote for row in read_table(EXPERIMENTS / name).rows}
+    for method in ("flag", "fedmlh"):
+        assert "A reading" in footnotes[method] and "docs/method.md" in footnotes[method]
+        assert ("300 rounds" in footnotes[method]) == (name == "bibtex")
+
+
 def test_tables_are_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {folder.name for folder in table_folders()} == {*NAMES, "communication"}
     assert read_table(find_folder("bibtex")).dataset == "bibtex"
@@ -103,6 +130,14 @@ def test_without_experiments_the_error_says_to_clone(tmp_path: Path, monkeypatch
         ("[60, 40, 30]", "[60, 40, 300]", "published"),
         ('cell = "oracle"', 'cell = "orakel"', "orakel.toml"),
         ('cell = "oracle"', 'zell = "oracle"', "zell"),
+        ('cell = "oracle"', 'cell = "../../evil"', "cell"),
+        ('cell = "oracle"', 'cell = "a/b"', "cell"),
+        ('cell = "oracle"', 'cell = ".."', "cell"),
+        ('method = "fedavg",', 'method = "../fedavg",', "method"),
+        ("rows = [", "settings.weak = { rounds = 3 }\nrows = [", "settings"),
+        ("rows = [", 'settings.paper = { method = "flag" }\nrows = [', "paper cannot have method"),
+        ("rows = [", 'settings.paper = { dataset = "demo" }\nrows = [', "paper cannot have dataset"),
+        ("rows = [", "settings.strong = { seed = 3 }\nrows = [", "strong cannot have seed"),
         ('["strong"]', '["weak"]', "presets"),
         ('figures = ["clients"', 'figures = ["dragons"', "figures"),
     ],
@@ -127,7 +162,14 @@ def test_settings_of_a_preset_are_in_all_its_cells_and_said(tmp_path: Path) -> N
     file = folder / "table.toml"
     file.write_text(file.read_text() + "\n[settings.paper]\nrounds = 7\nencoder = { dim = 9 }\n")
     table = read_table(folder)
-    assert table.settings_in_words() == ["Preset paper: all cells with rounds = 7, encoder.dim = 9."]
+
+    def said(*presets: str, **rest: Any) -> list[str]:
+        return make_plan(table, tmp_path / "out", presets=presets, **rest).settings_in_words()
+
+    assert said("paper") == ["Preset paper: all cells with rounds = 7, encoder.dim = 9."]
+    assert said("strong") == []
+    assert said("paper", keys={"rounds": 5}) == ["Preset paper: all cells with encoder.dim = 9."]
+    assert said("paper", keys={"rounds": 5}, overrides=["encoder.dim=5"]) == []
     plan = make_plan(table, tmp_path / "out", presets=["paper", "strong"], overrides=["encoder.dim=5"])
     assert {job.settings.rounds for job in plan.jobs if job.preset == "paper"} == {7}
     assert 7 not in {job.settings.rounds for job in plan.jobs if job.preset == "strong"}

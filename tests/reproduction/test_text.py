@@ -57,6 +57,27 @@ def test_below_the_table_stand_command_footnotes_reasons_and_versions() -> None:
     assert "seed 1: not run" not in written
 
 
+def test_a_name_is_read_as_it_is_written() -> None:
+    assert "| a\\|b\\*c |" in text.markdown(outcome(lines=[line("a|b*c", "fedavg", cells={"paper": cell(50)})]))
+
+
+def test_rows_of_one_method_have_labels_of_their_own() -> None:
+    lost = {"paper": cell(missing={0: "failed: no"})}
+    rows = [line("Ridge", "ovr", cells=lost), line("Logistic", "ovr", cell="ovr-logistic", cells=lost)]
+    assert text.remarks(outcome(lines=rows))[1:] == ["ovr paper seed 0; ovr-logistic paper seed 0: failed: no"]
+
+
+def test_a_finished_run_without_a_metric_is_not_one_that_was_not_run() -> None:
+    done = cell(50)
+    del done.results[0].metrics["P@1"]
+    found = rows(text.markdown(outcome(lines=[line("FedAvg", "fedavg", cells={"paper": done})])))
+    assert found["FedAvg"][0] == "– no P@1" and found["FedAvg"][1] == "25.00"
+
+
+def test_bold_is_said_to_be_the_best_on_test() -> None:
+    assert "on the test set, among several λ too" in text.markdown(outcome())
+
+
 def test_reasons_that_are_the_same_are_told_once() -> None:
     lost = {0: "left out: no"}
     cells = {"paper": cell(missing=lost), "strong": cell(missing=lost)}

@@ -13,7 +13,12 @@ Record = Mapping[str, Any]
 Histories = Mapping[str, Sequence[Record]]
 Points = list[tuple[float, float]]
 
-WATCHED = {"validation P@1": "P@1 on validation data (%)", "test P@1": "P@1 on the test set (%)"}
+# What rounds may be evaluated on, as in the records and on an axis. A run has one (SelectionSettings.test_curve); were
+# there more, the first would be shown.
+WATCHED = {
+    "validation P@1": "P@1 on validation data (%)",
+    "test P@1": "P@1 on the test set, for the curve only (%)",
+}
 SQUEEZED = 4  # histories that differ in length by this factor are drawn over the logarithm of the round
 
 
@@ -38,7 +43,8 @@ class Panel:
 def panels(histories: Histories) -> list[Panel]:
     """P@1 by round and by bytes, loss, and largest cosine."""
     curves = {name: curve_records(records) for name, records in histories.items()}
-    watched, precision = watched_metric(curves.values())
+    watched = watched_metric(record for records in curves.values() for record in records) or next(iter(WATCHED))
+    precision = WATCHED[watched]
 
     def quality(record: Record) -> float | None:
         return number_at(record, "metrics", watched)
@@ -108,10 +114,10 @@ def _round(record: Record) -> float | None:
     return number_at(record, "round")
 
 
-def watched_metric(curves: Iterable[Sequence[Record]]) -> tuple[str, str]:
-    """What the rounds were evaluated on, as its name in the records and on an axis: never two things in one panel."""
-    found = {name for records in curves for record in records for name in record.get("metrics") or ()}
-    return next(((name, axis) for name, axis in WATCHED.items() if name in found), next(iter(WATCHED.items())))
+def watched_metric(records: Iterable[Record]) -> str | None:
+    """What the rounds were evaluated on: never two things in one panel. None: nothing."""
+    found = {name for record in records for name in record.get("metrics") or ()}
+    return next((name for name in WATCHED if name in found), None)
 
 
 def _points(records: Iterable[Record], x: Any, y: Any) -> Points:

@@ -18,8 +18,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedalc.report.curves import Histories, Panel, panels
-from fedalc.report.style import DASHES, HATCHES, Style, short, styles
-from fedalc.report.summary import COLLAPSED, Result, Row, merge, number, varies
+from fedalc.report.style import DASHES, GREY, HATCHES, Style, short, styles
+from fedalc.report.summary import COLLAPSED, Result, Row, Statistic, merge, number, varies
 from fedalc.report.tables import human_bytes
 
 DPI = 120
@@ -134,10 +134,15 @@ def row_names(rows: Sequence[Row]) -> list[str]:
 
 
 def draw_bars(axes: Any, rows: Sequence[Row], looks: Mapping[str, Style]) -> None:
+    readers = [number("metrics", metric) for metric in BAR_METRICS]
+    draw_precisions(axes, [[row.statistic(read) for read in readers] for row in rows], looks)
+
+
+def draw_precisions(axes: Any, rows: Sequence[Sequence[Statistic | None]], looks: Mapping[str, Style]) -> None:
+    """A row has its value for each of `BAR_METRICS`."""
     width = 0.84 / max(len(rows), 1)
     for index, (row, look) in enumerate(zip(rows, looks.values(), strict=True)):
-        for place, metric in enumerate(BAR_METRICS):
-            value = row.statistic(number("metrics", metric))
+        for place, value in enumerate(row):
             if value is None or not math.isfinite(value.mean):
                 continue
             x = place + (index - (len(rows) - 1) / 2) * width
@@ -198,9 +203,6 @@ def _cosines(W: np.ndarray, frequency: np.ndarray | None) -> np.ndarray:
     norm = np.linalg.norm(W, axis=1, keepdims=True)
     unit = np.divide(W, norm, out=np.zeros_like(W), where=norm > 0)
     return np.ma.masked_invalid(unit @ unit.T)
-
-
-GREY = "#808080"  # seen on white and on black
 
 
 def new_figure(width: float, height: float) -> Any:

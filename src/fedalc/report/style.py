@@ -12,8 +12,8 @@ from fedalc.report.summary import text
 Dash = Literal["-", "--", ":", "-."]
 
 # Okabe and Ito's colours (told apart with any common colour blindness), without the yellow that white paper swallows
-# and the black that a dark page does; and a few as far from all of them as can be. The oracles have quiet ones, a slate
-# and a wine: they are only there to compare with.
+# and the black that a dark page does; and a few as far from all of them as can be. The grey is seen on both, and rules
+# and grids have it too. The oracles have quiet ones, a slate and a wine: they are only there to compare with.
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY, VIOLET, BROWN, OLIVE, WINE, SLATE = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00",
     "#888888", "#8B5CF6", "#8C6239", "#9BAF2D", "#8A3B52", "#5B6B7F",

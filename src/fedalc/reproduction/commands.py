@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedalc.data.catalog import entry, is_known
+from fedalc.data.catalog import is_known
 from fedalc.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
-    from fedalc.reproduction.plan import Plan
-    from fedalc.reproduction.runner import Ended
+    from fedalc.reproduction.plan import Ended, Plan
 
 
 def reproduce(
@@ -42,6 +41,7 @@ def reproduce(
     report_only: Annotated[bool, typer.Option("--report-only", help="only write the table of what is there")] = False,
 ) -> None:
     """Run a table of the paper, cell by cell, and set the published figures beside ours. Call again to continue."""
+    from fedalc.reproduction.data import absent_data
     from fedalc.reproduction.plan import make_plan, refuse_strange
     from fedalc.reproduction.tables import PRESETS, find_folder, is_communication, read_table
 
@@ -72,7 +72,7 @@ def reproduce(
     elif not (report_only or plan.asked or plan.strange):
         reasons = Counter(why for name, why in plan.left_out.items() if plan.wants(*name.split("/")))
         raise ConfigError(f"none of these cells can be run: {reasons.most_common(1)[0][0]}")
-    absent = None if report_only else _absent_data(plan, data_dir)
+    absent = None if report_only else absent_data(plan, data_dir)
     if absent is not None:
         raise DataError(absent)
     if dry_run:
@@ -91,7 +91,8 @@ def reproduce(
 
 
 def _run(console: Console, plan: Plan, jobs: int | None, threads: int | None, data_dir: Path | None) -> Ended:
-    from fedalc.reproduction.runner import Ended, run_jobs, usable_cores
+    from fedalc.reproduction.plan import Ended
+    from fedalc.reproduction.runner import run_jobs, usable_cores
     from fedalc.reproduction.watch import make_watcher
 
     waiting = [job for job in plan.asked if job.state != "done"]
@@ -111,14 +112,11 @@ def _run(console: Console, plan: Plan, jobs: int | None, threads: int | None, da
 
 def _report(console: Console, plan: Plan, command: str, ended: Ended | None, data_dir: Path | None) -> None:
     """Table, figures and page from what is in the run folders now."""
-    from fedalc.files import write_text
-    from fedalc.reproduction import figures, outcome, page, text
+    from fedalc.reproduction import page, text
+    from fedalc.reproduction.data import client_sizes
+    from fedalc.reproduction.writing import write_outcome
 
-    found = outcome.collect(plan, command, ended, _sizes(plan, data_dir))
-    outcome.write_json(found, plan.folder / "table.json")
-    write_text(plan.folder / "table.md", text.markdown(found))
-    drawn = figures.write_all(found, plan.folder)
-    page.write_page(found, drawn, plan.folder)
+    found = write_outcome(plan, command, ended, client_sizes(plan, data_dir))
     console.print(text.rich_table(found))
     for remark in text.remarks(found):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
@@ -129,37 +127,10 @@ def _report(console: Console, plan: Plan, command: str, ended: Ended | None, dat
     )
 
 
-def _sizes(plan: Plan, data_dir: Path | None) -> Any:
-    """Instances of each client; None where no figure wants them or the data is not here."""
-    from fedalc.data import load_dataset
-
-    if "clients" not in plan.table.figures or not plan.jobs or _absent_data(plan, data_dir) is not None:
-        return None
-    return load_dataset(plan.jobs[0].settings.dataset, data_dir).train.labels.getnnz(axis=0)
-
-
-def _absent_data(plan: Plan, data_dir: Path | None) -> str | None:
-    """What is missing and how to get it; None if the files are there. They are not read."""
-    from fedalc.data.load import dataset_dir, find_split_files
-
-    for name in dict.fromkeys(job.settings.dataset for job in plan.jobs):
-        if name == "demo":
-            continue
-        folder = dataset_dir(entry(name), data_dir) if is_known(name) else Path(name)
-        try:
-            if folder.is_dir():
-                find_split_files(folder)
-                continue
-            why = "no such folder"
-        except DataError as error:
-            why = str(error)
-        hint = f"; `fedalc data info {name}` says where to get it" if is_known(name) else ""
-        return f"dataset {name!r} is not in {folder}: {why}{hint}"
-    return None
-
-
 def _print_plan(console: Console, plan: Plan) -> None:
     from rich.table import Column, Table
+
+    from fedalc.reproduction.tables import SWEPT
 
     title = f"{plan.table.title}: {plan.folder}"
     table = Table(Column("cell", no_wrap=True), "method", "rounds", "λ", "seeds", title=title)
@@ -168,7 +139,7 @@ def _print_plan(console: Console, plan: Plan) -> None:
         cells.setdefault((job.preset, job.cell), []).append(job)
     for (preset, cell), found in cells.items():
         settings = found[0].settings
-        strength = f"{settings.regularizer.lambda_:g}" if settings.method in ("fedaws", "fedalc") else ""
+        strength = f"{settings.regularizer.lambda_:g}" if settings.method in SWEPT else ""
         seeds: dict[str, list[str]] = {}
         for job in found:
             seeds.setdefault(job.state, []).append(str(job.settings.seed))
@@ -184,11 +155,13 @@ def _print_plan(console: Console, plan: Plan) -> None:
 
 
 def _count_bytes(console: Console, folder: Path, out: Path) -> None:
-    from fedalc.reproduction.communication import communication, read_communication, rich_tables
+    from fedalc.reproduction.communication import communication, rich_tables
+    from fedalc.reproduction.writing import alone_in
 
     place = out / folder.resolve().name
-    communication(folder, place)
-    for table in rich_tables(read_communication(folder)):
+    with alone_in(place):
+        counted = communication(folder, place)
+    for table in rich_tables(counted):
         console.print(table)
     console.print(f"table: {place / 'table.md'}    figure: {place / 'bytes.png'}", highlight=False, soft_wrap=True)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from fedalc.config import FEDERATED, Count, Experiment, MethodName, PresetName, Settings
@@ -20,13 +18,14 @@ from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.methods import METHODS
 from fedalc.report.tables import human_bytes
+from fedalc.reproduction import markdown as md
+from fedalc.reproduction.reading import read_toml, validated
+from fedalc.reproduction.tables import FILE
 from fedalc.reproduction.traffic import Shape, Traffic, text_traffic, traffic
 from fedalc.resolution import experiment
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Read = TypeVar("Read", bound=Settings)
 
 
 class ResNet(Settings):
@@ -68,6 +67,9 @@ class ImageCell(Settings):
                 server=_one_decimal(model + self.rounds * W), client=_one_decimal(model + self.rounds * row)
             )
         return Published(server=_one_decimal(model + W), client=model)
+
+    def verdict(self) -> str:
+        return "met" if self.published == self.convention() else self.slip or "not met"
 
     def traffic(self) -> Traffic:
         keys = {"method": self.method, "preset": "paper", "rounds": self.rounds, "encoder": {"dim": self.dim}}
@@ -139,6 +141,7 @@ LINE_HEADINGS = (
     "dataset", "method", "rounds", "a round, down", "a round, up", "once, down", "once, up",
     "training, down", "training, up", "all clients, down", "all clients, up",
 )  # fmt: skip
+NAMES = ("dataset", "method", "")  # columns of words
 PAPER_HEADINGS = ("dataset", "method", "server", "as counted", "client", "as counted", "")
 
 
@@ -169,13 +172,13 @@ class Communication:
 
 def read_communication(folder: Path) -> Communication:
     """`table.toml`, and beside it a file per cell of the paper's table and per text dataset."""
-    heading = _read(Heading, folder / "table.toml")
-    files = sorted(path for path in folder.glob("*.toml") if path.name != "table.toml")
-    cells = [_read(ImageCell, path) for path in files if "published" in _toml(path)]
-    texts = [_read(TextRows, path) for path in files if "published" not in _toml(path)]
+    files = {path: read_toml(path, Decimal) for path in sorted(folder.glob("*.toml")) if path.name != FILE}
+    heading = validated(Heading, read_toml(folder / FILE), folder / FILE)
+    cells = [validated(ImageCell, values, path) for path, values in files.items() if "published" in values]
+    texts = [validated(TextRows, values, path) for path, values in files.items() if "published" not in values]
     for name in [*(cell.dataset for cell in cells), *(rows.dataset for rows in texts)]:
         if name not in heading.datasets:
-            raise ConfigError(f"{folder / 'table.toml'}: {name} is missing", "datasets")
+            raise ConfigError(f"{folder / FILE}: {name} is missing", "datasets")
     place = heading.datasets.index
     cells.sort(key=lambda cell: (place(cell.dataset), FEDERATED.index(cell.method)))
     texts.sort(key=lambda rows: place(rows.dataset))
@@ -192,22 +195,7 @@ def read_communication(folder: Path) -> Communication:
     )
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
-
-
-def _read(kind: type[Read], path: Path) -> Read:
-    try:
-        return kind.model_validate(_toml(path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{path}: {first['msg']}", ".".join(map(str, first["loc"]))) from None
-
-
-def communication(folder: Path, out: Path) -> None:
+def communication(folder: Path, out: Path) -> Communication:
     """Write `table.md`, `table.json` and `bytes.png` into `out`."""
     from fedalc.reproduction.communication_figure import draw_bytes
 
@@ -215,6 +203,7 @@ def communication(folder: Path, out: Path) -> None:
     write_text(out / "table.md", markdown(table))
     write_text(out / "table.json", json.dumps(facts(table), indent=1) + "\n")
     draw_bytes(table.texts, out / "bytes.png")
+    return table
 
 
 def facts(table: Communication) -> dict[str, Any]:
@@ -224,7 +213,7 @@ def facts(table: Communication) -> dict[str, Any]:
             "method": cell.method,
             "published": cell.published.model_dump(mode="json"),
             "convention": cell.convention().model_dump(mode="json"),
-            "met": cell.published == cell.convention(),
+            "met": cell.verdict() == "met",
             "buffer_bytes_per_round": 4 * cell.encoder.buffers,
         }
         for cell in table.cells
@@ -240,35 +229,24 @@ def markdown(table: Communication) -> str:
         f"# {table.heading.title}",
         "## The paper's table, in its own convention",
         'Published, and as its convention counts it ("MB").',
-        markdown_table(PAPER_HEADINGS, paper_rows(table.cells)),
+        md.table(PAPER_HEADINGS, paper_rows(table.cells), NAMES),
         "## Slips",
-        bullets(table.heading.slips),
+        md.bullets(table.heading.slips),
         "## Bytes of the image datasets",
         "Per client unless it says all clients.",
-        markdown_table(LINE_HEADINGS, [line.cells() for line in table.images]),
+        md.table(LINE_HEADINGS, [line.cells() for line in table.images], NAMES),
     ]
     for preset in table.presets:
         lines = [line for line in table.texts if line.preset == preset]
         parts += [
             f"## Text, preset {preset}",
             "Down and up together, per client, whole training:",
-            markdown_table(*total_rows(lines)),
+            md.table(*total_rows(lines), NAMES),
             "In full:",
-            markdown_table(LINE_HEADINGS, [line.cells() for line in lines]),
+            md.table(LINE_HEADINGS, [line.cells() for line in lines], NAMES),
         ]
-    parts += ["![Bytes per client](bytes.png)", "## What is counted", bullets(table.heading.notes)]
+    parts += ["![Bytes per client](bytes.png)", "## What is counted", md.bullets(table.heading.notes)]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
-
-
-def bullets(texts: Iterable[str]) -> str:
-    return "".join(f"- {text}\n" for text in texts)
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Names to the left, numbers to the right."""
-    numbers = [heading not in ("dataset", "method", "") for heading in headings]
-    rule = ["--:" if right else ":--" for right in numbers]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows))
 
 
 def paper_rows(cells: Iterable[ImageCell]) -> list[list[str]]:
@@ -276,7 +254,7 @@ def paper_rows(cells: Iterable[ImageCell]) -> list[list[str]]:
     for cell in cells:
         ours, theirs = cell.convention(), cell.published
         figures = (theirs.server, ours.server, theirs.client, ours.client)
-        rows.append([cell.dataset, cell.method, *(_figure(value) for value in figures), cell.slip or "met"])
+        rows.append([cell.dataset, cell.method, *(_figure(value) for value in figures), cell.verdict()])
     return rows
 
 
@@ -308,7 +286,7 @@ def _rich(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("dataset", "method", "") else "right")
+        table.add_column(heading, justify="left" if heading in NAMES else "right")
     for row in rows:
         table.add_row(*row)
     return table

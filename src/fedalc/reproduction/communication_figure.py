@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from matplotlib.lines import Line2D
 
 from fedalc.report.plots import bytes_tick, legend, log_scale, new_figure, tidy, write_png
-from fedalc.report.style import styles
+from fedalc.report.style import GREY, styles
 
 if TYPE_CHECKING:
     from fedalc.reproduction.communication import Line
@@ -33,7 +33,7 @@ def draw_bytes(lines: Sequence[Line], path: Path) -> None:
                 lane = datasets.index(dataset) + (methods.index(method) - (len(methods) - 1) / 2) / (len(methods) + 1)
                 axes.plot(total, lane, marker=looks[method].marker, color=looks[method].colour, markersize=6)
         for border in range(1, len(datasets)):
-            axes.axhline(border - 0.5, color="#808080", linewidth=0.6, alpha=0.5)
+            axes.axhline(border - 0.5, color=GREY, linewidth=0.6, alpha=0.5)
         axes.set_title(f"preset {preset}", fontsize=10, loc="left")
         axes.set_xlabel("bytes sent and received by one client, whole training", fontsize=9)
         tidy(axes)

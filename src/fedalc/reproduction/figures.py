@@ -13,13 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedalc.report.plots import GREY, bar_fill, draw_bars, legend, log_scale, new_figure, tidy, write_png
-from fedalc.report.style import BLUE, styles
-from fedalc.report.summary import Row
+from fedalc.report.curves import WATCHED
+from fedalc.report.plots import bar_fill, draw_precisions, legend, log_scale, new_figure, tidy, write_png
+from fedalc.report.style import BLUE, GREY, styles
 from fedalc.reproduction.outcome import METRICS, Cell, Fit, Line, Outcome
+from fedalc.reproduction.tables import SWEPT
 
-SWEPT = ("fedaws", "fedalc")  # the methods with a λ
-ON = {"test P@1": "P@1 on test data, for the curve only (%)", "validation P@1": "P@1 on validation data (%)"}
 OPEN: Any = {"fillstyle": "none", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
 FILLED: Any = {"markersize": 5, "capsize": 2, "linewidth": 1.8}
 FITTED: Any = {"color": "#000000", "linestyle": (0, (4, 2)), "linewidth": 1.2}
@@ -76,7 +75,7 @@ def curves_lambda(outcome: Outcome) -> Any:
     grid = figure.subplots(len(presets), 2, squeeze=False, sharey="row")
     for axes_row, preset in zip(grid, presets, strict=True):
         curves = [line.cells[preset].curve for line in _swept(outcome) if _curve_points(line, preset)]
-        on = {ON[curve.metric] for curve in curves if curve is not None and curve.metric is not None}
+        on = {WATCHED[curve.metric] for curve in curves if curve is not None and curve.metric is not None}
         axes_row[0].set_ylabel(" or ".join(sorted(on)), fontsize=9)
         for axes, method in zip(axes_row, SWEPT, strict=True):
             for line in _swept(outcome, method):
@@ -148,14 +147,11 @@ def fixed(outcome: Outcome) -> Any:
     figure = new_figure(6.2 * len(panels), 4.2 + 0.25 * math.ceil(len(names) / 4))
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (preset, cells) in zip(grid, panels.items(), strict=True):
-        draw_bars(axes, [_merged(name, cell) for name, cell in cells.items()], {name: looks[name] for name in cells})
+        precisions = [[cell.statistic(metric) for metric in METRICS] for cell in cells.values()]
+        draw_precisions(axes, precisions, {name: looks[name] for name in cells})
         axes.set_title(f"preset {preset}", fontsize=10, loc="left")
     legend(figure, [Patch(**bar_fill(look)) for look in looks.values()], names)
     return figure
-
-
-def _merged(name: str, cell: Cell) -> Row:
-    return Row("", name, "", tuple({"metrics": result.metrics} for result in cell.results))
 
 
 def convergence(outcome: Outcome) -> Any:

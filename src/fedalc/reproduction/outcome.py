@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedalc.files import write_text
-from fedalc.report.curves import curve_records
-from fedalc.report.summary import Row as Merged
-from fedalc.report.summary import Statistic, number, number_at
-from fedalc.reproduction.plan import Job, Plan
-from fedalc.reproduction.runner import Ended
-from fedalc.reproduction.tables import Row
+from fedalc.report.curves import curve_records, watched_metric
+from fedalc.report.summary import Statistic, number_at
+from fedalc.reproduction.plan import Ended, Job, Plan
+from fedalc.reproduction.tables import ORACLE_FOLDER, Row
 
 POINTS = 100  # of a curve: more cannot be seen
 METRICS = ("P@1", "P@3", "P@5")
-CURVES = ("test P@1", "validation P@1")  # the first that was evaluated is drawn
 COSTS = ("rounds", "rounds_run", "seconds", "bytes_up", "bytes_down")
 
 
@@ -54,8 +52,11 @@ class Cell(_Part):
     curve: Curve | None = None
 
     def statistic(self, metric: str) -> Statistic | None:
-        merged = Merged("", "", "", tuple({"metrics": result.metrics} for result in self.results))
-        return merged.statistic(number("metrics", metric))
+        """None unless every seed that has finished has the value."""
+        values = [result.metrics[metric] for result in self.results if metric in result.metrics]
+        if not values or len(values) < len(self.results):
+            return None
+        return Statistic(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 class Line(_Part):
@@ -63,6 +64,7 @@ class Line(_Part):
 
     name: str
     method: str
+    cell: str = ""  # its file's name, if it is not the method's
     lambda_: float | None = Field(default=None, alias="lambda")
     published: tuple[float, float, float] | None = None
     centralised: bool = False
@@ -71,7 +73,8 @@ class Line(_Part):
 
     @property
     def label(self) -> str:
-        return self.method + ("" if self.lambda_ is None else f", λ = {self.lambda_:g}")
+        """Apart from other rows of the same method."""
+        return self.cell or self.method if self.lambda_ is None else f"{self.method}, λ = {self.lambda_:g}"
 
 
 class Fit(_Part):
@@ -109,8 +112,8 @@ def collect(plan: Plan, command: str, ended: Ended | None = None, sizes: np.ndar
     versions: list[dict[str, str]] = []
     for job in plan.jobs:
         found = (job.result() or {}).get("versions")
-        if found and found not in versions:
-            versions.append(found)
+        if isinstance(found, Mapping) and found and found not in versions:
+            versions.append({name: str(number) for name, number in found.items()})
     outcome = Outcome(
         table=table.name,
         title=table.title,
@@ -120,7 +123,7 @@ def collect(plan: Plan, command: str, ended: Ended | None = None, sizes: np.ndar
         seeds=list(plan.seeds),
         presets=list(plan.presets),
         figures=list(table.figures),
-        notes=[*table.notes, *table.settings_in_words()],
+        notes=[*plan.settings_in_words(), *table.notes],
         left_out=plan.left_out,
         versions=versions,
         clients=[] if sizes is None else _thinned_sizes(sizes),
@@ -141,6 +144,7 @@ def _line(plan: Plan, row: Row, ended: Ended) -> Line:
     return Line(
         name=row.name,
         method=row.method,
+        cell=row.cell,
         **{"lambda": row.lambda_},
         published=row.published,
         centralised=row.centralised,
@@ -150,8 +154,8 @@ def _line(plan: Plan, row: Row, ended: Ended) -> Line:
 
 
 def _cell(plan: Plan, row: Row, preset: str, ended: Ended) -> Cell:
-    cell, home = Cell(), "oracles" if row.centralised else preset
-    for seed in plan.seeds[: 1 if row.once else None]:
+    cell, home = Cell(), ORACLE_FOLDER if row.centralised else preset
+    for seed in plan.seeds:
         name = f"{home}/{row.stem}-s{seed}"
         job = next((job for job in plan.of(preset, row) if job.settings.seed == seed), None)
         result = job.result() if job else None
@@ -195,7 +199,7 @@ def _curve(job: Job) -> Curve | None:
         return None
     if len(records) > POINTS:
         records = [records[i] for i in np.linspace(0, len(records) - 1, POINTS).round().astype(int)]
-    metric = next((name for name in CURVES if any(name in (r.get("metrics") or {}) for r in records)), None)
+    metric = watched_metric(records)
     return Curve(
         metric=metric,
         rounds=[int(record["round"]) for record in records],

@@ -26,12 +26,12 @@ def write_page(outcome: Outcome, figures: Mapping[str, Any], folder: Path) -> Pa
         names=text.names(outcome),
         strengths=text.strengths(outcome),
         seeds=text.seed_counts(outcome),
-        remarks=text.remarks(outcome),
+        remarks=[*text.remarks(outcome), *text.versions(outcome)],
         figures=[
             {"caption": CAPTIONS[name], "svg": Markup(figure_svg(figure, name)), "width": 7 * figure.get_figwidth()}
             for name, figure in figures.items()
         ],
-        versions=outcome.versions[0] if outcome.versions else {},
+        versions={},  # among the remarks: there can be several
         panels=[],
         missing=[],
         looks={},

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedalc import history
-from fedalc.config import Experiment
+from fedalc.config import NONE, Experiment
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.reproduction.tables import ORACLES, Row, Table, flat
+from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
 from fedalc.resolution import experiment
 
 State = Literal["done", "begun", "failed", "new"]
@@ -43,13 +43,16 @@ class Job:
 
     def result(self) -> dict[str, Any] | None:
         """None where it has not finished."""
+        file = self.folder / "result.json"
         try:
-            found = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FedalcError(f"{self.folder / 'result.json'}: damaged ({error}); remove the folder") from None
-        return dict(found)
+            raise FedalcError(f"{file}: damaged ({error}); remove the folder") from None
+        if isinstance(found, dict) and isinstance(found.get("seed"), int) and isinstance(found.get("metrics"), dict):
+            return found
+        raise FedalcError(f"{file}: not the result of a run; remove the folder")
 
     def history(self) -> list[dict[str, Any]]:
         return history.read(self.folder / "history.jsonl")
@@ -57,6 +60,16 @@ class Job:
     def failure(self) -> str:
         file = self.folder / FAILURE
         return file.read_text(encoding="utf-8").strip() if file.exists() else ""
+
+
+@dataclass
+class Ended:
+    """How jobs ended that have just been run, by job name."""
+
+    done: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    elsewhere: dict[str, str] = field(default_factory=dict)  # another process has them
+    stopped: bool = False
 
 
 @dataclass
@@ -83,8 +96,22 @@ class Plan:
 
     def of(self, preset: str, row: Row) -> list[Job]:
         """The runs in a row's cell, in the order of the seeds."""
-        home = ORACLES if row.centralised else preset
+        home = ORACLE_FOLDER if row.centralised else preset
         return [job for job in self.jobs if (job.preset, job.cell) == (home, row.stem)]
+
+    def settings_in_words(self) -> list[str]:
+        """What the table says for all cells of a preset, as far as the runs have it: the command line may differ."""
+        found = []
+        for preset, values in self.table.settings.items():
+            runs = [flat(job.settings.to_dict()) for job in self.jobs if job.preset == preset]
+            kept = [
+                f"{key} = {value}"
+                for key, value in flat(values).items()
+                if runs and all(key in run and run[key] == (None if value == NONE else value) for run in runs)
+            ]
+            if kept:
+                found.append(f"Preset {preset}: all cells with {', '.join(kept)}.")
+        return found
 
 
 def make_plan(
@@ -100,16 +127,13 @@ def make_plan(
     """Resolve every cell. `keys` and `overrides` are settings that win over the cells' files."""
     chosen = tuple(dict.fromkeys(table.seeds if seeds is None else seeds))
     plan = Plan(table, out / table.name, tuple(dict.fromkeys(presets)), chosen, tuple(only))
-    cells = {
-        (preset, row.stem): row for row in table.rows for preset in row.presets if preset in (*plan.presets, ORACLES)
-    }
+    shown = (*plan.presets, ORACLE_FOLDER)
+    cells = {(preset, row.stem): row for row in table.rows for preset in row.presets if preset in shown}
     for pattern in only:
         if not any(Plan(table, out, (), (), (pattern,)).wants(*cell) for cell in cells):
             raise ConfigError(f"no cell of {table.name} is called {pattern!r}: see --dry-run", "--only")
     for seed in chosen:
         for (preset, cell), row in cells.items():
-            if row.once and seed != chosen[0]:
-                continue
             file = table.cell_file(preset, row)
             try:
                 given = {**table.settings.get(preset, {}), **(keys or {}), "seed": seed}
@@ -120,8 +144,22 @@ def make_plan(
                 continue
             if settings.seed != seed:
                 raise ConfigError("a table sets the seeds itself: use --seeds", "--set seed")
+            _check_row(table, row, preset, settings)
             _add(plan, Job(preset, cell, settings, plan.folder / preset / f"{cell}-s{seed}"))
     return plan
+
+
+def _check_row(table: Table, row: Row, preset: Home, settings: Experiment) -> None:
+    """A row shows what its name says, whatever a file or the command line has."""
+    pairs: list[tuple[str, Any, Any]] = [("method", row.method, settings.method)]
+    if row.lambda_ is not None:
+        pairs.append(("λ", row.lambda_, settings.regularizer.lambda_))
+    for what, of_row, of_cell in pairs:
+        if of_row != of_cell:
+            raise ConfigError(
+                f"{table.cell_file(preset, row)}: {what} is {of_cell} with these settings, but {of_row} in row "
+                f"{row.name!r} of {table.folder / FILE}"
+            )
 
 
 def _add(plan: Plan, job: Job) -> None:

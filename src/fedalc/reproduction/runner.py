@@ -8,17 +8,18 @@ import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fedalc.interrupt import Interrupt
-from fedalc.reproduction.plan import Job
+from fedalc.reproduction.plan import Ended, Job
 from fedalc.reproduction.worker import Message, work
 
 GRACE_SECONDS = 5.0  # for a worker that has nothing left to do
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # read once, as the libraries are loaded
 
 
 class Watcher:
@@ -35,16 +36,6 @@ class Watcher:
     def stopping(self, running: int) -> None: ...
 
     def tick(self) -> None: ...
-
-
-@dataclass
-class Ended:
-    """How the jobs ended, by job name."""
-
-    done: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    elsewhere: dict[str, str] = field(default_factory=dict)  # another process has them
-    stopped: bool = False
 
 
 @dataclass
@@ -83,12 +74,15 @@ def run_jobs(
 
 
 def _give(job: Job, pool: list[_Worker], threads: int, data_dir: Path | None, watcher: Watcher) -> None:
+    for worker in [worker for worker in pool if worker.job is None and not worker.process.is_alive()]:
+        pool.remove(worker)  # died with nothing to do: the job would be lost on it
+        worker.pipe.close()
     idle = next((worker for worker in pool if worker.job is None), None)
     if idle is None:
         idle = _start(threads, data_dir)
         pool.append(idle)
     idle.job = job
-    with suppress(BrokenPipeError):  # its death is noticed when it is listened to
+    with suppress(OSError):  # its death is noticed when it is listened to
         idle.pipe.send(job)
     watcher.started(job)
 
@@ -97,7 +91,7 @@ def _start(threads: int, data_dir: Path | None) -> _Worker:
     context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, threads, data_dir), daemon=True)
-    with _no_ctrl_c():
+    with _no_ctrl_c(), _threads_in_environment(threads):
         process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -112,6 +106,21 @@ def _no_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def _threads_in_environment(threads: int) -> Iterator[None]:
+    """What is started here has it from its first moment on: numpy is loaded before any line of ours is run there."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, str(threads)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _ask_to_stop(pool: list[_Worker], watcher: Watcher) -> None:
@@ -129,7 +138,7 @@ def _listen(pool: list[_Worker], ended: Ended, watcher: Watcher) -> None:
     for worker in [worker for worker in pool if worker.pipe in ready]:
         try:
             message: Message = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # gone, perhaps in the middle of a message
             pool.remove(worker)
             worker.process.join()
             stopped = worker.asked_to_stop or worker.process.exitcode == -signal.SIGTERM

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fedalc.config import MethodName
 from fedalc.errors import ConfigError
+from fedalc.reproduction.reading import read_toml, validated
 
 Column = Literal["paper", "strong"]
 PRESETS: tuple[Column, ...] = get_args(Column)
-ORACLES: Literal["oracles"] = "oracles"  # in both columns, run once
+Home = Literal["paper", "strong", "oracles"]  # the folder of a cell, and of its runs
+ORACLE_FOLDER: Literal["oracles"] = "oracles"  # in both columns, run once
+SWEPT = ("fedaws", "fedalc")  # the methods with a λ
+THE_TABLES = ("method", "dataset", "preset", "seed")  # settings that a table has of its own: rows, columns, seeds
 FILE = "table.toml"
 HOMES = (Path("experiments"), Path(__file__).resolve().parents[3] / "experiments")  # here, or in the source checkout
 
 Figure = Literal["clients", "curves-lambda", "lambda", "fixed", "convergence"]
 Precision = Annotated[float, Field(ge=0, le=100)]
+# It becomes the name of a folder: no path, and no "..".
+Stem = Annotated[str, Field(pattern=r"^([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)?$")]
 
 
 class _Part(BaseModel):
@@ -31,13 +37,12 @@ class Row(_Part):
     """One line of the table. `published` is the paper's P@1, P@3 and P@5, where it has them."""
 
     name: str
-    method: str
-    cell: str = ""  # the TOML file's name, if it is not the method's
+    method: MethodName
+    cell: Stem = ""  # the TOML file's name, if it is not the method's
     lambda_: float | None = Field(default=None, alias="lambda")
-    presets: tuple[Column | Literal["oracles"], ...] = PRESETS
+    presets: tuple[Home, ...] = PRESETS
     published: tuple[Precision, Precision, Precision] | None = None
     footnote: str = ""
-    once: bool = False  # nothing in it is random: the first seed is enough
 
     @property
     def stem(self) -> str:
@@ -45,7 +50,7 @@ class Row(_Part):
 
     @property
     def centralised(self) -> bool:
-        return ORACLES in self.presets
+        return ORACLE_FOLDER in self.presets
 
 
 class Table(_Part):
@@ -55,7 +60,7 @@ class Table(_Part):
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
-    settings: dict[str, dict[str, Any]] = {}  # what all cells of a preset have besides, as [settings.paper]
+    settings: dict[Home, dict[str, Any]] = {}  # what all cells of a preset have besides, as [settings.paper]
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
     folder: Path
 
@@ -63,12 +68,14 @@ class Table(_Part):
     def name(self) -> str:
         return self.folder.resolve().name
 
-    def settings_in_words(self) -> list[str]:
-        """What the cells of a preset have besides what their files say."""
-        return [
-            f"Preset {preset}: all cells with {', '.join(f'{key} = {value}' for key, value in flat(values).items())}."
-            for preset, values in self.settings.items()
-        ]
+    @field_validator("settings")
+    @classmethod
+    def _leave_the_table_alone(cls, settings: dict[Home, dict[str, Any]]) -> dict[Home, dict[str, Any]]:
+        for preset, values in settings.items():
+            for key in THE_TABLES:
+                if key in values:
+                    raise ValueError(f"{preset} cannot have {key}: rows, columns and seeds of a table say it")
+        return settings
 
     def cell_file(self, preset: str, row: Row) -> Path:
         return self.folder / preset / f"{row.stem}.toml"
@@ -109,24 +116,13 @@ def table_folders() -> list[Path]:
 
 def is_communication(folder: Path) -> bool:
     """Whether this table is of bytes, which are counted: nothing is trained for it."""
-    return _values(folder / FILE).get("kind") == "communication"
-
-
-def _values(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file}: not a readable TOML file: {error}") from None
+    return read_toml(folder / FILE).get("kind") == "communication"
 
 
 def read_table(folder: Path) -> Table:
     """A table, every cell of which has its file."""
     file = folder / FILE
-    try:
-        table = Table.model_validate({**_values(file), "folder": folder})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{file}: {first['msg']}", ".".join(map(str, first["loc"]))) from None
+    table = validated(Table, {**read_toml(file), "folder": folder}, file)
     for row in table.rows:
         for preset in row.presets:
             if not table.cell_file(preset, row).is_file():

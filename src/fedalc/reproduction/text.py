@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedalc.report.tables import MISSING, Cell, fixed
+from fedalc.reproduction import markdown as md
 from fedalc.reproduction.outcome import METRICS, Line, Outcome
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def _ours(line: Line, preset: str, metric: str) -> Cell:
     value = cell.statistic(metric)
     if value is not None:
         return Cell(fixed(value.mean, 2), "" if value.deviation is None else fixed(value.deviation, 2))
+    if cell.results:
+        return Cell(f"{MISSING} no {metric}")  # in one of them at least
     why = next(iter(cell.missing.values()), "not run").partition(":")[0]
     return Cell(MISSING if metric != METRICS[0] else f"{MISSING} {why}")
 
@@ -106,28 +109,30 @@ def remarks(outcome: Outcome) -> list[str]:
     return [*marked, *outcome.notes, *(f"{'; '.join(where)}: {why}" for why, where in problems.items())]
 
 
+def versions(outcome: Outcome) -> list[str]:
+    """A line for each set of versions that runs were made with."""
+    return [", ".join(f"{name} {number}" for name, number in found.items()) for found in outcome.versions]
+
+
 def sentence(outcome: Outcome) -> str:
     return (
         f"Percent on the test set of {outcome.dataset}. Published: the paper's figures for {outcome.paper}. Ours: "
         f"preset {' and '.join(outcome.presets)}, mean ± standard deviation over seeds. Bold: the best federated "
-        "figure of a column."
+        "figure of a column on the test set, among several λ too, so no choice that could have been made beforehand."
     )
 
 
 def markdown(outcome: Outcome) -> str:
     drawn = columns(outcome)
-    table = [["method", *names(outcome)], ["λ", *strengths(outcome)]]
+    table = [["method", *map(md.escaped, names(outcome))], ["λ", *strengths(outcome)]]
     for column in drawn:
         lines = [f"**{cell.line()}**" if cell.bold else cell.line() for cell in column.cells]
         table.append([f"{column.group} {column.metric}", *lines])
     table.append(["seeds", *seed_counts(outcome)])
-    rule = [":--", "--:", *["--:"] * len(drawn), "--:"]
-    header, *body = zip(*table, strict=True)
-    text = "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *body))
+    headings, *body = zip(*table, strict=True)
     return (
-        f"# {outcome.title}\n\n`{outcome.command}`\n\n{sentence(outcome)}\n\n{text}\n"
-        + "".join(f"- {remark}\n" for remark in remarks(outcome))
-        + "".join(f"- {', '.join(f'{name} {number}' for name, number in v.items())}\n" for v in outcome.versions)
+        f"# {outcome.title}\n\n`{outcome.command}`\n\n{sentence(outcome)}\n\n{md.table(headings, body)}\n"
+        + md.bullets([*remarks(outcome), *versions(outcome)])
     )
 
 

@@ -1,4 +1,4 @@
-"""A process that trains one run after the other, as it is told. Nothing here loads torch before the threads are set."""
+"""A process that trains one run after the other, as it is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fedalc.errors import FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.reproduction.plan import FAILURE, Job
 
-# On the way "phase" (name, rounds, done) and "round" number; at the end "done", "failed", "locked", "stopped", and why
+# On the way "phase" (name, rounds, done) and "round" number (of an oracle: its step); at the end "done", "failed",
+# "locked", "stopped", and why
 Message = tuple[str, Any]
 SECONDS_BETWEEN = 0.2  # messages about rounds
 
@@ -25,7 +26,6 @@ SECONDS_BETWEEN = 0.2  # messages about rounds
 def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
     """Until the parent closes the pipe, or ends."""
     os.setpgrp()  # a signal for the parent's whole group would reach us twice, and the second does not wait
-    os.environ["OMP_NUM_THREADS"] = str(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
@@ -88,6 +88,12 @@ def _follower(pipe: Connection) -> Any:
                 pipe.send(("phase", (name, rounds, done)))
 
         def round(self, number: int, loss: float) -> None:
+            self._reached(number)
+
+        def step(self, number: int, what: str) -> None:
+            self._reached(number)
+
+        def _reached(self, number: int) -> None:
             if time.monotonic() - self.sent >= SECONDS_BETWEEN:
                 self.sent = time.monotonic()
                 with suppress(BrokenPipeError):
