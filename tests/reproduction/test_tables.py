@@ -53,7 +53,10 @@ def test_every_cell_resolves(file: Path) -> None:
         assert settings.regularizer.form == "mined"
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.match("wikilshtc/[ps]*/*")], ids=lambda f: str(f)[-20:])
+LARGEST = [file for file in FILES if file.match("wikilshtc/[ps]*/*") or file.match("amazon670k/[ps]*/*")]
+
+
+@pytest.mark.parametrize("file", LARGEST, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
 def test_the_largest_models_fit_into_24_gb(file: Path) -> None:
     """θ, its gradient and average, Adam's two and its work space; W thrice; a backward pass; the test set twice."""
     settings = experiment(file=file)
