@@ -286,7 +286,7 @@ OWN: dict[str, list[tuple[str, Any]]] = {
     "fedmlh": [
         ("W", lambda W: W[:, :-1]),
         *[("W", spoil) for spoil in (nan, whole, deeper, shorter)],
-        ("encoder.0.linear", nan),
+        ("encoder.encoders.0.embedding", nan),
         *[("copies", number) for number in (0, -1, 3, 2.0, "2", 10**30)],
         *[("features", number) for number in (-1, 10**30, "many", None)],
         *[("dtype", name) for name in ("int64", "float64", "nn", None, [])],
