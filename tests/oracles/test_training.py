@@ -306,7 +306,7 @@ def test_hostile_models_are_errors_that_name_the_folder(model: tuple[str, Path],
     method, folder = model
     for where, value in COMMON + OWN[method]:
         copy = spoilt(folder, put(where, value), tmp_path / "copy")
-        with pytest.raises(FedalcError, match="copy: (damaged|a model of kind)"):
+        with pytest.raises(FedalcError, match=r"copy: (damaged|a model of kind)"):
             load_model(copy)
             pytest.fail(f"{where}: {value} was taken")
 
