@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,10 @@ import pytest
 import torch
 
 import fedalc
-from fedalc import history
+from fedalc import history, runs
 from fedalc.checkpoint import load_folder
-from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted
+from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted, Locked
+from fedalc.files import write_text
 from fedalc.training import Callback, Training
 from tests.problems import random_split, small_dataset
 
@@ -52,10 +58,7 @@ class StopAfter(Callback):
 
     def round(self, number: int, loss: float) -> None:
         if (self.now, number) == (self.wanted, self.number):
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
@@ -332,3 +335,147 @@ def test_a_curve_on_the_test_set_where_nothing_is_chosen(tmp_path: Path) -> None
     records = history.read(tmp_path / "select" / "history.jsonl")
     assert {record["phase"] for record in records} == {"select", "refit"}
     assert not any(name.startswith("test") for record in records for name in record["metrics"])
+
+
+class Meanwhile:
+    """Lets another process use the folder between the first look at it and the lock; a function stands in for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
+        self.check, self.other, self.came = runs.check_memory, other, False
+        monkeypatch.setattr(runs, "check_memory", self)
+
+    def __call__(self, *arguments: Any) -> None:
+        self.check(*arguments)
+        if not self.came:
+            self.came = True
+            self.other()
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, folder = fedalc.experiment({**SMALL, "dataset": "small"}), tmp_path / "run"
+
+    def finish() -> None:
+        fedalc.train(settings, folder=folder, data=DATA)
+        (folder / "mark").touch()
+
+    Meanwhile(monkeypatch, finish)
+    with pytest.raises(FedalcError, match="there is a run here already"):
+        fedalc.train(settings, folder=folder, data=DATA)
+    first = (folder / "result.json").read_bytes()
+    assert (folder / "mark").exists()
+    shutil.rmtree(folder)
+    Meanwhile(monkeypatch, finish)
+    loaded = runs.train_or_continue(settings, folder, DATA)
+    assert json.loads((folder / "result.json").read_bytes()) == loaded.result
+    assert loaded.metrics == json.loads(first)["metrics"]
+
+
+def test_a_run_that_another_process_took_up_meanwhile_is_not_resumed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = fedalc.experiment({**SMALL, "dataset": "small"})
+    for name in ("resumed", "continued"):
+        with pytest.raises(Interrupted):
+            fedalc.train(settings, data=DATA, folder=tmp_path / name, callbacks=[StopAfter("select", 4)])
+    Meanwhile(monkeypatch, lambda: fedalc.train(settings, folder=tmp_path / "resumed", resume=True, data=DATA))
+    with pytest.raises(FedalcError, match="finished; nothing to resume"):
+        fedalc.train(settings, folder=tmp_path / "resumed", resume=True, data=DATA)
+    Meanwhile(monkeypatch, lambda: fedalc.train(settings, folder=tmp_path / "continued", resume=True, data=DATA))
+    loaded = runs.train_or_continue(settings, tmp_path / "continued", DATA)
+    assert json.loads((tmp_path / "continued" / "result.json").read_text()) == loaded.result
+
+
+def test_a_run_begun_and_left_meanwhile_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, folder = fedalc.experiment({**SMALL, "dataset": "small"}), tmp_path / "run"
+
+    def leave() -> None:
+        with pytest.raises(Interrupted):
+            fedalc.train(settings, folder=folder, data=DATA, callbacks=[StopAfter("select", 4)])
+
+    Meanwhile(monkeypatch, leave)
+    assert same_bits(runs.train_or_continue(settings, folder, DATA), fedalc.train(settings, data=DATA))
+
+
+def test_a_lock_that_was_taken_away_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ends and takes its lock file away after B has opened it: B must lock the one that C sees."""
+    flock, first = fcntl.flock, runs.only_writer(tmp_path / "run")
+    first.__enter__()
+
+    def late(file: Any, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.__exit__(None, None, None)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with runs.only_writer(tmp_path / "run"), pytest.raises(Locked), runs.only_writer(tmp_path / "run"):
+        pytest.fail("two writers")
+
+
+def test_nothing_is_left_of_a_run_that_never_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError), runs.only_writer(tmp_path / "new"):
+        raise RuntimeError
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    with runs.only_writer(tmp_path / "mine"):
+        pass
+    assert (tmp_path / "mine").is_dir() and not list((tmp_path / "mine").iterdir())
+    # Killed as it began: the lock and half a file are nobody's, and no run either.
+    for name in (".lock", "config.toml.0a1b2c3d.part"):
+        (tmp_path / "mine" / name).touch()
+    fedalc.train(data=DATA, folder=tmp_path / "mine", **SMALL)
+    assert not (tmp_path / "mine" / ".lock").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["test", "_chosen_model", "_save_if_due"])
+def test_who_asks_to_stop_when_training_is_over_gets_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, where: str
+) -> None:
+    before, original, asked = signal.getsignal(number), getattr(Training, where), []
+
+    def interrupted(self: Training, *arguments: Any, **more: Any) -> Any:
+        if not asked and self.federated.round_number == 12:
+            asked.append(1)
+            signal.raise_signal(number)
+        return original(self, *arguments, **more)
+
+    keys = {**SMALL, "dataset": "small", "selection": {"every": 12, "validation": 0.2, "refit": False}}
+    settings = fedalc.experiment(keys)
+    monkeypatch.setattr(Training, where, interrupted)
+    if where != "_save_if_due":  # there it is the last round that is stopped after
+        run = fedalc.train(settings, data=DATA, folder=tmp_path / "run")
+        assert asked and fedalc.load_run(tmp_path / "run").metrics == run.metrics
+        asked.clear()
+        with pytest.raises(Interrupted, match="was finished"):  # for those that come after it
+            runs.train_or_continue(settings, tmp_path / "other", DATA)
+    else:
+        with suppress(Interrupted):
+            fedalc.train(settings, data=DATA, folder=tmp_path / "other")
+    assert asked and runs.train_or_continue(settings, tmp_path / "other", DATA).result["rounds"] == 12
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_wish_to_stop_is_not_waited_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(self: Training, trained: object) -> dict[str, float]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("still here")
+
+    monkeypatch.setattr(Training, "test", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        fedalc.train(data=DATA, folder=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    fedalc.train(data=DATA, folder=tmp_path / "run", resume=True, **SMALL)
+
+
+def test_two_may_write_the_same_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
+    def meanwhile(part: Path, place: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        write_text(tmp_path / "file", "theirs")
+        return replace(part, place)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    write_text(tmp_path / "file", "ours")
+    assert (tmp_path / "file").read_text() == "ours" and [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -191,7 +191,8 @@ class OvrSettings(Settings):
     @property
     def grid(self) -> tuple[float, ...]:
         """The penalties to try; the two losses have theirs on different scales."""
-        return self.penalties or ((0.25, 0.5, 1.0, 2.0) if self.loss == "ridge" else (0.05, 0.1, 0.2))
+        ridge, logistic = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0), (0.0125, 0.025, 0.05, 0.1, 0.2)
+        return self.penalties or (ridge if self.loss == "ridge" else logistic)
 
 
 class SleecSettings(Settings):

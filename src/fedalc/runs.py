@@ -18,31 +18,35 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 import torch
 
 from fedalc import history
-from fedalc.config import ORACLES, Experiment
+from fedalc.config import Experiment
 from fedalc.data import Dataset, load_dataset
-from fedalc.errors import ConfigError, FedalcError, Locked
+from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
-from fedalc.geometry import collapse
+from fedalc.interrupt import Interrupt
 from fedalc.methods import METHODS
-from fedalc.model import Model
-from fedalc.oracles import ORACLES as ORACLE_KINDS
-from fedalc.oracles import TrainedOracle
+from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Callback, Training
 
 LOCK = ".lock"  # there only while a process writes to the folder
+LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
+
+
+class Taken(FedalcError):
+    """There is a run in this folder already, begun or finished."""
 
 
 @dataclass(frozen=True)
@@ -82,38 +86,61 @@ def train(
     if data is not None:
         keys.setdefault("dataset", data.name)
     settings = settings or experiment(keys)
+    place = None if folder is None else Path(folder)
+    return _train(settings, place, resume, overwrite, data, data_dir, callbacks)[0]
+
+
+def _train(
+    settings: Experiment,
+    place: Path | None,
+    resume: bool,
+    overwrite: bool,
+    data: Dataset | None,
+    data_dir: Path | str | None,
+    callbacks: Sequence[Callback],
+) -> tuple[Run, bool]:
+    """The run, and whether somebody has asked to stop when its training was over: it is tested and saved then too."""
     check_device(settings.device)
     _forget_peak_memory()
-    place = None if folder is None else Path(folder)
     if place is not None:
         check_folder(place, settings, resume, overwrite)
     data = data or load_dataset(settings.dataset, data_dir)
     check_memory(settings, data)
     kind = OracleTraining if settings.method in ORACLES else Training
     training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
-    with ExitStack() as stack:
+    with Interrupt() as interrupt, nullcontext() if place is None else only_writer(place):
         if place is not None:
-            stack.enter_context(only_writer(place))
+            check_folder(place, settings, resume, overwrite)  # again: another process may have been here since
             training.resume() if resume else open_folder(place, settings)
-        trained, result = _finish(training)
+        trained, own = training.finish(interrupt)
+        result = _result(training, trained.held, own)
         if place is not None:
             trained.save(place / "model")
             write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
             from fedalc.report.page import write_page
 
             write_page(place)
-    return Run(settings, result, trained, place)
+    return Run(settings, result, trained, place), interrupt.asked
 
 
 def train_or_continue(settings: Experiment, folder: Path, data: Dataset, callbacks: Sequence[Callback] = ()) -> Run:
-    """The run of these settings in this folder: loaded if it is finished, resumed if it was begun, else trained."""
-    if not (folder / "config.toml").exists():
-        return train(settings, folder=folder, data=data, callbacks=callbacks)
-    if read_settings(folder) != settings:
-        raise ConfigError(f"{folder} was made with other settings; give another folder, or replace it (--overwrite)")
-    if (folder / "result.json").exists():
-        return load_run(folder)
-    return train(settings, folder=folder, resume=True, data=data, callbacks=callbacks)
+    """The run of these settings in this folder: loaded if it is finished, resumed if it was begun, else trained.
+
+    A wish to stop that came too late for this run is for those after it: `Interrupted`, with the run finished.
+    """
+    while True:
+        begun = (folder / "config.toml").exists()
+        if begun and read_settings(folder) != settings:
+            raise ConfigError(
+                f"{folder} was made with other settings; give another folder, or replace it (--overwrite)"
+            )
+        if begun and (folder / "result.json").exists():
+            return load_run(folder)
+        with suppress(Taken):  # since we looked: look again
+            run, stop = _train(settings, folder, begun, False, data, None, callbacks)
+            if stop:
+                raise Interrupted(f"after the run in {folder} was finished")
+            return run
 
 
 def load_run(folder: Path | str) -> Run:
@@ -138,17 +165,22 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
         if read_settings(folder) != settings:
             raise ConfigError(f"{folder} began with other settings than these; a resumed run keeps its own")
         if (folder / "result.json").exists():
-            raise FedalcError(f"{folder}: this run is finished; nothing to resume")
+            raise Taken(f"{folder}: this run is finished; nothing to resume")
     elif folder.exists() and not folder.is_dir():
         raise FedalcError(f"{folder}: is a file, and a run needs a folder")
-    elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+    elif folder.exists() and not all(map(_is_litter, folder.iterdir())):
         if not (folder / "config.toml").exists():
             raise FedalcError(f"{folder}: has files in it that are not a run's; choose another place")
         if not overwrite:
-            raise FedalcError(
+            raise Taken(
                 f"{folder}: there is a run here already; resume it (--resume {folder}), replace it (--overwrite) "
                 "or give this one another --name"
             )
+
+
+def _is_litter(path: Path) -> bool:
+    """What a process leaves that was killed before there was a run."""
+    return path.name == LOCK or (path.name.startswith("config.toml.") and path.suffix == ".part")
 
 
 def open_folder(folder: Path, settings: Experiment) -> None:
@@ -165,28 +197,52 @@ def open_folder(folder: Path, settings: Experiment) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder. The system lets go of the lock when this one ends, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
-    except OSError as error:
-        raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    """Keep a second process out of the folder. The system lets go of the lock when this one ends, however it ends.
+
+    A folder that was made for it and in which nothing was written is taken away again.
+    """
+    made, lock = _lock(folder)
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Locked(f"{folder}: another process is writing to this run") from None
         try:
             yield
         finally:
             (folder / LOCK).unlink(missing_ok=True)
+            if made:
+                with suppress(OSError):  # there is something in it, as there should be
+                    folder.rmdir()
+
+
+def _lock(folder: Path) -> tuple[bool, TextIO]:
+    """Whether the folder is new, and the locked file. It must still be there under its name once it is locked: the
+    one before us may have taken it away between our opening and our locking, and a third put another in its place.
+    """
+    made = False
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            made = not folder.exists() or made
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / LOCK).open("w")
+        except FileNotFoundError:
+            continue  # the one before us has just taken its folder away
+        except OSError as error:
+            raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise Locked(f"{folder}: another process is writing to this run") from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
+                return made, lock
+        lock.close()
+    raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
 
 
 def check_memory(settings: Experiment, data: Dataset) -> None:
     """Refuse a model that cannot fit, rather than be killed by the system for it."""
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if settings.method in ORACLES:
-        needed = ORACLE_KINDS[settings.method].memory(settings, data)
+        needed = ORACLES[settings.method].memory(settings, data)
         if needed > has:
             raise ConfigError(
                 f"{settings.method} on {data.feature_count} features and {data.label_count} labels needs "
@@ -219,60 +275,21 @@ def check_device(device: str) -> None:
         raise ConfigError(f"cannot use {device!r}: {first}", "device") from None
 
 
-def _finish(training: Training | OracleTraining) -> tuple[TrainedModel | TrainedOracle, dict[str, Any]]:
-    """Run it to its end, and test it."""
-    if isinstance(training, OracleTraining):
-        oracle = training.run()
-        return oracle, _oracle_result(training, oracle)
-    model = training.run()
-    names, held = training.dataset.label_names, training.federated.held
-    return TrainedModel(model, training.settings.encoder, names, held), _result(training, model)
-
-
-def _oracle_result(training: OracleTraining, oracle: TrainedOracle) -> dict[str, Any]:
-    """The same keys as a federated run's. What only clients have is empty; the whole training counts as one round."""
-    settings = training.settings
-    return {
-        "dataset": training.dataset.name,
-        "method": settings.method,
-        "centralised": True,
-        "engine": None,
-        "preset": settings.preset,
-        "rounds": 1,
-        "seed": settings.seed,
-        "metrics": training.test(oracle),
-        "selection": training.chosen,
-        "collapse": None,
-        "clients": 0,
-        "labels": len(oracle.held),
-        "labels_without_client": int((~oracle.held).sum()),
-        "rounds_run": 1,
-        "seconds": training.seconds,
-        "seconds_per_round": training.seconds,
-        "peak_memory_mb": _peak_memory_mb(),
-        "bytes_up": 0,
-        "bytes_down": 0,
-        "collection": None,
-        "privacy": None,
-        "versions": versions(),
-    }
-
-
-def _result(training: Training, model: Model) -> dict[str, Any]:
+def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[str, Any]) -> dict[str, Any]:
+    """`own`: what a federated training and an oracle's find out in different ways."""
     settings, cost = training.settings, training.cost()
-    held, knowledge = training.federated.held, training.federated.knowledge
     return {
         "dataset": training.dataset.name,
         "method": settings.method,
-        "centralised": False,
-        "engine": settings.engine,
+        "centralised": training.centralised,
+        "engine": own["engine"],
         "preset": settings.preset,
         "rounds": training.kept_round,
         "seed": settings.seed,
-        "metrics": training.test(model),
+        "metrics": own["metrics"],
         "selection": training.chosen,
-        "collapse": collapse(model.W[held]),
-        "clients": int(held.sum()),
+        "collapse": own["collapse"],
+        "clients": own["clients"],
         "labels": len(held),
         "labels_without_client": int((~held).sum()),
         "rounds_run": cost["rounds_run"],
@@ -281,8 +298,8 @@ def _result(training: Training, model: Model) -> dict[str, Any]:
         "peak_memory_mb": _peak_memory_mb(),
         "bytes_up": cost["bytes_up"],
         "bytes_down": cost["bytes_down"],
-        "collection": None if knowledge is None else knowledge.collection,
-        "privacy": training.privacy(),
+        "collection": own["collection"],
+        "privacy": own["privacy"],
         "versions": versions(),
     }
 

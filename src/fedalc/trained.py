@@ -16,6 +16,7 @@ from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
 from fedalc.model import Model
 from fedalc.oracles import ORACLES, TrainedOracle
+from fedalc.oracles.base import DAMAGE, labels_of, numbers
 
 FORMAT = 1
 KIND = "encoder"  # what a saved model is that does not say: older ones do not
@@ -65,13 +66,21 @@ class TrainedModel:
             raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
         try:
             settings = EncoderSettings.model_validate(facts["encoder"])
-            encoder = make_encoder(facts["features"], settings, torch.Generator(), facts.get("copies", 1))
-            encoder = encoder.to(dtype=getattr(torch, facts["dtype"]))
+            names, held = labels_of(tensors, facts)
+            W, copies = numbers(tensors, "W", 2), facts.get("copies", 1)
+            if type(copies) is not int or copies < 1:
+                raise ValueError(f"{copies!r} sub-models")
+            width = settings.dim * copies
+            if W.shape != (len(names), width) or str(W.dtype) != f"torch.{facts['dtype']}":
+                raise ValueError(f"W is {tuple(W.shape)} of {W.dtype}, for {len(names)} labels and width {width}")
+            encoder = make_encoder(facts["features"], settings, torch.Generator(), copies)
+            encoder = encoder.to(dtype=W.dtype)
             prefix = "encoder."
             encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            model = Model(encoder.to(device), tensors["W"].to(device))
-            return cls(model, settings, tuple(facts["labels"]), tensors["held"].numpy())
-        except (KeyError, ValueError, RuntimeError, AttributeError, TypeError) as error:
+            if not all(torch.isfinite(parameter).all() for parameter in encoder.parameters()):
+                raise ValueError("weights that are not finite")
+            return cls(Model(encoder.to(device), W.to(device)), settings, names, held)
+        except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 
 
@@ -80,6 +89,6 @@ def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | Traine
     kind = load_facts(Path(folder)).get("kind", KIND)
     if kind == KIND:
         return TrainedModel.load(folder, device)
-    if kind not in ORACLES:
+    if not isinstance(kind, str) or kind not in ORACLES:
         raise FedalcError(f"{folder}: a model of kind {kind!r}, which this version does not know")
     return TrainedOracle.load(folder, ORACLES)

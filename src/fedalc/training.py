@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -33,6 +34,7 @@ from fedalc.knowledge import privacy_spent
 from fedalc.methods import METHODS
 from fedalc.metrics import Propensity
 from fedalc.model import Model, model_with
+from fedalc.trained import TrainedModel
 
 
 class Callback:
@@ -56,10 +58,13 @@ def inverse_propensity(dataset: Dataset) -> np.ndarray:
     return propensity.inverse(train.getnnz(axis=0), train.shape[0])
 
 
-class Training:
-    """The loop over rounds, with its checkpoint. `folder` None: nothing is written."""
+class AnyTraining:
+    """What a federated training and an oracle's share: the data's parts, and how they are told of what happens.
 
-    checkpoint_seconds = 60.0
+    `folder` None: nothing is written.
+    """
+
+    centralised: ClassVar[bool]
 
     def __init__(
         self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
@@ -72,9 +77,39 @@ class Training:
         self.validation = None if validation is None else self._scaled(validation)
         own_validation = dataset.validation is not None
         self.refits = settings.selection.refit and self.validation is not None and not own_validation
+        self.chosen: dict[str, Any] | None = None  # the best of `select`: its round, figures and what else was chosen
+
+    def _scaled(self, split: Split) -> Split:
+        return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
+
+    @cached_property
+    def _scaled_test(self) -> Split:
+        return self._scaled(self.dataset.test)
+
+    def _evaluated(self, record: dict[str, Any]) -> None:
+        if self.folder:
+            history.append(self.folder / "history.jsonl", record)
+        for callback in self.callbacks:
+            callback.evaluated(record)
+
+
+def listening(interrupt: Interrupt | None) -> AbstractContextManager[Interrupt]:
+    """To the caller's interrupt, which outlives the training; or to one of its own."""
+    return Interrupt() if interrupt is None else nullcontext(interrupt)
+
+
+class Training(AnyTraining):
+    """The loop over rounds, with its checkpoint."""
+
+    centralised = False
+    checkpoint_seconds = 60.0
+
+    def __init__(
+        self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
+    ) -> None:
+        super().__init__(settings, dataset, folder, callbacks)
         self.phase = "fit" if self.validation is None else "select"
         self.rounds = 1 if METHODS[settings.method].one_round else settings.rounds
-        self.chosen: dict[str, Any] | None = None  # the best evaluated record of `select`
         self.chosen_tensors: dict[str, Tensor] = {}
         self.stale = 0  # evaluations since the best
         # In phases that are over:
@@ -82,16 +117,15 @@ class Training:
         self.federated = self._begin(self.train)
         self._saved_at = time.monotonic()
 
-    def run(self) -> Model:
-        with Interrupt() as interrupt:
-            self._run_phase(interrupt)
+    def run(self, interrupt: Interrupt | None = None) -> TrainedModel:
+        with listening(interrupt) as heard:
+            self._run_phase(heard)
             if self.phase == "select" and self.refits:
                 self._start_refit()
-                self._run_phase(interrupt)
-        self._save_if_due(force=True)
-        if self.phase == "select":
-            return self._chosen_model()
-        return self.federated.averaged_model()
+                self._run_phase(heard)
+            self._save_if_due(force=True)
+        model = self._chosen_model() if self.phase == "select" else self.federated.averaged_model()
+        return TrainedModel(model, self.settings.encoder, self.dataset.label_names, self.federated.held)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
@@ -130,11 +164,7 @@ class Training:
         else:
             record["metrics"] = {}
         record["collapse"] = collapse(model.W[self.federated.held])
-        record |= self.cost()
-        if self.folder:
-            history.append(self.folder / "history.jsonl", record)
-        for callback in self.callbacks:
-            callback.evaluated(record)
+        self._evaluated(record | self.cost())
 
     def _choose(self, record: dict[str, Any], value: float, model: Model) -> None:
         self.stale += 1
@@ -183,13 +213,6 @@ class Training:
         """A round that is lost and run again would cost its ε again."""
         return self._spends and self.settings.privacy.mechanism == "gradients"
 
-    @cached_property
-    def _scaled_test(self) -> Split:
-        return self._scaled(self.dataset.test)
-
-    def _scaled(self, split: Split) -> Split:
-        return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
-
     def cost(self) -> dict[str, Any]:
         """Seconds of training, rounds and bytes so far, over all phases."""
         now = self.federated
@@ -206,10 +229,23 @@ class Training:
         planned = planned_looks(self.settings, self._phases)
         return privacy_spent(self.settings, self.federated.knowledge, planned, self.cost()["looks_at_labels"])
 
-    def test(self, model: Model) -> dict[str, float]:
+    def test(self, trained: TrainedModel) -> dict[str, float]:
         """The only look at the test set, unless its curve was asked for, by which nothing is chosen."""
         inverse = inverse_propensity(self.dataset)
-        return evaluate(model, self._scaled_test, self.federated.held, inverse, with_map=True)
+        return evaluate(trained.model, self._scaled_test, trained.held, inverse, with_map=True)
+
+    def finish(self, interrupt: Interrupt) -> tuple[TrainedModel, dict[str, Any]]:
+        """Run and test it: the model, and what result.json says that an oracle has not, or in another way."""
+        trained = self.run(interrupt)
+        knowledge = self.federated.knowledge
+        return trained, {
+            "engine": self.settings.engine,
+            "metrics": self.test(trained),
+            "collapse": collapse(trained.model.W[trained.held]),
+            "clients": int(trained.held.sum()),
+            "collection": None if knowledge is None else knowledge.collection,
+            "privacy": self.privacy(),
+        }
 
     # --- checkpoints: the state of the loop and of the federated training within it ---
 

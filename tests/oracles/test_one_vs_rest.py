@@ -20,7 +20,7 @@ PENALTIES = [2.0, 0.3]
 
 
 def solved(solve: object, penalties: list[float], train: Split = TRAIN, block: int = 3) -> list[np.ndarray]:
-    return [V.numpy() for V in solve(train, penalties, block, torch.float64, Counting())]  # type: ignore[operator]
+    return [V.numpy() for V, _ in solve(train, penalties, block, torch.float64, Counting())]  # type: ignore[operator]
 
 
 def test_ridge_is_that_of_scikit_learn() -> None:
@@ -75,6 +75,16 @@ def test_a_label_gets_what_it_would_get_alone_and_from_any_start() -> None:
     elsewhere = problem.solve(Y, 0.5, start=torch.randn(together.shape), tolerance=1e-9)
     assert torch.allclose(together[:, 2:3], alone, atol=1e-7)
     assert torch.allclose(together, elsewhere, atol=1e-6)
+
+
+def test_labels_that_do_not_converge_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, Y = LogisticProblem(TRAIN.features, torch.float64), torch.from_numpy(TRAIN.labels.toarray()).double()
+    problem.solve(Y, 0.5, tolerance=1e-6)
+    assert problem.unconverged == 0
+    monkeypatch.setattr("fedalc.oracles.logistic.STEPS", 1)
+    assert torch.isfinite(problem.solve(Y, 0.5, tolerance=1e-6)).all() and problem.unconverged == 7
+    counts = [count for _, count in logistic(TRAIN, [1e-3], 3, torch.float64, Counting())]
+    assert 0 < counts[0] <= 7
 
 
 def test_logistic_of_a_label_that_all_or_none_have() -> None:

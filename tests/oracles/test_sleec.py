@@ -10,8 +10,9 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.config import SleecSettings
-from fedalc.data.dataset import Split
+from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
+from fedalc.oracles import sleec
 from fedalc.oracles.sleec import (
     Cluster,
     Sleec,
@@ -116,13 +117,40 @@ def test_prediction_against_a_slow_twin() -> None:
         for clusters in oracle.learners:
             home = min(clusters, key=lambda c: np.linalg.norm(x - c.centre.numpy()))
             W = np.zeros((15, home.weights.shape[1]))
-            W[home.features.numpy()] = home.weights.numpy()
+            W[home.features.numpy()] = home.weights.toarray()
             trained = SCALED.features.toarray()[home.members.numpy()] @ W  # Z = XW, not the raw embedding
             distance = [np.linalg.norm(z - x @ W) for z in trained]
             for near in np.argsort(distance, kind="stable")[:5]:
                 counts[i] += Y[home.members.numpy()[near]]
     scores = oracle.scores(csr_matrix(X.astype(np.float32)))(slice(0, 20), slice(0, 6))
     assert (np.floor(scores * 15 + 1e-9) == counts).all(axis=1).mean() >= 0.9  # equal but where distances are tied
+
+
+def test_sparse_weights_map_as_dense_ones_to_the_bit() -> None:
+    oracle, _ = fitted(clusters=2, dim=8, threshold=0.8)
+    new = scale_rows(random_split(20, 15, 6, seed=8).features, "unit")
+    for cluster in oracle.learners[0]:
+        assert cluster.weights.nnz <= 0.2 * np.prod(cluster.weights.shape) + 1
+        dense = np.asarray(new[:, cluster.features.numpy()] @ cluster.weights.toarray())
+        np.testing.assert_array_equal(cluster.map(new), dense)
+
+
+def test_the_size_of_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"learners": 2, "clusters": 3, "dim": 5, "neighbours": 8, "nearest": 5}
+    whole = fitted(**settings)[0].scores(SCALED.features)(slice(0, 50), slice(0, 6))
+    for size in (1, 5000):
+        monkeypatch.setattr(sleec, "BLOCK_BYTES", size)
+        assert len(list(sleec.row_blocks(50, 24 * 50))) in (50, 13)
+        blocked = fitted(**settings)[0].scores(SCALED.features)(slice(0, 50), slice(0, 6))
+        np.testing.assert_array_equal(whole, blocked)
+
+
+def test_memory_counts_the_block_of_products() -> None:
+    data = Dataset("small", TRAIN, TRAIN, tuple("abcdef"))
+    small, large = (
+        Sleec.memory(experiment({"method": "sleec", "sleec": {"threshold": share}}), data) for share in (0.9, 0.0)
+    )
+    assert large - small == pytest.approx(0.9 * 8 * 100 * 15) and small > 24 * 50**2
 
 
 def test_worked_by_hand() -> None:
@@ -132,7 +160,7 @@ def test_worked_by_hand() -> None:
     oracle, _ = fitted(Split(X, Y), neighbours=3, dim=2, cost=0.5, nearest=3, threshold=0.0, steps=0)
     (cluster,) = oracle.learners[0]
     # YYᵀ is all ones within a group: Z has entries of size 1, and ridge with 1/(2c) = 1 gives 3/(3 + 1) of them.
-    np.testing.assert_allclose(np.sort(np.abs(cluster.weights.numpy()).ravel()), [0, 0, 0.75, 0.75], atol=1e-5)
+    np.testing.assert_allclose(np.sort(np.abs(cluster.weights.toarray()).ravel()), [0, 0, 0.75, 0.75], atol=1e-5)
     scores = oracle.scores(csr_matrix(np.eye(2, dtype=np.float32)))(slice(0, 2), slice(0, 3))
     np.testing.assert_allclose(scores, [[1, 1, 0], [0, 0, 1]], atol=1e-6)
 
@@ -140,7 +168,7 @@ def test_worked_by_hand() -> None:
 def test_of_labels_with_equal_counts_the_first_is_better() -> None:
     Y = csr_matrix(np.array([[0, 1, 1], [0, 1, 0], [0, 0, 1]], dtype=np.float32))
     whole = torch.eye(3)
-    cluster = Cluster(torch.zeros(3), torch.arange(3), torch.arange(3), whole, whole)
+    cluster = Cluster(torch.zeros(3), torch.arange(3), torch.arange(3), csr_matrix(whole.numpy()), whole)
     scores = Sleec(((cluster,),), Y, 1).scores(csr_matrix(np.eye(3, dtype=np.float32)[:1]))(slice(0, 1), slice(0, 3))
     assert scores[0].argsort()[::-1].tolist() == [1, 2, 0]
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
 
 import fedalc
@@ -22,9 +26,10 @@ from fedalc.data.demo import DemoSize, make_demo
 from fedalc.encoders import scale_rows
 from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted
 from fedalc.evaluation import measure
-from fedalc.oracles import OracleScorer
+from fedalc.oracles import OracleScorer, TrainedOracle
 from fedalc.oracles.one_vs_rest import OneVsRest
 from fedalc.oracles.sleec import Sleec
+from fedalc.oracles.training import OracleTraining
 from fedalc.runs import check_memory
 from fedalc.trained import load_model
 from fedalc.training import Callback
@@ -92,11 +97,26 @@ def test_the_penalty_is_chosen_on_validation_and_fitted_on_all_of_train() -> Non
     selection = run.result["selection"]
     assert selection["penalty"] == max(value, key=lambda penalty: value[penalty])
     assert {tried["penalty"]: tried["value"] for tried in selection["tried"]} == pytest.approx(value)
+    assert selection["edge"] is None
     everything = Split(scale_rows(DATA.train.features, "unit"), DATA.train.labels)
     ((_, direct),) = OneVsRest.fits(run.settings, everything, (selection["penalty"],), Counting())
     assert isinstance(direct, OneVsRest) and isinstance(run.model.oracle, OneVsRest)
     np.testing.assert_array_equal(run.model.oracle.weights, direct.weights)
     assert watching.seen == [("select", 3), 1, 2, 3, "select", ("refit", 1), 1, "refit"]
+
+
+def test_a_choice_at_the_edge_of_the_grid_says_so() -> None:
+    for penalties, found in (((0.5, 500.0), "smallest"), ((0.5, 0.001), "largest"), ((0.5,), None)):
+        run = fedalc.train(data=DATA, method="ovr", ovr={"penalties": penalties}, selection={"refit": False})
+        assert run.result["selection"]["penalty"] == 0.5 and run.result["selection"]["edge"] == found
+
+
+def test_regressions_that_do_not_converge_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.oracles.logistic.STEPS", 1)
+    selection = fedalc.train(data=DATA, method="ovr", ovr={"loss": "logistic"}).result["selection"]
+    assert selection["unconverged"] > 0 and all(tried["unconverged"] >= 0 for tried in selection["tried"])
+    keys: dict[str, Any] = {"selection": {"validation": 0.0}, "ovr": {"loss": "logistic", "penalties": (0.1,)}}
+    assert fedalc.train(data=DATA, method="ovr", **keys).result["selection"] == {"unconverged": ANY}
 
 
 def test_without_refit_the_chosen_one_is_kept() -> None:
@@ -197,6 +217,129 @@ def test_damaged_models_are_errors_that_say_so(tmp_path: Path, method: str) -> N
         load_model(tmp_path / "r" / "model")
 
 
+def spoilt(folder: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None], copy: Path) -> Path:
+    """A copy of a model with some of its parts changed."""
+    tensors, facts = load_file(folder / "tensors.safetensors"), json.loads((folder / "facts.json").read_text())
+    change(tensors, facts)
+    copy.mkdir(exist_ok=True)
+    save_file(tensors, copy / "tensors.safetensors")
+    (copy / "facts.json").write_text(json.dumps(facts))
+    return copy
+
+
+def put(where: str, value: Any) -> Callable[[dict[str, torch.Tensor], dict[str, Any]], None]:
+    def change(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+        if where in tensors:
+            tensors[where] = value(tensors[where]).contiguous()
+        else:
+            facts[where] = value
+
+    return change
+
+
+def nan(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(tensor, torch.nan)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.int32)
+
+
+def deeper(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[None]
+
+
+def shorter(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:-1]
+
+
+def beyond(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + 10**6
+
+
+COMMON = [
+    ("kind", ["ovr"]),
+    ("kind", {}),
+    ("labels", "abcdefghijklmnopqrstuvwxyz"),
+    ("labels", [1, 2, 3]),
+    ("labels", ["too", "few"]),
+    ("held", whole),
+    ("held", shorter),
+    ("held", deeper),
+]
+OWN: dict[str, list[tuple[str, Any]]] = {
+    "ovr": [
+        ("rows", "upside down"),
+        ("rows", ["unit"]),
+        *[(name, spoil) for name in ("weights", "intercepts") for spoil in (nan, whole, deeper)],
+        ("intercepts", shorter),
+    ],
+    "sleec": [
+        ("rows", "upside down"),
+        *[("neighbours", number) for number in (0, -1, 2.5, True, "3", None)],
+        *[(f"0.0.{name}", spoil) for name in ("centre", "embedded") for spoil in (nan, whole, deeper)],
+        *[("0.0.weights.values", spoil) for spoil in (nan, whole, deeper, shorter)],
+        *[(f"0.0.weights.{name}", spoil) for name in ("index", "starts") for spoil in (whole, deeper, beyond)],
+        *[(f"0.0.{name}", spoil) for name in ("members", "features") for spoil in (whole, deeper, beyond, shorter)],
+        *[(f"labels.{name}", spoil) for name in ("index", "starts") for spoil in (whole, deeper, beyond)],
+    ],
+    "fedmlh": [
+        ("W", lambda W: W[:, :-1]),
+        *[("W", spoil) for spoil in (nan, whole, deeper, shorter)],
+        ("encoder.encoders.0.embedding", nan),
+        *[("copies", number) for number in (0, -1, 3, 2.0, "2", 10**30)],
+        *[("features", number) for number in (-1, 10**30, "many", None)],
+        *[("dtype", name) for name in ("int64", "float64", "nn", None, [])],
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=OWN)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp(request.param) / "r"
+    federated = {"rounds": 2, "encoder": {"name": "linear", "dim": 4}, "hashing": {"tables": 2, "buckets": 5}}
+    fedalc.train(data=DATA, method=request.param, folder=folder, **SMALL, **federated)
+    return request.param, folder / "model"
+
+
+def test_hostile_models_are_errors_that_name_the_folder(model: tuple[str, Path], tmp_path: Path) -> None:
+    method, folder = model
+    for where, value in COMMON + OWN[method]:
+        copy = spoilt(folder, put(where, value), tmp_path / "copy")
+        with pytest.raises(FedalcError, match=r"copy: (damaged|a model of kind)"):
+            load_model(copy)
+            pytest.fail(f"{where}: {value} was taken")
+
+
+def test_older_models_of_sleec_have_dense_weights(tmp_path: Path) -> None:
+    run = fedalc.train(data=DATA, method="sleec", folder=tmp_path / "r", **SMALL)
+    weights = run.model.oracle.learners[0][0].weights
+
+    def densely(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+        for name in ("starts", "index", "values"):
+            del tensors[f"0.0.weights.{name}"]
+        tensors["0.0.weights"] = torch.from_numpy(weights.toarray())
+
+    again = load_model(spoilt(tmp_path / "r" / "model", densely, tmp_path / "old"))
+    for ours, theirs in zip(*(m.predict(DATA.test.features) for m in (again, run.model)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("method", ORACLES)
+def test_who_asks_to_stop_when_the_fit_is_over_gets_its_result(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = OracleTraining.test
+
+    def interrupted(self: OracleTraining, trained: TrainedOracle) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return test(self, trained)
+
+    monkeypatch.setattr(OracleTraining, "test", interrupted)
+    run = fedalc.train(data=DATA, method=method, folder=tmp_path / "r", **SMALL)
+    assert fedalc.load_run(tmp_path / "r").metrics == run.metrics and (tmp_path / "r" / "report.html").exists()
+
+
 def test_an_older_model_is_an_encoder(tmp_path: Path) -> None:
     run = fedalc.train(data=DATA, method="fedavg", rounds=2, folder=tmp_path / "r", encoder={"dim": 4})
     facts_file = tmp_path / "r" / "model" / "facts.json"
@@ -225,7 +368,7 @@ def test_a_comparison_takes_oracles_only_when_named(tmp_path: Path) -> None:
 
 
 def test_the_grid_is_the_losss_own_unless_given() -> None:
-    assert OvrSettings().grid == (0.25, 0.5, 1.0, 2.0) and max(OvrSettings(loss="logistic").grid) < 0.5
+    assert OvrSettings().grid[0] == 0.0625 and max(OvrSettings(loss="logistic").grid) < 1
     assert OvrSettings(penalties=(3.0,)).grid == (3.0,)
     with pytest.raises(ConfigError, match=r"ovr\.penalties"):
         fedalc.experiment({"method": "ovr", "ovr": {"penalties": []}})

@@ -136,6 +136,21 @@ def test_oracles_are_marked_as_centralised() -> None:
     assert "ovr (centralised)" in shown and "–" in shown
 
 
+def test_oracles_do_not_win_the_bold() -> None:
+    oracle = result("ovr", precision=90.0, centralised=True)
+    table = markdown_table([oracle, result(), result("fedaws", precision=60.0)])
+    assert "| ovr (centralised) | 90.00 | 30.00 |" in table and "| fedaws | **60.00** | **30.00** |" in table
+    assert "**" not in markdown_table([oracle, result()])  # of a single federated row nothing is best
+
+
+def test_a_penalty_at_the_edge_is_noted_once() -> None:
+    oracle = result("ovr", centralised=True, selection={"penalty": 0.0625, "edge": "smallest"})
+    shown = printed([oracle, oracle | {"seed": 1}, result(centralised=False)], 140)
+    assert shown.count("ovr (centralised): the best penalty, 0.0625, is the smallest tried (ovr.penalties)") == 1
+    within = result("ovr", centralised=True, selection={"penalty": 0.25, "edge": None})
+    assert "tried" not in printed([within, result(selection=None), result(selection=["x"])], 140)
+
+
 def test_all_methods_fit_a_narrow_terminal() -> None:
     shown = printed([result(method, collapse={"max_cosine": -1e-9}) for method in METHODS], 80)
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown and "-0.000" not in shown

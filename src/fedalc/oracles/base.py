@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_args
 
 import numpy as np
 import torch
@@ -14,14 +14,16 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.checkpoint import load_folder, save_folder
-from fedalc.config import Experiment
+from fedalc.config import EncoderSettings, Experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.metrics import top_labels
 
 FORMAT = 1
+DAMAGE = (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeError, OverflowError, MemoryError)
 
+ROWS = get_args(EncoderSettings.model_fields["features"].annotation)  # the ways to scale rows
 Scores = Callable[[slice, slice], np.ndarray]  # of a block of instances for a block of labels
 
 
@@ -39,6 +41,7 @@ class Oracle(ABC):
     """A scoring of all labels, learned from all instances with all their labels in one place."""
 
     kind: ClassVar[str]  # the method's name, and what its files say they are
+    unconverged: int = 0  # how many of its regressions ended before they had converged
 
     @staticmethod
     @abstractmethod
@@ -137,15 +140,45 @@ class TrainedOracle:
         if facts.get("format") != FORMAT:
             raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
         try:
-            oracle = kinds[facts["kind"]].from_parts(tensors, facts)
-            names, held = tuple(facts["labels"]), tensors["held"].numpy()
-            if held.dtype != bool or held.shape != (len(names),):
-                raise ValueError(f"{len(names)} labels, and a mark for {held.shape}")
-            return cls(oracle, str(facts["rows"]), names, held)
-        except (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeError) as error:
+            names, held = labels_of(tensors, facts)
+            rows = facts["rows"]
+            if rows not in ROWS:
+                raise ValueError(f"rows scaled in an unknown way: {rows!r}")
+            return cls(kinds[facts["kind"]].from_parts(tensors, facts), rows, names, held)
+        except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 
 
-def label_blocks(labels: int, size: int) -> Iterator[slice]:
-    for start in range(0, labels, size):
-        yield slice(start, min(start + size, labels))
+def labels_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The labels' names, and which of them are held, of any saved model."""
+    names, held = facts["labels"], tensors["held"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("its labels' names are not a list of texts")
+    if held.dtype != torch.bool or held.shape != (len(names),):
+        raise ValueError(f"{len(names)} labels, and marks of {tuple(held.shape)} {held.dtype} for who is held")
+    return tuple(names), held.numpy()
+
+
+def numbers(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> Tensor:
+    """A tensor of fractions, all of them finite."""
+    found = tensors[name]
+    if found.dtype not in (torch.float32, torch.float64) or found.ndim != dimensions:
+        raise ValueError(f"{name}: {found.ndim} dimensions of {found.dtype}")
+    if not torch.isfinite(found).all():
+        raise ValueError(f"{name}: numbers that are not finite")
+    return found
+
+
+def places(tensors: Mapping[str, Tensor], name: str, end: int) -> Tensor:
+    """A list of whole numbers from 0 on, all below `end`."""
+    found = tensors[name]
+    if found.dtype != torch.int64 or found.ndim != 1:
+        raise ValueError(f"{name}: {found.ndim} dimensions of {found.dtype}")
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < end:
+        raise ValueError(f"{name}: not between 0 and {end - 1}")
+    return found
+
+
+def blocks(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))

@@ -32,6 +32,7 @@ class LogisticProblem:
         self._squared = WeightedBags.from_csr(X.T.tocsr().power(2), dtype, "cpu")
         self.dtype = dtype
         self.instances, self.width = X.shape
+        self.unconverged = 0  # labels that the last `solve` left before they had converged
 
     def solve(
         self,
@@ -44,8 +45,10 @@ class LogisticProblem:
         """Weights and, last, intercepts (width × labels) of `Y` (instances × labels, 0 and 1).
 
         Ends for a label when its gradient is `tolerance` times as long as at v = 0 with the intercept that fits the
-        label's frequency. A label that all instances have, or none, gets that intercept and no weights.
+        label's frequency; `unconverged` says for how many that was not reached in `STEPS`. A label that all instances
+        have, or none, gets that intercept and no weights.
         """
+        self.unconverged = 0
         Y = Y.to(self.dtype)
         count = Y.sum(0)
         neutral = torch.zeros(self.width, Y.shape[1], dtype=self.dtype)
@@ -62,7 +65,7 @@ class LogisticProblem:
         enough = tolerance * (self._Xt @ first).norm(dim=0)
         V, y = result[:, active].contiguous(), Y[:, active].contiguous()
         margin = self._X @ V
-        for _ in range(STEPS):
+        for number in range(STEPS + 1):
             check()
             p = torch.sigmoid(margin)
             gradient = self._Xt @ (p - y).contiguous() + ridge * V
@@ -71,13 +74,14 @@ class LogisticProblem:
                 result[:, active[~going]] = V[:, ~going]
                 active, enough = active[going], enough[going]
                 V, y, margin, p, gradient = (t[:, going].contiguous() for t in (V, y, margin, p, gradient))
-            if not len(active):
-                return result
+            if not len(active) or number == STEPS:
+                break
             step = self._newton_step(gradient, p * (1 - p), ridge)
             along = self._X @ step
             length = _line_search(V, step, margin, along, y, ridge, gradient)
             V, margin = V + length * step, margin + length * along
         result[:, active] = V
+        self.unconverged = len(active)
         return result
 
     def _newton_step(self, gradient: Tensor, curvature: Tensor, ridge: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
-from fedalc.oracles.base import Follow, Oracle, Scores, label_blocks
+from fedalc.oracles.base import Follow, Oracle, Scores, blocks, numbers
 from fedalc.oracles.logistic import LogisticProblem
 
 
@@ -24,6 +24,7 @@ class OneVsRest(Oracle):
 
     weights: Tensor  # features × labels
     intercepts: Tensor
+    unconverged: int = 0
 
     kind = "ovr"
 
@@ -34,7 +35,7 @@ class OneVsRest(Oracle):
 
     @staticmethod
     def steps(settings: Experiment, instances: int, labels: int, candidates: int) -> int:
-        return candidates * len(list(label_blocks(labels, settings.ovr.block_labels)))
+        return candidates * len(list(blocks(labels, settings.ovr.block_labels)))
 
     @staticmethod
     def memory(settings: Experiment, data: Dataset) -> float:
@@ -52,10 +53,9 @@ class OneVsRest(Oracle):
         penalties = [float(candidate) for candidate in candidates if candidate is not None]
         solve = ridge if settings.ovr.loss == "ridge" else logistic
         dtype = getattr(torch, settings.dtype)
-        for penalty, solution in zip(
-            penalties, solve(train, penalties, settings.ovr.block_labels, dtype, follow), strict=True
-        ):
-            yield penalty, cls(solution[:-1], solution[-1])
+        solutions = solve(train, penalties, settings.ovr.block_labels, dtype, follow)
+        for penalty, (solution, unconverged) in zip(penalties, solutions, strict=True):
+            yield penalty, cls(solution[:-1], solution[-1], unconverged)
 
     @property
     def feature_count(self) -> int:
@@ -74,13 +74,16 @@ class OneVsRest(Oracle):
 
     @classmethod
     def from_parts(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> OneVsRest:
-        weights, intercepts = tensors["weights"], tensors["intercepts"]
-        if weights.ndim != 2 or intercepts.shape != weights.shape[1:] or len(facts["labels"]) != len(intercepts):
+        weights, intercepts = numbers(tensors, "weights", 2), numbers(tensors, "intercepts", 1)
+        if intercepts.shape != weights.shape[1:] or len(facts["labels"]) != len(intercepts):
             raise ValueError(f"weights of {tuple(weights.shape)}, intercepts of {tuple(intercepts.shape)}")
         return cls(weights, intercepts)
 
 
-def ridge(train: Split, penalties: list[float], block: int, dtype: torch.dtype, follow: Follow) -> Iterator[Tensor]:
+Solutions = Iterator[tuple[Tensor, int]]  # and how many of the labels have not converged
+
+
+def ridge(train: Split, penalties: list[float], block: int, dtype: torch.dtype, follow: Follow) -> Solutions:
     """(XᵀX + λI) V = XᵀY in double precision. Nothing is instances × instances; XᵀX is shared by all penalties.
 
     The last row, of intercepts, is zero: one did not help on validation data (docs/oracles.md).
@@ -94,23 +97,24 @@ def ridge(train: Split, penalties: list[float], block: int, dtype: torch.dtype, 
         shifted[diagonal] += penalty
         factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
         V = torch.zeros(len(gram) + 1, Y.shape[1], dtype=dtype)
-        for labels in label_blocks(Y.shape[1], block):
+        for labels in blocks(Y.shape[1], block):
             solution = cho_solve(factor, moments[:, labels].toarray(), overwrite_b=True, check_finite=False)
             V[:-1, labels] = torch.from_numpy(solution).to(dtype)
             follow.done(f"penalty {penalty:g}")
-        yield V
+        yield V, 0
 
 
-def logistic(train: Split, penalties: list[float], block: int, dtype: torch.dtype, follow: Follow) -> Iterator[Tensor]:
+def logistic(train: Split, penalties: list[float], block: int, dtype: torch.dtype, follow: Follow) -> Solutions:
     """Logistic regressions with intercepts, a block of labels at a time."""
     problem, Y = LogisticProblem(train.features, dtype), train.labels.tocsc()
     before: Tensor | None = None
     for penalty in penalties:
-        V = torch.zeros(problem.width, Y.shape[1], dtype=dtype)
-        for labels in label_blocks(Y.shape[1], block):
+        V, unconverged = torch.zeros(problem.width, Y.shape[1], dtype=dtype), 0
+        for labels in blocks(Y.shape[1], block):
             y = torch.from_numpy(Y[:, labels].toarray())
             start = None if before is None else before[:, labels]
             V[:, labels] = problem.solve(y, penalty, start, check=follow.check)
+            unconverged += problem.unconverged
             follow.done(f"penalty {penalty:g}")
         before = V
-        yield V
+        yield V, unconverged

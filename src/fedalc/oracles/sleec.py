@@ -25,12 +25,13 @@ from torch import Tensor
 from fedalc.config import Experiment, SleecSettings
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
-from fedalc.oracles.base import Follow, Oracle, Scores
+from fedalc.oracles.base import Follow, Oracle, Scores, blocks, numbers, places
 from fedalc.seeds import derived_seed
 
 KMEANS_STEPS = 7
+PRODUCT_BYTES = 24  # for each product of two label sets that is looked at: sparse, dense, negated and in order
 CLUSTER_SIZE = 6000  # on average, where the number of clusters is not set
-BLOCK_ROWS = 1024
+BLOCK_BYTES = 2**28  # of dense intermediates, where they are made for some instances at a time
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,17 @@ class Cluster:
     centre: Tensor
     members: Tensor  # row numbers of train
     features: Tensor  # those that occur in it; all others have weight zero
-    weights: Tensor  # one row for each of these
+    weights: csr_matrix  # one row for each of these; on large data most are zero
     embedded: Tensor  # the members, mapped like any other instance, not as they were embedded by their labels
 
     def map(self, features: csr_matrix) -> np.ndarray:
-        return np.asarray(features[:, self.features.numpy()] @ self.weights.numpy(), dtype=np.float32)
+        own, mapped = (
+            features[:, self.features.numpy()],
+            np.empty((features.shape[0], self.weights.shape[1]), np.float32),
+        )
+        for rows in row_blocks(features.shape[0], 16 * self.weights.shape[1]):  # a sparse product, and as it is here
+            mapped[rows] = (own[rows] @ self.weights).toarray()
+        return mapped
 
     def nearest(self, features: csr_matrix, k: int) -> np.ndarray:
         """Row numbers of the k nearest members of each instance (all of them, where there are fewer)."""
@@ -77,9 +84,10 @@ class Sleec(Oracle):
         clusters = cluster_count(ours, instances)
         largest = min(instances, 2 * instances / clusters)
         used = min(data.feature_count, data.train.features.nnz / clusters)
-        kept = ours.learners * 4 * (ours.dim * (instances + clusters * used) + 2 * clusters * data.feature_count)
-        solving = 16 * min(used, largest) ** 2 + largest * (24 * ours.neighbours + 32 * ours.dim)
-        return kept + solving
+        weights = 2 * (1 - ours.threshold) * clusters * used  # those that are not zero, and where they are
+        kept = ours.learners * 4 * (ours.dim * (instances + weights) + 2 * clusters * data.feature_count)
+        solving = 16 * min(used, largest) ** 2 + 24 * used * ours.dim + largest * (24 * ours.neighbours + 32 * ours.dim)
+        return kept + solving + min(BLOCK_BYTES, PRODUCT_BYTES * largest**2)
 
     @classmethod
     def fits(
@@ -123,7 +131,7 @@ class Sleec(Oracle):
             f"{learner}.{number}.{name}": tensor
             for learner, clusters in enumerate(self.learners)
             for number, cluster in enumerate(clusters)
-            for name, tensor in vars(cluster).items()
+            for name, tensor in _cluster_parts(cluster).items()
         }
         tensors |= {"labels.starts": torch.from_numpy(self.labels.indptr.astype(np.int64))}
         tensors |= {"labels.index": torch.from_numpy(self.labels.indices.astype(np.int64))}
@@ -131,30 +139,60 @@ class Sleec(Oracle):
 
     @classmethod
     def from_parts(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Sleec:
-        starts, index = tensors["labels.starts"].numpy(), tensors["labels.index"].numpy()
-        shape = (len(starts) - 1, len(facts["labels"]))
-        labels = csr_matrix((np.ones(len(index), dtype=np.float32), index, starts), shape=shape)
-        labels.check_format()
+        index = places(tensors, "labels.index", len(facts["labels"]))
+        labels = _sparse(tensors, "labels", torch.ones(len(index)), len(facts["labels"]))
         names = {tuple(map(int, key.split(".")[:2])) for key in tensors if key.endswith(".centre")}
         learners = tuple(
-            tuple(_cluster(tensors, f"{a}.{b}.", shape[0]) for a, b in places)
-            for _, places in groupby(sorted(names), key=lambda place: place[0])
+            tuple(_cluster(tensors, f"{a}.{b}.", labels.shape[0]) for a, b in own)
+            for _, own in groupby(sorted(names), key=lambda place: place[0])
         )
         if not learners or len({len(cluster.centre) for clusters in learners for cluster in clusters}) > 1:
             raise ValueError("no learner, or centres of different lengths")
-        return cls(learners, labels, int(facts["neighbours"]))
+        neighbours = facts["neighbours"]
+        if type(neighbours) is not int or neighbours < 1:
+            raise ValueError(f"{neighbours!r} neighbours")
+        return cls(learners, labels, neighbours)
+
+
+def _cluster_parts(cluster: Cluster) -> dict[str, Tensor]:
+    weights = cluster.weights
+    return {
+        "centre": cluster.centre,
+        "members": cluster.members,
+        "features": cluster.features,
+        "weights.starts": torch.from_numpy(weights.indptr.astype(np.int64)),
+        "weights.index": torch.from_numpy(weights.indices.astype(np.int64)),
+        "weights.values": torch.from_numpy(weights.data),
+        "embedded": cluster.embedded,
+    }
 
 
 def _cluster(tensors: Mapping[str, Tensor], prefix: str, instances: int) -> Cluster:
-    cluster = Cluster(**{name: tensors[prefix + name] for name in Cluster.__dataclass_fields__})
+    centre, embedded = numbers(tensors, prefix + "centre", 1), numbers(tensors, prefix + "embedded", 2)
+    members = places(tensors, prefix + "members", instances)
+    features = places(tensors, prefix + "features", len(centre))
+    if prefix + "weights" in tensors:  # as they were saved at first, zeros and all
+        weights = csr_matrix(numbers(tensors, prefix + "weights", 2).numpy())
+    else:
+        values = numbers(tensors, prefix + "weights.values", 1)
+        weights = _sparse(tensors, prefix + "weights", values, embedded.shape[1])
     if (
-        cluster.weights.shape != (len(cluster.features), cluster.embedded.shape[1])
-        or len(cluster.embedded) != len(cluster.members)
-        or not 0 <= cluster.members.min() <= cluster.members.max() < instances
-        or (len(cluster.features) and not 0 <= cluster.features.min() <= cluster.features.max() < len(cluster.centre))
+        weights.shape != (len(features), embedded.shape[1])
+        or len(embedded) != len(members)
+        or not len(members)
+        or not embedded.shape[1]
     ):
         raise ValueError(f"cluster {prefix[:-1]}: its sizes differ")
-    return cluster
+    return Cluster(centre, members, features, weights, embedded)
+
+
+def _sparse(tensors: Mapping[str, Tensor], name: str, values: Tensor, width: int) -> csr_matrix:
+    index, starts = places(tensors, f"{name}.index", width), places(tensors, f"{name}.starts", len(values) + 1)
+    if not len(starts):
+        raise ValueError(f"{name}: no rows")
+    matrix = csr_matrix((values.numpy(), index.numpy(), starts.numpy()), shape=(len(starts) - 1, width))
+    matrix.check_format()
+    return matrix
 
 
 def cluster_count(settings: SleecSettings, instances: int) -> int:
@@ -178,9 +216,9 @@ def fit_learner(train: Split, settings: SleecSettings, seed: int, number: int, f
             random = derived_seed(seed, "sleec", number, cluster) % 2**32
             weights, features = fit_cluster(X[members], train.labels[members], settings, random, follow.check)
             embedded = np.asarray(X[members][:, features] @ weights, dtype=np.float32)
-            centre = means.cluster_centers_[cluster]
-            arrays = (centre.astype(np.float32), members, features, weights, embedded)
-            clusters.append(Cluster(*map(torch.from_numpy, arrays)))
+            arrays = (means.cluster_centers_[cluster].astype(np.float32), members, features, embedded)
+            own_centre, own_members, own_features, mapped = map(torch.from_numpy, arrays)
+            clusters.append(Cluster(own_centre, own_members, own_features, csr_matrix(weights), mapped))
         follow.done(f"learner {number + 1}/{settings.learners}, cluster {cluster + 1}/{count}")
     return tuple(clusters)
 
@@ -208,8 +246,7 @@ def largest_products(Y: csr_matrix, count: int) -> csr_matrix:
     size = Y.shape[0]
     count = min(count, size)
     index, value = np.zeros((size, count), dtype=np.int64), np.zeros((size, count), dtype=np.float32)
-    for start in range(0, size, BLOCK_ROWS):
-        rows = slice(start, start + BLOCK_ROWS)
+    for rows in row_blocks(size, PRODUCT_BYTES * size):
         products = (Y[rows] @ Y.T).toarray()
         largest = np.argpartition(-products, count - 1, axis=1)[:, :count]
         largest.sort(axis=1)
@@ -274,4 +311,12 @@ def without_smallest(weights: np.ndarray, share: float) -> np.ndarray:
 
 def nearest_centres(features: csr_matrix, centres: np.ndarray) -> np.ndarray:
     """argmin ‖x - c‖ = argmax xᵀc - ‖c‖²/2."""
-    return np.asarray(np.asarray(features @ centres.T) - 0.5 * np.square(centres).sum(axis=1)).argmax(axis=1)
+    half, nearest = 0.5 * np.square(centres).sum(axis=1), np.zeros(features.shape[0], dtype=np.int64)
+    for rows in row_blocks(features.shape[0], 8 * len(centres)):
+        nearest[rows] = (np.asarray(features[rows] @ centres.T) - half).argmax(axis=1)
+    return nearest
+
+
+def row_blocks(rows: int, bytes_each: int) -> Iterator[slice]:
+    """As many rows at a time as fit into `BLOCK_BYTES`."""
+    return blocks(rows, max(1, BLOCK_BYTES // max(1, bytes_each)))

@@ -15,41 +15,41 @@ import numpy as np
 
 from fedalc import history
 from fedalc.config import Experiment
-from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
-from fedalc.encoders import scale_rows
 from fedalc.errors import DataError, Interrupted
 from fedalc.evaluation import measure
 from fedalc.interrupt import Interrupt
-from fedalc.oracles import ORACLES, TrainedOracle
-from fedalc.training import Callback, inverse_propensity
+from fedalc.oracles import ORACLES, Oracle, OracleScorer, TrainedOracle
+from fedalc.training import AnyTraining, Callback, inverse_propensity, listening
 
 
-class OracleTraining:
+class OracleTraining(AnyTraining):
     """All of a run but its folder's other files. It keeps no checkpoint: what is resumed begins again."""
+
+    centralised = True
+    kept_round = 1
 
     def __init__(
         self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
     ) -> None:
-        self.settings, self.dataset = settings, dataset
-        self.folder, self.callbacks = folder, callbacks
+        super().__init__(settings, dataset, folder, callbacks)
         self.kind = ORACLES[settings.method]
-        self.train, self.validation = hold_out(dataset, settings.selection.validation, settings.seed)
         if self.train.labels.nnz == 0:
             raise DataError("no training instance has a label, so there is nothing to learn")
-        own_validation = dataset.validation is not None
-        self.refits = settings.selection.refit and self.validation is not None and not own_validation
-        self.chosen: dict[str, Any] | None = None
         self.seconds = 0.0
 
-    def run(self) -> TrainedOracle:
+    def run(self, interrupt: Interrupt | None = None) -> TrainedOracle:
         candidates = self.kind.candidates(self.settings)
-        with Interrupt() as interrupt:
+        with listening(interrupt) as heard:
             if self.validation is None or (self.refits and len(candidates) == 1):
-                return self._fit("fit", candidates[0], interrupt)
-            kept = self._select(candidates, interrupt)
-            assert self.chosen is not None
-            return kept or self._fit("refit", self.chosen["penalty"], interrupt)
+                trained = self._fit("fit", candidates[0], heard)
+            else:
+                kept = self._select(candidates, heard)
+                assert self.chosen is not None
+                trained = kept or self._fit("refit", self.chosen["penalty"], heard)
+        if self.chosen is not None or trained.oracle.unconverged:
+            self.chosen = {**(self.chosen or {}), "unconverged": trained.oracle.unconverged}
+        return trained
 
     def _select(self, candidates: tuple[float | None, ...], interrupt: Interrupt) -> TrainedOracle | None:
         """Choose the best candidate; what it gave is kept unless it is to be fitted again."""
@@ -60,16 +60,16 @@ class OracleTraining:
         for candidate, oracle in self.kind.fits(self.settings, self._scaled(self.train), candidates, following):
             self.seconds += time.perf_counter() - began
             trained = self._trained(oracle, self.train)
-            metrics = measure(trained.scorer(self.validation.features), self.validation.labels)
+            metrics = self._measured(trained, self.validation)
             value = metrics[self.settings.selection.metric]
-            tried.append({"penalty": candidate, "value": value})
+            tried.append({"penalty": candidate, "value": value, "unconverged": oracle.unconverged})
             if self.chosen is None or value > self.chosen["value"]:
                 named = {f"validation {name}": number for name, number in metrics.items()}
                 self.chosen = {"round": 1, "value": value, "metrics": named, "penalty": candidate}
                 kept = None if self.refits else trained
             began = time.perf_counter()  # as in a federated run, the seconds are those of training
         assert self.chosen is not None
-        self.chosen["tried"] = tried
+        self.chosen |= {"tried": tried, "edge": edge(self.chosen["penalty"], candidates)}
         self._record("select", self.chosen["metrics"])
         return kept
 
@@ -82,12 +82,12 @@ class OracleTraining:
         self._record(phase, {})
         return self._trained(oracle, train)
 
-    def _trained(self, oracle: Any, train: Split) -> TrainedOracle:
+    def _trained(self, oracle: Oracle, train: Split) -> TrainedOracle:
         held = np.asarray(train.labels.getnnz(axis=0) > 0)
         return TrainedOracle(oracle, self.settings.encoder.features, self.dataset.label_names, held)
 
-    def _scaled(self, split: Split) -> Split:
-        return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
+    def _measured(self, trained: TrainedOracle, scaled: Split, **more: Any) -> dict[str, float]:
+        return measure(OracleScorer(trained.oracle, scaled.features, trained.held), scaled.labels, **more)
 
     def _follow(self, phase: str, instances: int, candidates: int, interrupt: Interrupt) -> _Following:
         steps = self.kind.steps(self.settings, instances, self.dataset.label_count, candidates)
@@ -95,22 +95,36 @@ class OracleTraining:
 
     def _record(self, phase: str, metrics: dict[str, float]) -> None:
         """A phase's only record. It has no loss and no embeddings to measure, and sends nothing."""
-        nothing = {"loss": None, "collapse": None, "bytes_down": 0, "bytes_up": 0}
-        record = {"phase": phase, "round": 1, "metrics": metrics, "seconds": self.seconds, "rounds_run": 1, **nothing}
-        if self.folder:
-            history.append(self.folder / "history.jsonl", record)
-        for callback in self.callbacks:
-            callback.evaluated(record)
+        nothing = {"loss": None, "collapse": None}
+        self._evaluated({"phase": phase, "round": 1, "metrics": metrics, **self.cost(), **nothing})
+
+    def cost(self) -> dict[str, Any]:
+        """The whole training counts as one round; without clients nothing is sent."""
+        return {"seconds": self.seconds, "rounds_run": 1, "bytes_down": 0, "bytes_up": 0}
 
     def test(self, trained: TrainedOracle) -> dict[str, float]:
         """The only look at the test set."""
-        test = self.dataset.test
-        return measure(trained.scorer(test.features), test.labels, inverse_propensity(self.dataset), with_map=True)
+        inverse = inverse_propensity(self.dataset)
+        return self._measured(trained, self._scaled_test, inverse_propensity=inverse, with_map=True)
+
+    def finish(self, interrupt: Interrupt) -> tuple[TrainedOracle, dict[str, Any]]:
+        """As a federated training's. What only clients have is empty."""
+        trained = self.run(interrupt)
+        nothing = {"engine": None, "collapse": None, "clients": 0, "collection": None, "privacy": None}
+        return trained, {"metrics": self.test(trained), **nothing}
 
     def resume(self) -> None:
         """From the beginning."""
         assert self.folder is not None
         history.rewrite(self.folder / "history.jsonl", [])
+
+
+def edge(chosen: float | None, candidates: Sequence[float | None]) -> str | None:
+    """Whether the best is the "smallest" or "largest" of several tried: then one beyond it may be better still."""
+    numbers = [candidate for candidate in candidates if candidate is not None]
+    if len(numbers) < 2 or chosen not in (min(numbers), max(numbers)):
+        return None
+    return "smallest" if chosen == min(numbers) else "largest"
 
 
 class _Following:

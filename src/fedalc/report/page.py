@@ -102,7 +102,18 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
         how = f"Round {text(selection.get('round'))} was best on validation data and was kept."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance, hence no client." if absent else ""
-    return f"{start} {how}{rest} The test set was looked at once, at the end."
+    return f"{start} {how}{rest} {_looks_at_test(records)}"
+
+
+def _looks_at_test(records: Sequence[Mapping[str, Any]]) -> str:
+    """Once, unless its curve was asked for (selection.test_curve)."""
+    rounds = sum(any(name.startswith("test ") for name in record.get("metrics") or ()) for record in records)
+    if not rounds:
+        return "The test set was looked at once, at the end."
+    return (
+        f"The test set was looked at in {rounds} round{'s' * (rounds != 1)} for its curve, and at the end; nothing was "
+        "chosen by it."
+    )
 
 
 def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
@@ -114,11 +125,15 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
     selection, penalty = result.get("selection"), number_at(result, "selection", "penalty")
     again = any(record.get("phase") == "refit" for record in records)
     if selection and penalty is not None:
-        start += f" Penalty {penalty:g} was best on validation data, and was "
+        edge = f", the {text(selection['edge'])} tried," if selection.get("edge") else ""
+        start += f" Penalty {penalty:g}{edge} was best on validation data, and was "
         start += "fitted again on all training data." if again else "kept."
+    unconverged = number_at(result, "selection", "unconverged")
+    if unconverged:
+        start += f" The regressions of {unconverged:.0f} labels ended before they had converged."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance." if absent else ""
-    return f"{start}{rest} The test set was looked at once, at the end."
+    return f"{start}{rest} {_looks_at_test(records)}"
 
 
 def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str | None:
@@ -214,7 +229,8 @@ def _comparison_sentence(rows: Sequence[Row]) -> str:
     span = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     seeds = "one seed each" if counts == [1] else f"{span} seeds each"
     spread = "" if counts == [1] else " Values are mean ± standard deviation over seeds."
-    return f"Metrics on the test set in percent{preset}, {seeds}; the best of each column is bold.{spread}"
+    best = "best federated figure" if any(row.centralised for row in rows) else "best"
+    return f"Metrics on the test set in percent{preset}, {seeds}; the {best} of each column is bold.{spread}"
 
 
 def write_template(path: Path, template: str, **values: Any) -> Path:

@@ -45,6 +45,10 @@ class Row:
         return Statistic(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     @property
+    def centralised(self) -> bool:
+        return any(result.get("centralised") for result in self.results)
+
+    @property
     def collapsed(self) -> bool:
         largest = self.statistic(number("collapse", "max_cosine"))
         return largest is not None and largest.mean >= COLLAPSED

@@ -5,11 +5,24 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedalc.report.summary import Reader, Result, Row, Statistic, merge, number, per_client, total_bytes, varies
+from fedalc.report.summary import (
+    Reader,
+    Result,
+    Row,
+    Statistic,
+    merge,
+    number,
+    number_at,
+    per_client,
+    text,
+    total_bytes,
+    varies,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -126,13 +139,18 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
 
 def column_cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
-    """A column's cells, bold where best among several rows of its dataset. Values that look equal are equally good."""
+    """A column's cells, bold where best among several federated rows of its dataset: oracles see what no client does.
+
+    Values that look equal are equally good.
+    """
     best: dict[str, float] = {}
-    shown = [_shown(row.statistic(column.read)) if column.higher_is_better else None for row in rows]
+    contest = column.higher_is_better
+    shown = [_shown(row.statistic(column.read)) if contest and not row.centralised else None for row in rows]
     for row, value in zip(rows, shown, strict=True):
         if value is not None:
             best[row.dataset] = max(value, best.get(row.dataset, value))
-    contested = {row.dataset for row in rows if sum(other.dataset == row.dataset for other in rows) > 1}
+    federated = Counter(row.dataset for row in rows if not row.centralised)
+    contested = {dataset for dataset, count in federated.items() if count > 1}
     return [
         Cell(*column.parts(row), bold=value is not None and row.dataset in contested and value == best[row.dataset])
         for row, value in zip(rows, shown, strict=True)
@@ -173,12 +191,26 @@ def _mark(heading: str, row: Row) -> str:
     return " (collapsed)" if heading == "method" and row.collapsed else ""
 
 
+def edge_notes(rows: Iterable[Row]) -> list[str]:
+    """Which oracles' penalties are the last ones tried on their side: one beyond may be better."""
+    notes = []
+    for row in rows:
+        for selection in (result.get("selection") or {} for result in row.results):
+            penalty = number_at(selection, "penalty")
+            if penalty is not None and (edge := selection.get("edge")):
+                notes.append(f"{row.method}: the best penalty, {penalty:g}, is the {text(edge)} tried (ovr.penalties)")
+    return list(dict.fromkeys(notes))
+
+
 def _escaped(name: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", name)
 
 
 def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
-    """A table for the terminal. Columns that `width` (default: the terminal's) has no room for are named below it."""
+    """A table for the terminal. Columns that `width` (default: the terminal's) has no room for are named below it.
+
+    So are penalties at the edge of what was tried.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -196,7 +228,8 @@ def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
         columns.remove(goes)
         left_out.append(goes.heading.replace(" /", "/"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left")
-    table.caption = f"no room for: {', '.join(left_out)}" if left_out else None
+    notes = [*([f"no room for: {', '.join(left_out)}"] if left_out else []), *edge_notes(rows)]
+    table.caption = Text("\n".join(notes)) if notes else None  # Text: a name is not markup
     for heading, values in names:
         table.add_column(heading, no_wrap=heading == "method" and max(map(len, values), default=0) <= 24)
     for column in columns:
