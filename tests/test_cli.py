@@ -15,7 +15,7 @@ import pytest
 
 import fedalc
 from fedalc.cli import main
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED
 from fedalc.data.demo import DemoSize, make_demo
 
 TINY = ["--set", "rounds=6", "--set", "encoder.dim=8", "--set", "selection.every=2"]
@@ -136,7 +136,7 @@ def test_compare_leaves_out_what_the_settings_do_not_allow(tmp_path: Path) -> No
     comparison = fedalc.compare(overrides=sorted(some), **keys)
     assert set(comparison.left_out) == {"fedalc-exact", "fedalc-oneshot"}
     assert "server.participation = 1" in comparison.left_out["fedalc-oneshot"]
-    assert len(comparison.runs) == len(METHODS) - 2
+    assert len(comparison.runs) == len(FEDERATED) - 2
     with pytest.raises(fedalc.ConfigError, match="participation"):
         fedalc.compare(["fedalc-exact"], overrides=sorted(some), **keys)
     with pytest.raises(fedalc.ConfigError, match="did you mean"):
