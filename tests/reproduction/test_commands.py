@@ -76,6 +76,7 @@ def test_dry_run_says_what_data_is_missing(
 
 def test_a_report_at_any_time(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     write_table(here / "small")
+    (here / "runs" / "reproduce" / "small").mkdir(parents=True)
     assert call(monkeypatch, "small", "--report-only") == 0
     assert "– not run" in capsys.readouterr().out
     made = here / "runs" / "reproduce" / "small"

@@ -67,11 +67,13 @@ def reproduce(
         keys={key: value for key, value in keys.items() if value is not None},
         overrides=set_ or (),
     )
-    if dry_run:
-        _print_plan(console, plan)
-    elif not (report_only or plan.asked or plan.strange):
+    if report_only and not plan.folder.is_dir():
+        raise ConfigError(f"{plan.folder}: no such folder, so there is nothing to report", "--out")
+    if not (report_only or plan.asked or plan.strange):
         reasons = Counter(why for name, why in plan.left_out.items() if plan.wants(*name.split("/")))
         raise ConfigError(f"none of these cells can be run: {reasons.most_common(1)[0][0]}")
+    if dry_run:
+        _print_plan(console, plan)
     absent = None if report_only else absent_data(plan, data_dir)
     if absent is not None:
         raise DataError(absent)
@@ -81,6 +83,7 @@ def reproduce(
     ended = None
     if not report_only:
         refuse_strange(plan)
+        plan.folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before anything is run
         ended = _run(console, plan, jobs, threads, data_dir)
     _report(console, plan, command, ended, data_dir)
     if ended is not None and ended.stopped:
@@ -174,12 +177,12 @@ def _list_tables(console: Console) -> None:
         find_folder("any")  # raises, and says what to do
     for folder in folders:
         if is_communication(folder):
-            console.print(f"{folder.name:12} bytes between server and clients: counted, nothing is trained")
+            console.print(f"{folder.name:14} bytes between server and clients: counted, nothing is trained")
             continue
         table = read_table(folder)
         seeds = ", ".join(map(str, table.seeds))
         console.print(
-            f"{table.name:12} {table.title}: {len(table.rows)} rows on {table.dataset}, seeds {seeds}", highlight=False
+            f"{table.name:14} {table.title}: {len(table.rows)} rows on {table.dataset}, seeds {seeds}", highlight=False
         )
     console.print("run one: fedalc reproduce TABLE; look at it first: --dry-run", highlight=False)
 
