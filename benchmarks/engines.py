@@ -29,13 +29,13 @@ OUT = Path(__file__).with_name("engines.json")
 def training(dataset: str, engine: str) -> Any:
     from fedalc.data import Split, load_dataset
     from fedalc.encoders import scale_rows
-    from fedalc.federated import FederatedTraining, knowledge_for
+    from fedalc.federated import knowledge_for, simulated
     from fedalc.resolution import experiment
 
     settings = experiment({"engine": engine, "method": "fedalc", "encoder": {"name": "mlp", "dropout": 0.0}})
     train = load_dataset(dataset).train
     scaled = Split(scale_rows(train.features, "unit"), train.labels)
-    return FederatedTraining(settings, scaled, knowledge_for(settings, train))
+    return simulated(settings, scaled, knowledge_for(settings, train))
 
 
 def peak_gflops() -> float:

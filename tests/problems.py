@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
-from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.federated import FederatedTraining, knowledge_for, simulated
 
 
 def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:
@@ -32,7 +32,7 @@ def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels
 
 def federated(settings: Experiment, train: Split) -> FederatedTraining:
     """A training whose server has collected the labels as it does in a run."""
-    return FederatedTraining(settings, train, knowledge_for(settings, train))
+    return simulated(settings, train, knowledge_for(settings, train))
 
 
 def real_data(name: str) -> Path:

@@ -14,7 +14,7 @@ import fedalc
 from fedalc.collection.keys import Key
 from fedalc.correlations import Correlations
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.federated import knowledge_for, simulated
 from fedalc.knowledge import LabelKnowledge
 from fedalc.privacy import PrivateLabelSets
 from fedalc.training import Callback, Training
@@ -65,7 +65,7 @@ def test_the_collection_gives_what_Y_gives_on_real_data(name: str) -> None:
 def test_training_through_the_collection_is_training_on_Y(method: str) -> None:
     settings = fedalc.experiment({**SMALL, "method": method, "dtype": "float64"})
     through = federated(settings, TRAIN)
-    direct = FederatedTraining(settings, TRAIN, LabelKnowledge(Correlations.from_label_sets(TRAIN.labels)))
+    direct = simulated(settings, TRAIN, LabelKnowledge(Correlations.from_label_sets(TRAIN.labels)))
     for _ in range(3):
         through.run_round(), direct.run_round()
     assert torch.equal(through.model.W, direct.model.W)
@@ -181,7 +181,7 @@ def test_phases_draw_noise_of_their_own(mechanism: str) -> None:
     settings = fedalc.experiment({**SMALL, "method": "fedalc", "privacy": {"mechanism": mechanism, "noise": "seeded"}})
     W = []
     for phase in ("select", "refit"):
-        training = FederatedTraining(settings, TRAIN, knowledge_for(settings, TRAIN, phase=phase, phases=2))
+        training = simulated(settings, TRAIN, knowledge_for(settings, TRAIN, phase=phase, phases=2))
         training.run_round()
         W.append(training.model.W)
     assert not torch.equal(*W)

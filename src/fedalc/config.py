@@ -216,7 +216,7 @@ class Experiment(Settings):
     dataset: str = "demo"
     method: MethodName = "fedalc"
     preset: PresetName = "strong"
-    engine: Literal["fused", "clients"] = "fused"
+    engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties, see docs/deployment.md
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "cpu"

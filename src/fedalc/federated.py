@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedalc.config import Experiment
-from fedalc.data.clients import Federation
+from fedalc.data.clients import Clients, Federation
 from fedalc.data.dataset import Split
 from fedalc.encoders import Dropout, make_encoder
-from fedalc.engines import make_engine
+from fedalc.engines import Engine, make_engine
 from fedalc.geometry import unit_rows
 from fedalc.knowledge import LabelKnowledge, learn_labels
 from fedalc.ledger import Ledger
@@ -42,16 +43,28 @@ def planned_looks(settings: Experiment, phases: int) -> int:
     return phases * (1 if once else METHODS[settings.method].looks_at_labels(settings))
 
 
-class FederatedTraining:
-    """Algorithm 1 on one training split. Every random draw is a function of (seed, purpose, round)."""
+def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | None = None) -> FederatedTraining:
+    """With all clients in this process, each label of `train` one."""
+    federation = Federation(train.features, train.labels)
+    return FederatedTraining(settings, federation, partial(make_engine, settings, federation), knowledge)
 
-    def __init__(self, settings: Experiment, train: Split, knowledge: LabelKnowledge | None = None) -> None:
+
+class FederatedTraining:
+    """Algorithm 1, the server's side. Every random draw is a function of (seed, purpose, round)."""
+
+    def __init__(
+        self,
+        settings: Experiment,
+        federation: Clients,
+        engine_for: Callable[[Method], Engine],
+        knowledge: LabelKnowledge | None = None,
+    ) -> None:
         self.settings = settings
-        self.federation = Federation(train.features, train.labels)
+        self.federation = federation
         self.knowledge = knowledge  # None for the methods that do not use labels
-        self.method = self._make_method()
-        self.engine = make_engine(settings, self.federation, self.method)
-        self.model = self._start_model(train.features.shape[1])
+        self._engine_for = engine_for
+        self._make_method()
+        self.model = self._start_model(federation.feature_count)
         self.server = make_optimizer(self.model.theta, settings, int(self.federation.counts.sum()))
         self.average = AveragedWeights([*self.model.theta, self.model.W], settings.server.ema)
         self.ledger = Ledger()
@@ -60,11 +73,12 @@ class FederatedTraining:
             self.ledger.down += knowledge.bytes_down
         self.round_number = 0
         self.seconds = 0.0
-        if not self.method.trains_rows and not self.method.one_round:
+        if not self.method.trains_rows and not self.method.one_round and self.engine.clients_keep_rows:
             self.ledger.rows_once(self.model.W, len(self.federation.clients))
 
-    def _make_method(self) -> Method:
-        return make_method(self.settings, self.federation.labels.shape[1], self.knowledge)
+    def _make_method(self) -> None:
+        self.method = make_method(self.settings, len(self.federation.counts), self.knowledge)
+        self.engine = self._engine_for(self.method)
 
     def _start_model(self, feature_count: int) -> Model:
         settings = self.settings
@@ -92,7 +106,7 @@ class FederatedTraining:
         loss = self.server.apply(result.change, mean)
         self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
         self.average.update([*self.model.theta, self.model.W], t)
-        self.ledger.round(self.model.theta, self.model.W, len(clients), self.method.trains_rows)
+        self.ledger.add(result.traffic)
         self.seconds += time.perf_counter() - began
         return loss
 
@@ -103,7 +117,7 @@ class FederatedTraining:
         (theta,) = self.model.theta
         theta.copy_(sums.solve(self.settings.server.ridge))
         self.average.update([theta, self.model.W], self.round_number)
-        self.ledger.sums(theta.shape[0], theta.element_size(), len(clients))
+        self.ledger.add(sums.traffic)
         self.seconds += time.perf_counter() - began
         return sums.objective(theta, self.settings.server.ridge)
 
@@ -148,7 +162,6 @@ class FederatedTraining:
         self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         if self.knowledge is not None:
             self.knowledge.restore(tensors, facts["labels"])
-            self.method = self._make_method()
-            self.engine = make_engine(self.settings, self.federation, self.method)
+            self._make_method()
         self.round_number, self.seconds = facts["round"], facts["seconds"]
         self.ledger = Ledger(facts["bytes_down"], facts["bytes_up"])

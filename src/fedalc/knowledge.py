@@ -18,7 +18,7 @@ from torch import Tensor
 from fedalc.collection.client import SharedEncoder, distinct_names, make_hasher
 from fedalc.collection.collected import Collected
 from fedalc.collection.joining import Joined
-from fedalc.collection.simulation import collect
+from fedalc.collection.simulation import Collection, collect
 from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.data.dataset import Split
@@ -86,7 +86,11 @@ def learn_labels(
     if settings.collection.correlations is not None:
         return _from_file(settings, Path(settings.collection.correlations), names)
     shared = SharedEncoder(settings.encoder, settings.seed)
-    collection = collect(settings.collection, train.features, train.labels, names, shared)
+    return protected(settings, collect(settings.collection, train.features, train.labels, names, shared), looks, phase)
+
+
+def protected(settings: Experiment, collection: Collection, looks: int, phase: str = "fit") -> LabelKnowledge:
+    """What the server may take from the label sets it has joined."""
     privacy = settings.privacy
     if privacy.mechanism is None:
         exact = Correlations.from_label_sets(collection.label_sets)

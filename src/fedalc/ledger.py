@@ -23,13 +23,19 @@ class Ledger:
         """Before round 1 each client receives its own row: all that ever travels of a fixed W."""
         self.down += clients * payload_bytes([W[0]])
 
-    def sums(self, features: int, number: int, clients: int) -> None:
-        """Once: each client sends half of a symmetric features × features matrix, whole, as a masked sum has to be, and
-        a vector. It receives nothing."""
-        self.up += clients * number * (features * (features + 1) // 2 + features)
+    def add(self, other: Ledger) -> None:
+        self.down += other.down
+        self.up += other.up
 
-    def round(self, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool) -> None:
+    @classmethod
+    def of_sums(cls, features: int, number: int, clients: int, parties: int | None = None) -> Ledger:
+        """Once: each party sends half of a symmetric features × features matrix, whole, as a masked sum has to be, and
+        a vector for each client it is. It receives nothing."""
+        parties = clients if parties is None else parties
+        return cls(0, number * (parties * features * (features + 1) // 2 + clients * features))
+
+    @classmethod
+    def of_round(cls, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool) -> Ledger:
         """Each participant receives θ, and its row if rows are trained, and sends back as much."""
         each = payload_bytes(theta) + (payload_bytes([W[0]]) if rows_travel else 0)
-        self.down += clients * each
-        self.up += clients * each
+        return cls(clients * each, clients * each)

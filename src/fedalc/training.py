@@ -27,7 +27,7 @@ from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.evaluation import evaluate
-from fedalc.federated import FederatedTraining, knowledge_for, planned_looks
+from fedalc.federated import FederatedTraining, knowledge_for, planned_looks, simulated
 from fedalc.geometry import collapse
 from fedalc.interrupt import Interrupt
 from fedalc.knowledge import privacy_spent
@@ -197,7 +197,7 @@ class Training(AnyTraining):
     def _begin(self, train: Split) -> FederatedTraining:
         """A phase's training. Its clients hold other instances than another phase's, so labels are collected anew."""
         knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, self._phases)
-        return FederatedTraining(self.settings, self._scaled(train), knowledge)
+        return simulated(self.settings, self._scaled(train), knowledge)
 
     @property
     def _phases(self) -> int:

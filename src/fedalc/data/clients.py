@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
@@ -13,12 +14,32 @@ from fedalc.errors import DataError
 from fedalc.seeds import numpy_generator
 
 
+class Clients(Protocol):
+    """What the server of a training has to know of its clients."""
+
+    @property
+    def counts(self) -> np.ndarray:
+        """n_u: how many instances each client holds."""
+
+    @property
+    def clients(self) -> np.ndarray:
+        """The labels somebody holds. Labels without an instance have no client."""
+
+    @property
+    def feature_count(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Federation:
-    """The training instances as the clients hold them. Instances are shared here, once each, to save memory."""
+    """The training instances as the clients hold them. Instances are shared here, once each, to save memory.
+
+    `numbers` and `keys` name labels and instances in random draws, where this is a part of something larger.
+    """
 
     features: csr_matrix
     labels: csr_matrix
+    numbers: np.ndarray | None = None
+    keys: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.labels.nnz == 0:
@@ -33,6 +54,16 @@ class Federation:
     def clients(self) -> np.ndarray:
         """The labels somebody holds. Labels without an instance have no client."""
         return np.flatnonzero(self.counts)
+
+    @property
+    def feature_count(self) -> int:
+        return int(self.features.shape[1])
+
+    def number_of(self, client: int) -> int:
+        return client if self.numbers is None else int(self.numbers[client])
+
+    def keys_of(self, instances: np.ndarray) -> np.ndarray:
+        return instances if self.keys is None else self.keys[instances]
 
     def instances_of(self, client: int) -> np.ndarray:
         """S_u, as row numbers."""

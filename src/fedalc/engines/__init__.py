@@ -7,12 +7,16 @@ from fedalc.data.clients import Federation
 from fedalc.engines.base import Engine, RoundResult
 from fedalc.engines.clients import ClientsEngine
 from fedalc.engines.fused import FusedEngine
+from fedalc.errors import ConfigError
 from fedalc.methods import Method
 
 ENGINES: dict[str, type[ClientsEngine] | type[FusedEngine]] = {"clients": ClientsEngine, "fused": FusedEngine}
 
 
 def make_engine(settings: Experiment, federation: Federation, method: Method) -> Engine:
+    """An engine that has all clients in this process."""
+    if settings.engine not in ENGINES:
+        raise ConfigError("its clients are parties of their own: start it with `fedalc deploy run`", "engine")
     return ENGINES[settings.engine](federation, method, settings)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedalc.encoders import Dropout
 from fedalc.errors import ConfigError
+from fedalc.ledger import Ledger
 from fedalc.model import Model
 
 
@@ -21,6 +22,7 @@ class RoundResult:
     change: list[Tensor]
     rows: Tensor
     loss: float  # Σ p_u R_u, as met during the clients' first epoch
+    traffic: Ledger  # of this round
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Sums:
     cross: Tensor  # B, features × D
     constant: float  # Σ over pairs of a_u²
     pairs: int
+    traffic: Ledger
 
     def solve(self, ridge: float) -> Tensor:
         """θ of (G + ridge·I) θ = B, in double precision."""
@@ -52,6 +55,10 @@ class Sums:
 
 class Engine(Protocol):
     """Runs the clients of one round on the model as it stands, and leaves the model as it was."""
+
+    @property
+    def clients_keep_rows(self) -> bool:
+        """Whether a row that never changes travels only once."""
 
     def run(
         self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int

@@ -13,6 +13,7 @@ from fedalc.data.clients import Federation
 from fedalc.encoders import Dropout, SparseRows
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
+from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.seeds import numpy_generator
@@ -20,6 +21,8 @@ from fedalc.seeds import numpy_generator
 
 class ClientsEngine:
     """Memory: θ three times (the server's, the client's, the sum of changes) and one batch."""
+
+    clients_keep_rows = True
 
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation
@@ -41,7 +44,8 @@ class ClientsEngine:
             with torch.no_grad():
                 for total, mine, server in zip(change, local.theta, model.theta, strict=True):
                     total.add_(server - mine, alpha=weight)
-        return RoundResult(change, rows, loss)
+        traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows)
+        return RoundResult(change, rows, loss, traffic)
 
     @torch.no_grad()
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
@@ -59,7 +63,8 @@ class ClientsEngine:
                 gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
                 cross += torch.outer(x.sum(0), weights[client] * W[client])
             constant += len(held) * weights[client].item() ** 2
-        return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()))
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants))
+        return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _local_work(
         self, local: Model, client: int, dropout: Dropout | None, round_number: int
@@ -75,11 +80,13 @@ class ClientsEngine:
         first_epoch = 0.0
         for epoch in range(settings.epochs):
             for instances in self._batches(client, epoch, round_number):
-                batch = SparseRows(self.federation.features[instances], instances, row.dtype, row.device)
+                keys = self.federation.keys_of(instances)
+                batch = SparseRows(self.federation.features[instances], keys, row.dtype, row.device)
                 g = local.encoder(batch, dropout)
                 own = torch.full_like(batch.keys, client)
+                held = torch.from_numpy(instances).to(row.device)
                 losses = [
-                    self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, batch.keys)
+                    self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)
                     for part in self.method.parts
                 ]
                 loss = torch.stack(losses).sum(0).mean()
@@ -98,6 +105,7 @@ class ClientsEngine:
         size = self.settings.client.batch_size
         if size is None or size >= len(instances):
             return [instances]
-        generator = numpy_generator(self.settings.seed, "batches", round_number, client, epoch)
+        number = self.federation.number_of(client)
+        generator = numpy_generator(self.settings.seed, "batches", round_number, number, epoch)
         order = generator.permutation(instances)
         return [order[start : start + size] for start in range(0, len(order), size)]

@@ -27,6 +27,7 @@ from fedalc.encoders import Dropout, SparseRows
 from fedalc.encoders.sparse import WeightedBags
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
+from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
 
@@ -42,6 +43,8 @@ class _Block:
 
 
 class FusedEngine:
+    clients_keep_rows = True
+
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation
         self.method = method
@@ -83,7 +86,8 @@ class FusedEngine:
                     row_gradient[:, part].index_add_(0, block.label, weight * mine[block.instance])
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
 
-        return RoundResult(self._change(model), self._rows(W, row_gradient, clients), total.item())
+        traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows)
+        return RoundResult(self._change(model), self._rows(W, row_gradient, clients), total.item(), traffic)
 
     @torch.no_grad()
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
@@ -99,7 +103,8 @@ class FusedEngine:
         weights = self.method.label_weights[own]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ (WeightedBags(own, starts, weights) @ W)
-        return Sums(gram, cross, weights.square().sum().item(), labels.nnz)
+        traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants))
+        return Sums(gram, cross, weights.square().sum().item(), labels.nnz, traffic)
 
     def _change(self, model: Model) -> list[Tensor]:
         settings = self.settings.client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedalc.config import Experiment
 from fedalc.knowledge import LabelKnowledge
-from fedalc.methods.base import Method
+from fedalc.methods.base import Method, Told
 from fedalc.methods.exact import FedALCExact
 from fedalc.methods.fedalc import FedALC, FedALCFixed
 from fedalc.methods.fedavg import FedAvg, FedAvgFixed
@@ -26,10 +26,11 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def make_method(settings: Experiment, label_count: int, knowledge: LabelKnowledge | None = None) -> Method:
-    """`knowledge` is for the methods that want it; the others never see labels."""
-    assert knowledge is not None or not settings.uses_labels
-    return METHODS[settings.method](settings, label_count, knowledge)
+def make_method(
+    settings: Experiment, label_count: int, knowledge: LabelKnowledge | None = None, told: Told | None = None
+) -> Method:
+    """`knowledge` is for the methods that want it, at the server; the others never see labels."""
+    return METHODS[settings.method](settings, label_count, knowledge, told)
 
 
-__all__ = ["METHODS", "Method", "make_method"]
+__all__ = ["METHODS", "Method", "Told", "make_method"]

@@ -22,12 +22,24 @@ from fedalc.regularizers import Objective
 
 
 @dataclass(frozen=True)
+class Told:
+    """What clients are told for the square loss, where they are apart from the server that knows the labels."""
+
+    label_weights: np.ndarray  # a_u of each label
+    shares: np.ndarray  # 1/m of each instance (`set_size` exact) or label (expected)
+
+
+@dataclass(frozen=True)
 class Method(ABC):
-    """Built once per training. `knowledge` is what the collection of label sets told, to those who want it."""
+    """Built once per training. `knowledge` is what the collection of label sets told, to those who want it.
+
+    A party of its own builds one for its own labels, with what it was `told` in place of that.
+    """
 
     settings: Experiment
     label_count: int
     knowledge: LabelKnowledge | None = None
+    told: Told | None = None
 
     #: Do owners train their rows? Then rows travel with θ in every round; otherwise once, before round 1.
     trains_rows: ClassVar[bool]
@@ -83,6 +95,8 @@ class Method(ABC):
     def label_weights(self) -> Tensor:
         """a_u: rare labels count more, so that their scores hold their own against those of common ones."""
         client = self.settings.client
+        if self.told is not None:
+            return self._tensor(self.told.label_weights)
         if client.label_power == 0:
             return self._tensor(np.ones(self.label_count))
         weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
@@ -90,12 +104,16 @@ class Method(ABC):
 
     @cached_property
     def _per_instance(self) -> Tensor:
+        if self.told is not None:
+            return self._tensor(self.told.shares)
         assert self.knowledge is not None and self.knowledge.set_sizes is not None
         return self._tensor(1 / self.knowledge.set_sizes)
 
     @cached_property
     def _per_label(self) -> Tensor:
         """1 / E[m | u], E[m | u] = 1 + Σ_v c_uv / n_u: the mean size of the label sets that u is in."""
+        if self.told is not None:
+            return self._tensor(self.told.shares)
         known = self._correlations
         return self._tensor(1 / (1 + np.asarray(known.together.sum(axis=1)).ravel() / np.maximum(known.counts, 1)))
 

@@ -56,13 +56,13 @@ def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traf
     """What `FederatedTraining` would have in its ledger after all rounds; a test holds the two equal."""
     method, models = METHODS[settings.method], METHODS[settings.method].sub_models(settings)
     W = torch.empty(shape.labels, settings.encoder.dim, dtype=theta[0].dtype, device="meta")
-    once, each = collection(settings, shape), Ledger()
+    once = collection(settings, shape)
     if method.one_round:
-        each.sums(theta[0].shape[0], theta[0].element_size(), shape.clients)
+        each = Ledger.of_sums(theta[0].shape[0], theta[0].element_size(), shape.clients)
         return Traffic(shape.clients, 1, once, each)
     if not method.trains_rows:
         once.rows_once(W, models * shape.clients)
-    each.round([*theta] * models, W, shape.clients, method.trains_rows)
+    each = Ledger.of_round([*theta] * models, W, shape.clients, method.trains_rows)
     return Traffic(shape.clients, settings.rounds, once, each)
 
 
