@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, Identity, is_keyed
-from fedalc.errors import ConfigError, DataError, FedalcError
+from fedalc.errors import ConfigError, FedalcError
 
 key_app = typer.Typer(help="The key the clients share and the server never has: new.", rich_markup_mode=None)
 collect_app = typer.Typer(
@@ -63,33 +63,23 @@ def client(
 ) -> None:
     """Hash what this party holds under the key, into a file for the server."""
     from fedalc.collection.client import Identity as InstanceIdentity
-    from fedalc.collection.client import SharedEncoder, make_hasher, repeated_name
+    from fedalc.collection.client import SharedEncoder, make_hasher
+    from fedalc.collection.holding import load_holding
     from fedalc.collection.messages import make_messages
-    from fedalc.data.load import load_held
 
     settings = _settings(algorithm, digest_bytes, identity, quantum, key)
     _check_out(out, overwrite, "messages")
     if (settings.identity == "record") != (records is not None):
         raise ConfigError("--identity record and --records FILE belong together")
     hasher = make_hasher(settings)
-    split, names = load_held(data, data_dir)
-    if (name := repeated_name(names)) is not None:
-        raise DataError(f"two labels have the same name, {name!r}, and others know labels by name only", data)
-    own = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()
-    held = split.labels[:, own]
-    kept = held.getnnz(axis=1) > 0
-    if not kept.any():
-        raise DataError("no instance here carries one of these labels: nothing to send", data)
-    record_names = None if records is None else _read_records(records, len(split))
-    chosen = None if record_names is None else [record_names[row] for row in kept.nonzero()[0]]
+    holding = load_holding(data, labels, records, data_dir)
+    features = holding.split.features
     instance = InstanceIdentity(settings, SharedEncoder(EncoderSettings(), seed))
-    canonical = instance.canonical(split.features[kept], chosen)
-    own_names = [names[label] for label in own]
-    kind = instance.name(split.features.shape[1])
-    sent = make_messages(hasher, kind, client_name, canonical, held[kept], own_names)
+    canonical, kind = instance.canonical(features, holding.records), instance.name(features.shape[1])
+    sent = make_messages(hasher, kind, client_name, canonical, holding.split.labels, holding.names)
     sent.save(out)
     console = Console(highlight=False, soft_wrap=True)
-    if all(name.isdigit() for name in own_names):
+    if all(name.isdigit() for name in holding.names):
         console.print("note: labels are called by number here; others must number them alike (names: labels.txt)")
     console.print(
         f"{out}: {len(sent):,} messages of client {sent.client}, {len(sent.pseudonyms):,} labels, "
@@ -219,27 +209,3 @@ def _check_out(out: Path, overwrite: bool, kind: str) -> None:
         raise FedalcError(f"{out}: is there already, and is not a file of {kind}; name another --out")
     if not overwrite:
         raise FedalcError(f"{out}: is there already; replace it with --overwrite, or name another --out")
-
-
-def _columns_of(wanted: str, names: tuple[str, ...]) -> list[int]:
-    place = {name: column for column, name in enumerate(names)}
-    asked = [wanted] if wanted in place else [name.strip() for name in wanted.split(",") if name.strip()]
-    unknown = [name for name in asked if name not in place]
-    if unknown or not asked:
-        raise ConfigError(f"--labels: there is no label {unknown[0]!r}" if unknown else "--labels: names no label")
-    return sorted({place[name] for name in asked})
-
-
-def _read_records(path: Path, count: int) -> list[str]:
-    try:
-        names = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text", path) from None
-    if len(names) != count:
-        raise DataError(f"has {len(names)} record names, one per line, for {count} instances", path)
-    seen: dict[str, int] = {}
-    for line, name in enumerate(names, 1):
-        if name in seen:
-            raise DataError(f"the same record as in line {seen[name]}", path, line)
-        seen[name] = line
-    return names
