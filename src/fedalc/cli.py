@@ -14,6 +14,7 @@ from fedalc.collection.commands import audit, collect_app, key_app
 from fedalc.config import FEDERATED, METHODS, ORACLES
 from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
+from fedalc.deployment.commands import app as deploy_app
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.reproduction.commands import reproduce
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(key_app, name="key")
 app.add_typer(collect_app, name="collect")
+app.add_typer(deploy_app, name="deploy")
 
 Dataset = Annotated[str | None, typer.Option(help="a dataset's name (see: fedalc data list) or a folder's path")]
 Preset = Annotated[

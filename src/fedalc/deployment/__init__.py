@@ -1,0 +1,1 @@
+"""A deployment on Flower: parties and a server on machines of their own, started, watched and ended from here."""

@@ -1,0 +1,259 @@
+"""`fedalc deploy …`: parties and a server on machines of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedalc.config import METHODS
+from fedalc.errors import ConfigError, FedalcError
+
+app = typer.Typer(
+    help="Parties and a server on machines of their own, over Flower: certificates, node-key, server, register, nodes, "
+    "party, run.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+State = Annotated[Path, typer.Option("--state", help="the server's folder: database, registered parties, logs")]
+Certificate = Annotated[Path | None, typer.Option("--certificate", help="the server's ca.crt")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="no encryption and no authentication: trials only")]
+_SERVER_STATE = Path("fedalc-server")
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="where they go; nothing is overwritten")],
+    host: Annotated[list[str], typer.Option(help="the server's name or address, as parties call it; repeatable")],
+    days: Annotated[int, typer.Option(min=1, help="how long they are valid")] = 365,
+) -> None:
+    """A certificate authority and a server certificate, so that parties know whom they talk to."""
+    from fedalc.deployment.credentials import make_certificates
+
+    made = make_certificates(folder, host, days)
+    say = _sayer()
+    say(f"{made.authority}: give this to every party; it is not secret")
+    say(f"{made.server}, {made.server_key}: for the server (fedalc deploy server --certificates {folder})")
+    say(f"{made.authority_key}: signs further certificates; keep it to yourself, best on another machine")
+
+
+@app.command("node-key")
+def node_key(file: Annotated[Path, typer.Argument(help="where it goes; never overwritten")]) -> None:
+    """A party's key pair, by which the server knows it."""
+    from fedalc.deployment.credentials import make_node_key
+
+    public = make_node_key(file)
+    say = _sayer()
+    say(f"{file}: this party's secret; nobody else gets it")
+    say(f"{public}: give this to the server's side (fedalc deploy register {public.name} NAME)")
+
+
+@app.command()
+def server(
+    certificates: Annotated[
+        Path | None, typer.Option(help="the folder from `fedalc deploy certificates` (ca.crt, server.crt, server.key)")
+    ] = None,
+    insecure: Insecure = False,
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 9443,
+    state: State = _SERVER_STATE,
+) -> None:
+    """The server, in the foreground: lets registered parties in, and runs what `fedalc deploy run` submits."""
+    from fedalc.deployment.credentials import Certificates
+    from fedalc.deployment.server import Server, run_server
+    from fedalc.deployment.state import ServerState
+
+    if (certificates is None) != insecure:
+        raise ConfigError("give --certificates FOLDER, or --insecure for a trial on one machine")
+    secured = None if certificates is None else Certificates(certificates)
+    run_server(Server(ServerState(state), secured, host, port), _sayer())
+
+
+@app.command()
+def register(
+    key: Annotated[Path, typer.Argument(help="the party's public key: FILE.pub of its `fedalc deploy node-key FILE`")],
+    name: Annotated[str, typer.Argument(help="what to call the party here")],
+    state: State = _SERVER_STATE,
+) -> None:
+    """Let a party in. On the server's machine, while the server runs."""
+    from fedalc.deployment.state import ServerState
+
+    known = ServerState(state)
+    if name in known.parties():
+        raise FedalcError(f"{name!r} is registered already; choose another name, or `fedalc deploy unregister` it")
+    if not key.is_file():
+        raise FedalcError(f"{key}: there is no such file")
+    node = known.flower.register(key)
+    known.add_party(name, node)
+    _sayer()(f"{name} is registered, as node {node}")
+
+
+@app.command()
+def unregister(
+    name: Annotated[str, typer.Argument(help="the party, as it was registered")], state: State = _SERVER_STATE
+) -> None:
+    """Let a party in no longer."""
+    from fedalc.deployment.state import ServerState
+
+    known = ServerState(state)
+    if name not in known.parties():
+        raise FedalcError(f"no party {name!r} is registered; there are: {', '.join(known.parties()) or 'none'}")
+    known.flower.unregister(known.parties()[name])
+    known.remove_party(name)
+    _sayer()(f"{name} is registered no longer")
+
+
+@app.command()
+def nodes(state: State = _SERVER_STATE) -> None:
+    """The registered parties, and whether they are there."""
+    from fedalc.deployment.state import ServerState
+
+    known = ServerState(state)
+    names = {node: name for name, node in known.parties().items()}
+    table = Table("party", "node", "status")
+    for node, status in known.flower.nodes().items():
+        table.add_row(names.get(node, "?"), node, "never seen" if status == "registered" else status)
+    Console().print(table)
+
+
+@app.command()
+def party(
+    data: Annotated[str, typer.Argument(help="what this party holds: a file, a folder with a train file, or a name")],
+    server: Annotated[str, typer.Option(help="HOST:PORT")],
+    key: Annotated[Path | None, typer.Option(help="the parties' key file (one makes it: fedalc key new FILE)")] = None,
+    certificate: Certificate = None,
+    node_key: Annotated[Path | None, typer.Option(help="this party's own key, from `fedalc deploy node-key`")] = None,
+    insecure: Insecure = False,
+    labels: Annotated[
+        str | None, typer.Option(help="this party's labels, by name, comma-separated (default: those in its data)")
+    ] = None,
+    client: Annotated[str | None, typer.Option(help="what the server may call this party")] = None,
+    identity: Annotated[
+        str, typer.Option(help="what makes two instances the same: content, record (with --records), embedding")
+    ] = "content",
+    records: Annotated[Path | None, typer.Option(help="the instances' record names, one per line")] = None,
+    algorithm: Annotated[str, typer.Option(help="hmac-sha256, … (as in fedalc collect client)")] = "hmac-sha256",
+    digest_bytes: Annotated[int, typer.Option(help="length of a digest, 8 to 64")] = 16,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
+    share_names: Annotated[bool, typer.Option("--share-names", help="tell the server the labels' names")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, ./data)")] = None,
+    port: Annotated[int | None, typer.Option(help="of this machine, for the party's own processes")] = None,
+    state: Annotated[Path | None, typer.Option(help="a folder for log and settings (default: NODEKEY.party)")] = None,
+    any_app: Annotated[
+        bool, typer.Option("--any-app", help="run whatever code the server sends (default: installed code only)")
+    ] = False,
+    patience: Annotated[float, typer.Option(min=0, help="seconds to go on when the server refuses")] = 90.0,
+) -> None:
+    """A party's whole side, in the foreground: checks data and keys, then works for the server until Ctrl-C."""
+    from fedalc.collection.commands import _settings as collection_settings
+    from fedalc.collection.holding import load_holding
+    from fedalc.collection.keys import Key
+    from fedalc.deployment.party import Party, run_party
+    from fedalc.runs import check_device
+
+    if (certificate is None) != insecure or (node_key is None) != insecure:
+        raise ConfigError("give --certificate ca.crt and --node-key FILE, or --insecure for a trial on one machine")
+    collection_settings(algorithm, digest_bytes, identity, 1e-3, key)
+    if (identity == "record") != (records is not None):
+        raise ConfigError("--identity record and --records FILE belong together")
+    side = Party(
+        settings=_given(
+            data=_absolute(data),
+            key=_absolute(key),
+            labels=labels,
+            client=client,
+            identity=identity,
+            records=_absolute(records),
+            algorithm=algorithm,
+            device=device,
+            share_names=share_names or None,
+            digest_bytes=digest_bytes,
+            data_dir=_absolute(data_dir),
+        ),
+        server=server,
+        certificate=certificate,
+        node_key=node_key,
+        state=state or (Path("fedalc-party") if node_key is None else node_key.with_name(f"{node_key.name}.party")),
+        port=port,
+        any_app=any_app,
+    )
+    side.check()
+    if key is not None:
+        Key.read(key)
+    check_device(device or "cpu")
+    holding = load_holding(data, labels, records, data_dir)
+    say = _sayer()
+    say(f"{data}: {holding.split.features.shape[0]:,} instances under {len(holding.names):,} labels")
+    del holding
+    run_party(side, say, patience)
+
+
+@app.command()
+def run(
+    state: State = _SERVER_STATE,
+    method: Annotated[str | None, typer.Option(help=", ".join(METHODS))] = None,
+    preset: Annotated[str | None, typer.Option(help="strong, paper, …")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="communication rounds (default: the preset's)")] = None,
+    config: Annotated[Path | None, typer.Option(help="settings from a TOML file")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value; repeatable")] = None,
+    seed: Annotated[int | None, typer.Option(help="same seed, settings and parties: same result")] = None,
+    parties: Annotated[int | None, typer.Option(min=1, help="start when so many are there (default: 2)")] = None,
+    min_parties: Annotated[int | None, typer.Option(min=1, help="go on with at least so many (default: 2)")] = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="data for the evaluation, here at the server (default: at the parties)")
+    ] = None,
+    wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
+    round_timeout: Annotated[float | None, typer.Option(help="seconds for a party's answer (default: 600)")] = None,
+    max_norm: Annotated[float | None, typer.Option(help="leave out replies that change more than this")] = None,
+    name: Annotated[str | None, typer.Option(help="the run folder's name (default: method-preset-seed)")] = None,
+    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="go on with a stopped run, from its folder")] = None,
+    app_folder: Annotated[Path | None, typer.Option("--app", help="another Flower app than fedalc's own")] = None,
+) -> None:
+    """Train with the parties that are connected. On the server's machine, while the server runs."""
+    from fedalc.deployment.flower import APP
+    from fedalc.deployment.state import ServerState
+    from fedalc.deployment.submission import listen, resumed, submit
+
+    known = ServerState(state)
+    asked = _given(
+        num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
+        set="\n".join(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
+        min_parties=min_parties, wait=wait, round_timeout=round_timeout, max_norm=max_norm,
+    )  # fmt: skip
+    if config is not None and not config.is_file():
+        raise FedalcError(f"{config}: there is no such file")
+    if resume is not None:
+        if name is not None:
+            raise ConfigError("--name: --resume goes on in the folder it names")
+        folder = resume.resolve()
+        settings = resumed(known, folder, asked)
+    else:
+        folder = (out / (name or f"{method or 'fedalc'}-{preset or 'strong'}-s{seed or 0}")).resolve()
+        settings = {**asked, "run-folder": str(folder)}
+    number = submit(known, settings, app_folder or APP)
+    say = _sayer()
+    say(f"run {number} into {folder}")
+    listen(known, number, folder, say)
+    say(f"run folder: {folder}")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Those that were given, under the names that the apps know them by."""
+    return {name.replace("_", "-"): value for name, value in options.items() if value is not None}
+
+
+def _absolute(path: str | Path | None) -> str | None:
+    """Another process reads it, in another folder. What is not a path here is a dataset's name."""
+    if path is None:
+        return None
+    return str(Path(path).resolve()) if isinstance(path, Path) or Path(path).exists() else path
+
+
+def _sayer() -> Any:
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    return lambda line: console.print(line, markup=False)

@@ -1,0 +1,122 @@
+"""A party's side: its data and keys checked, then a SuperNode that works for the server until it is told to end."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedalc.deployment.credentials import check_node_key
+from fedalc.deployment.flower import environment, plain, program, python_module, require_flower, write_settings
+from fedalc.deployment.processes import Process, follow, free_port
+from fedalc.errors import ConfigError, FedalcError
+
+_REFUSED = "Exit Code: 305"
+_CONNECTED = re.compile(r"SuperNode ID: (\d+)")
+_AGAIN_AFTER = 5.0  # seconds
+_NOISE = ("Started server process", "Waiting for application", "Application startup", "Application shutdown",
+          "Uvicorn running", "FastAPI lifespan", "Shutting down", "Finished server process", "Starting Flower",
+          "For more information", "Start `flwr-clientapp` process")  # fmt: skip
+
+NodeSettings = dict[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class Party:
+    """`settings` is what the party's app reads: where data and key are, and how they are to be used."""
+
+    settings: NodeSettings
+    server: str
+    certificate: Path | None
+    node_key: Path | None
+    state: Path
+    port: int | None = None
+    any_app: bool = False
+
+    def check(self) -> None:
+        """Whatever can be found wrong before the server is called."""
+        require_flower()
+        check_address(self.server)
+        if self.certificate is not None:
+            _check_certificate(self.certificate)
+        if self.node_key is not None:
+            check_node_key(self.node_key)
+
+    def command(self) -> list[str]:
+        certificate = self.certificate
+        trust = ["--insecure"] if certificate is None else ["--root-certificates", str(certificate.resolve())]
+        if self.node_key is not None:
+            trust += ["--auth-supernode-private-key", str(self.node_key.resolve())]
+        port = self.port or free_port()
+        where = ["--superlink", self.server, "--host", "127.0.0.1", "--port", str(port)]
+        settings = ["--node-config", str(self.settings_file)]
+        node = [program("flower-supernode")] if self.any_app else python_module("fedalc.deployment.supernode")
+        return [*node, *trust, *where, *settings]
+
+    @property
+    def settings_file(self) -> Path:
+        return self.state.resolve() / "node.toml"
+
+    def start(self) -> Process:
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_settings(self.settings_file, self.settings)
+        return Process("the party", self.command(), self.state / "party.log", environment(self.state / "flower"))
+
+
+def run_party(party: Party, say: Callable[[str], None], patience: float) -> None:
+    """In the foreground, until it is told to end.
+
+    For a minute after a party was cut off, the server takes it to be still there and does not let it in again. So a
+    refusal is final only after `patience` seconds.
+    """
+    until = time.monotonic() + patience
+    while True:
+        seen = _Seen(say)
+        process = party.start()
+        follow(process, seen.line)
+        if not seen.refused:
+            raise FedalcError(f"the party's node ended by itself; its log: {process.log}\n{process.tail()}")
+        if time.monotonic() + _AGAIN_AFTER > until:
+            raise FedalcError(
+                f"{party.server} refused this party: its node key is not registered there "
+                f"(on the server: fedalc deploy register {party.node_key}.pub NAME)"
+                if party.node_key is not None
+                else f"{party.server} refused this party: it wants a node key (--node-key)"
+            )
+        say(f"refused: not registered, or cut off a minute ago; trying again for {until - time.monotonic():.0f} s")
+        time.sleep(_AGAIN_AFTER)
+
+
+class _Seen:
+    """Passes on what a person wants to know, and remembers whether the server said no."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.refused = False
+
+    def line(self, line: str) -> None:
+        text = plain(line)
+        self.refused |= _REFUSED in text
+        if connected := _CONNECTED.search(text):
+            self.say(f"connected, as node {connected[1]}; Ctrl-C ends it")
+        elif text and not self.refused and not any(part in text for part in _NOISE):
+            self.say(text)
+
+
+def check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in address:
+        raise ConfigError(f"--server: expected HOST:PORT, found {address!r}")
+
+
+def _check_certificate(file: Path) -> None:
+    from cryptography import x509
+
+    try:
+        x509.load_pem_x509_certificate(file.read_bytes())
+    except OSError as error:
+        raise FedalcError(f"{file}: the server's certificate cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise FedalcError(f"{file}: not a certificate; ask the server's side for its ca.crt") from None

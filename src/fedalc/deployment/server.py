@@ -1,0 +1,72 @@
+"""The server's side: a SuperLink with certificates, node authentication and a database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedalc.deployment.credentials import Certificates
+from fedalc.deployment.flower import environment, python_module, require_flower
+from fedalc.deployment.processes import Process, follow, is_healthy
+from fedalc.deployment.state import ServerState
+from fedalc.errors import FedalcError
+
+_START_WITHIN = 120.0  # seconds, on a machine that is busy
+
+
+@dataclass(frozen=True)
+class Server:
+    """Without certificates it speaks plain HTTP and lets everybody in: for trials on one machine."""
+
+    state: ServerState
+    certificates: Certificates | None
+    host: str = "0.0.0.0"
+    port: int = 9443
+
+    @property
+    def own_address(self) -> str:
+        """Under which the server's own programs find it."""
+        wildcard = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+        host = wildcard.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def command(self) -> list[str]:
+        if self.certificates is None:
+            trust = ["--insecure"]
+        else:
+            trust = [
+                *("--ssl-ca-certfile", str(self.certificates.authority.resolve())),
+                *("--ssl-certfile", str(self.certificates.server.resolve())),
+                *("--ssl-keyfile", str(self.certificates.server_key.resolve())),
+                "--enable-supernode-auth",
+            ]
+        where = ["--host", self.host, "--port", str(self.port), "--database", str(self.state.database.resolve())]
+        return [*python_module("fedalc.deployment.superlink"), *trust, *where]
+
+    def start(self) -> Process:
+        """Up and answering."""
+        require_flower()
+        if self.certificates is not None:
+            self.certificates.check()
+        certificate = None if self.certificates is None else self.certificates.authority.resolve()
+        if is_healthy(self.own_address, certificate):
+            raise FedalcError(f"{self.own_address}: a server is running there already")
+        self.state.folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.state.folder, 0o700)  # noqa: PTH101
+        self.state.write_connection(self.own_address, certificate)
+        process = Process("the server", self.command(), self.state.log, environment(self.state.home))
+        try:
+            process.wait_for(lambda: is_healthy(self.own_address, certificate), _START_WITHIN, "answering")
+        except BaseException:
+            process.end()
+            raise
+        return process
+
+
+def run_server(server: Server, say: Callable[[str], None]) -> None:
+    """In the foreground, until it is told to end."""
+    process = server.start()
+    say(f"the server is ready at {server.host}:{server.port}; its log: {server.state.log}; Ctrl-C ends it")
+    code = follow(process, lambda line: None)
+    raise FedalcError(f"the server ended by itself (exit code {code}):\n{process.tail()}")

@@ -1,0 +1,104 @@
+"""What a server keeps in its state folder: Flower's database and home, who the registered parties are, which runs were
+submitted with which settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalc.deployment.flower import CONNECTION, Flower, toml_value
+from fedalc.errors import FedalcError
+from fedalc.files import write_text
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run as it was handed to Flower."""
+
+    run: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    folder: Path
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "flower.db"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "flower"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    @property
+    def flower(self) -> Flower:
+        self.connection()
+        return Flower(self.home)
+
+    def write_connection(self, address: str, certificate: Path | None) -> None:
+        """How Flower's command line reaches the server from this machine."""
+        trust = "insecure = true" if certificate is None else f"root-certificates = {toml_value(str(certificate))}"
+        write_text(
+            self._connection_file,
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+            f"[superlink.{CONNECTION}]\naddress = {toml_value(address)}\n{trust}\n",
+        )
+
+    def connection(self) -> tuple[str, Path | None]:
+        """The server's address, and the certificate to know it by."""
+        try:
+            known = tomllib.loads(self._connection_file.read_text("utf-8"))["superlink"][CONNECTION]
+        except FileNotFoundError:
+            raise FedalcError(
+                f"{self.folder}: no server has been started with this state folder; "
+                "start one with `fedalc deploy server --state FOLDER`"
+            ) from None
+        certificate = known.get("root-certificates")
+        return known["address"], None if certificate is None else Path(certificate)
+
+    def parties(self) -> dict[str, str]:
+        """The registered parties: their names, and the ids of their nodes."""
+        return dict(self._read("parties.json"))
+
+    def add_party(self, name: str, node: str) -> None:
+        self._write("parties.json", {**self.parties(), name: node})
+
+    def remove_party(self, name: str) -> None:
+        self._write("parties.json", {known: node for known, node in self.parties().items() if known != name})
+
+    def submitted(self, run_folder: Path) -> Submitted | None:
+        """The latest run that writes to this folder."""
+        known = self._read(self._submission_file(run_folder))
+        return Submitted(known["run"], known["settings"]) if known else None
+
+    def remember(self, run_folder: Path, submitted: Submitted) -> None:
+        self._write(self._submission_file(run_folder), {"run": submitted.run, "settings": submitted.settings})
+
+    def settings_file(self, run_folder: Path) -> Path:
+        return self.folder / Path(self._submission_file(run_folder)).with_suffix(".toml")
+
+    @property
+    def _connection_file(self) -> Path:
+        return self.home / "config.toml"
+
+    def _submission_file(self, run_folder: Path) -> str:
+        """Two folders of one name are told apart by their paths."""
+        return f"runs/{run_folder.name}-{hashlib.sha256(str(run_folder).encode()).hexdigest()[:8]}.json"
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.folder / name).read_text("utf-8")))
+        except FileNotFoundError:
+            return {}
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        write_text(self.folder / name, json.dumps(values, indent=2) + "\n")

@@ -1,0 +1,105 @@
+"""A run: handed to the server's Flower, listened to until it is over, stopped and taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedalc.deployment.flower import APP, Flower, environment, plain, write_settings
+from fedalc.deployment.processes import Process, is_healthy, signals_interrupt
+from fedalc.deployment.state import ServerState, Submitted
+from fedalc.errors import FedalcError, Interrupted
+
+_LOST_AFTER = 15.0  # seconds without an answer from the server
+_LOOK_EVERY = 0.3
+_SETTLED_WITHIN = 20.0  # seconds from the last word of a run until Flower says how it ended
+
+
+class _Lost(Exception):
+    """No answer from the server."""
+
+
+def submit(state: ServerState, settings: Mapping[str, Any], app: Path = APP) -> str:
+    """The id of a new run, into the folder `run-folder`. The earlier run into this folder is stopped first."""
+    run_folder = Path(settings["run-folder"])
+    flower = state.flower
+    _check_server(state)
+    earlier = state.submitted(run_folder)
+    if earlier is not None:
+        with contextlib.suppress(FedalcError):  # the server forgot it, or it ended just now
+            if not flower.status(earlier.run)[0].startswith("finished"):
+                flower.stop(earlier.run)
+    file = state.settings_file(run_folder)
+    write_settings(file, settings)
+    run = flower.submit(app, file)
+    state.remember(run_folder, Submitted(run, dict(settings)))
+    return run
+
+
+def resumed(state: ServerState, run_folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the run that stopped, with what is to be different now."""
+    if not run_folder.is_dir():
+        raise FedalcError(f"{run_folder}: there is no such run folder")
+    earlier = state.submitted(run_folder)
+    known = {} if earlier is None else earlier.settings
+    return {**known, **changes, "run-folder": str(run_folder), "resume": True}
+
+
+def listen(state: ServerState, run: str, run_folder: Path, say: Callable[[str], None]) -> None:
+    """Passes on what the run says until it is over. An end that is not a success is an error."""
+    flower = state.flower
+    resume = f"fedalc deploy run --state {state.folder} --resume {run_folder}"
+    try:
+        with signals_interrupt():
+            _follow_log(state, run, say)
+            status, details = _final_status(flower, run)
+    except _Lost:
+        raise FedalcError(
+            f"the server does not answer any more (its log: {state.log}); start it again, then: {resume}"
+        ) from None
+    except KeyboardInterrupt:
+        with contextlib.suppress(FedalcError):
+            flower.stop(run)
+        raise Interrupted(f"run {run}; go on with: {resume}") from None
+    if status != "finished:completed":
+        why = "" if details in ("", "N/A") else f": {details}"
+        raise FedalcError(f"run {run} is {status}{why}; go on with: {resume}")
+
+
+def _follow_log(state: ServerState, run: str, say: Callable[[str], None]) -> None:
+    log = state.folder / "runs" / f"{run}.log"
+    process = Process("the run", state.flower.log_command(run), log, environment(state.home))
+    heard = time.monotonic()
+    try:
+        while process.alive:
+            for line in process.new_lines():
+                if text := plain(line):
+                    say(text)
+            if is_healthy(*state.connection()):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _LOST_AFTER:
+                raise _Lost
+            time.sleep(_LOOK_EVERY)
+        for line in process.new_lines():
+            if text := plain(line):
+                say(text)
+    finally:
+        process.end(patience=3)
+
+
+def _final_status(flower: Flower, run: str) -> tuple[str, str]:
+    until = time.monotonic() + _SETTLED_WITHIN
+    while True:
+        status, details = flower.status(run)
+        if status.startswith("finished") or time.monotonic() > until:
+            return status, details
+        time.sleep(1)
+
+
+def _check_server(state: ServerState) -> None:
+    address, certificate = state.connection()
+    if not is_healthy(address, certificate):
+        raise FedalcError(f"{address}: no server answers there; start it with `fedalc deploy server`")
