@@ -130,7 +130,9 @@ def program(name: str) -> str:
 
 
 def _reason(answer: Mapping[str, Any]) -> str:
-    return str(answer.get("error-message") or answer.get("error_message") or answer.get("error") or "")
+    """Flower puts what it had printed before into it too."""
+    message = str(answer.get("error-message", ""))
+    return " ".join(line.strip() for line in message.splitlines() if line.strip() and "Using SuperLink" not in line)
 
 
 def _last_lines(text: str) -> str:

@@ -25,7 +25,12 @@ class Submitted:
 
 @dataclass(frozen=True)
 class ServerState:
+    """Paths are absolute: other programs get them, and work in other folders."""
+
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.folder.resolve())
 
     @property
     def database(self) -> Path:

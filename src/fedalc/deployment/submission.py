@@ -15,6 +15,7 @@ from fedalc.errors import FedalcError, Interrupted
 
 _LOST_AFTER = 15.0  # seconds without an answer from the server
 _LOOK_EVERY = 0.3
+_NOISE = ("Using SuperLink", "Starting logstream", "Start `flwr-serverapp`", "Successfully installed")
 _SETTLED_WITHIN = 20.0  # seconds from the last word of a run until Flower says how it ended
 
 
@@ -69,23 +70,26 @@ def listen(state: ServerState, run: str, run_folder: Path, say: Callable[[str], 
         raise FedalcError(f"run {run} is {status}{why}; go on with: {resume}")
 
 
+def _heard(process: Process, say: Callable[[str], None]) -> None:
+    for line in process.new_lines():
+        text = plain(line)
+        if text and not text.startswith(_NOISE):
+            say(text)
+
+
 def _follow_log(state: ServerState, run: str, say: Callable[[str], None]) -> None:
     log = state.folder / "runs" / f"{run}.log"
     process = Process("the run", state.flower.log_command(run), log, environment(state.home))
-    heard = time.monotonic()
+    answered = time.monotonic()
     try:
         while process.alive:
-            for line in process.new_lines():
-                if text := plain(line):
-                    say(text)
+            _heard(process, say)
             if is_healthy(*state.connection()):
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _LOST_AFTER:
+                answered = time.monotonic()
+            elif time.monotonic() - answered > _LOST_AFTER:
                 raise _Lost
             time.sleep(_LOOK_EVERY)
-        for line in process.new_lines():
-            if text := plain(line):
-                say(text)
+        _heard(process, say)
     finally:
         process.end(patience=3)
 

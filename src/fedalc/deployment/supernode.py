@@ -48,7 +48,7 @@ def main() -> None:
         sys.exit("this version of Flower cannot be kept from running a server's code; install flwr 1.41")
     read_settings: Any = internal.get_fused_config_from_fab
 
-    def read_settings_of_ours(app: Any, *arguments: Any) -> Any:
+    def read_own_settings(app: Any, *arguments: Any) -> Any:
         """Called once per run, before anything of the app is stored or run."""
         reason = why_refused(app)
         if reason:
@@ -56,7 +56,7 @@ def main() -> None:
             raise RunNotRunningException  # the one that Flower takes as: leave this message alone
         return read_settings(app, *arguments)
 
-    internal.get_fused_config_from_fab = read_settings_of_ours
+    vars(internal)["get_fused_config_from_fab"] = read_own_settings
     flower_supernode()
 
 
