@@ -6,7 +6,7 @@ Memory: one number per label and one per pair of labels that ever occurs togethe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,6 +50,19 @@ class Correlations:
         together.eliminate_zeros()
         together.sort_indices()
         return cls(int(np.count_nonzero(sizes)), counts, together)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file of tensors, with `instances` beside them."""
+        c = self.together
+        arrays = {"counts": self.counts, "indptr": c.indptr, "indices": c.indices, "together": c.data}
+        return {f"labels.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], instances: int) -> Correlations:
+        array = {name: tensors[f"labels.{name}"].numpy() for name in ("counts", "indptr", "indices", "together")}
+        size = len(array["counts"])
+        together = csr_matrix((array["together"], array["indices"], array["indptr"]), shape=(size, size))
+        return cls(instances, array["counts"], together)
 
     @property
     def label_count(self) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
@@ -49,9 +48,7 @@ class LabelKnowledge:
         """Counts that were noised, for a checkpoint: drawn again they would cost their ε again."""
         if not isinstance(self.labels, Correlations) or self.noise_multiplier is None:
             return {}
-        known, c = self.labels, self.labels.together
-        arrays = {"counts": known.counts, "indptr": c.indptr, "indices": c.indices, "together": c.data}
-        return {f"labels.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return self.labels.tensors()
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -69,10 +66,7 @@ class LabelKnowledge:
         if isinstance(self.labels, PrivateLabelSets):
             self.labels.looks, self.labels.noise_multiplier = facts["looks"], facts["noise_multiplier"]
         elif self.noise_multiplier is not None:
-            array = {name: tensors[f"labels.{name}"].numpy() for name in ("counts", "indptr", "indices", "together")}
-            size = len(array["counts"])
-            together = csr_matrix((array["together"], array["indices"], array["indptr"]), shape=(size, size))
-            self.labels = Correlations(facts["instances"], array["counts"], together)
+            self.labels = Correlations.restored(tensors, facts["instances"])
 
 
 def learn_labels(

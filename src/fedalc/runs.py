@@ -6,6 +6,7 @@ result.json    metrics in percent, how collapsed W is, cost, versions
 model/         what is needed to predict
 checkpoint/    what is needed to resume
 report.html    curves and tables
+census/, parties.jsonl   with real parties (engine flower): who takes part, and who was left out when and why
 """
 
 from __future__ import annotations
@@ -108,6 +109,14 @@ def _train(
     check_memory(settings, data)
     kind = OracleTraining if settings.method in ORACLES else Training
     training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
+    return fill_folder(training, place, resume, overwrite)
+
+
+def fill_folder(
+    training: Training | OracleTraining, place: Path | None, resume: bool, overwrite: bool
+) -> tuple[Run, bool]:
+    """Train, test and save. Nothing is saved where there is no place."""
+    settings = training.settings
     with Interrupt() as interrupt, nullcontext() if place is None else only_writer(place):
         if place is not None:
             check_folder(place, settings, resume, overwrite)  # again: another process may have been here since
@@ -185,9 +194,9 @@ def _is_litter(path: Path) -> bool:
 
 def open_folder(folder: Path, settings: Experiment) -> None:
     try:
-        for old in ("history.jsonl", "result.json", "report.html"):
+        for old in ("history.jsonl", "result.json", "report.html", "parties.jsonl"):
             (folder / old).unlink(missing_ok=True)
-        for old in ("model", "checkpoint", "checkpoint.old"):
+        for old in ("model", "checkpoint", "checkpoint.old", "census"):
             shutil.rmtree(folder / old, ignore_errors=True)
         write_text(folder / "config.toml", settings.to_toml())
         history.rewrite(folder / "history.jsonl", [])

@@ -13,7 +13,9 @@ from rich.table import Table
 from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, Identity, is_keyed
 from fedalc.errors import ConfigError, FedalcError
 
-key_app = typer.Typer(help="The key the clients share and the server never has: new.", rich_markup_mode=None)
+key_app = typer.Typer(
+    help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode=None
+)
 collect_app = typer.Typer(
     help="Collect label sets with files: client, server.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -37,6 +39,44 @@ def new_key(file: Annotated[Path, typer.Argument(help="where it goes; never over
     key.write(file)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{file}: a new key, with check value {key.check} (the same for all who have this key)")
+
+
+@key_app.command("labels")
+def key_labels(
+    key: Annotated[Path, typer.Argument(help="the clients' key file")],
+    names: Annotated[Path, typer.Argument(help="the labels' names, one per line")],
+    algorithm: AlgorithmOption = "hmac-sha256",
+) -> None:
+    """The labels' pseudonyms, as the server knows them: one line each, with the name after a tab."""
+    from fedalc.collection.client import make_hasher
+    from fedalc.collection.naming import pseudonyms, read_names
+
+    known = read_names(names)
+    hasher = make_hasher(_settings(algorithm, 16, "content", 0.0, key))
+    for pseudonym, name in zip(pseudonyms(hasher, known), known, strict=True):
+        typer.echo(f"{pseudonym}\t{name}")
+
+
+@key_app.command("name-model")
+def name_model(
+    run: Annotated[Path, typer.Argument(help="a run's folder, or its model's, whose labels are pseudonyms")],
+    key: Annotated[Path, typer.Argument(help="the clients' key file")],
+    names: Annotated[Path, typer.Argument(help="the labels' names, one per line; those the model lacks do no harm")],
+    out: Annotated[Path, typer.Option(help="where the model goes: for fedalc predict")] = Path("model"),
+    algorithm: AlgorithmOption = "hmac-sha256",
+) -> None:
+    """A model from a server that never knew the labels, with their names."""
+    from fedalc.collection.client import make_hasher
+    from fedalc.collection.naming import named, read_names
+    from fedalc.trained import TrainedModel
+
+    if out.exists():
+        raise FedalcError(f"{out}: is there already; name another --out")
+    model = TrainedModel.load(run / "model" if (run / "model").is_dir() else run)
+    model, found = named(model, make_hasher(_settings(algorithm, 16, "content", 0.0, key)), read_names(names))
+    model.save(out)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{out}: {found} of {len(model.label_names)} labels have their names")
 
 
 @collect_app.command()

@@ -69,7 +69,7 @@ def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels:
     notes = list(refused)
     clients = sorted({part.client for part in parts})
     claims = [part.pseudonyms for part in parts]
-    pseudonyms, label = _distinct(np.concatenate(claims))
+    pseudonyms, label = distinct(np.concatenate(claims))
     sizes = np.fromiter(map(len, claims), dtype=np.intp, count=len(claims))
     claimant = np.repeat(_places(parts, clients), sizes)
     digests = np.concatenate([part.digests for part in parts])
@@ -108,13 +108,13 @@ def set_sizes(joined: Joined, digests: np.ndarray) -> np.ndarray:
 
     1 for an instance that was left out of the join: its owner's own label.
     """
-    distinct, which = _distinct(np.concatenate([joined.digests, digests]))
-    sizes = np.ones(len(distinct), dtype=np.int64)
+    every, which = distinct(np.concatenate([joined.digests, digests]))
+    sizes = np.ones(len(every), dtype=np.int64)
     sizes[which[: len(joined.digests)]] = np.diff(joined.label_sets.indptr)
     return sizes[which[len(joined.digests) :]]
 
 
-def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different rows, sorted, and for each given row which of them it is."""
     order, first = _grouped(rows)
     which = np.empty(len(rows), dtype=np.intp)
@@ -233,7 +233,7 @@ def _flooding(
     digests: np.ndarray, client: np.ndarray, label: np.ndarray, max_labels: int, clients: list[str]
 ) -> list[str]:
     """The clients that alone have put more labels on an instance than it may have. One entry per message."""
-    _, instance = _distinct(digests)
+    _, instance = distinct(digests)
     said = np.unique(np.stack([instance, client, label]), axis=1)
     starts = np.flatnonzero(np.r_[True, (said[:2, 1:] != said[:2, :-1]).any(axis=0)])
     often = np.diff(np.r_[starts, said.shape[1]])

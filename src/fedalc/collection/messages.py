@@ -50,6 +50,13 @@ class Protocol:
             raise DataError(f"the check of the key is not one of {self.algorithm}")
 
 
+def check_client_name(name: str) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_CLIENT or not name.isprintable():
+        raise DataError(f"a client's name has 1 to {_MAX_CLIENT} printable characters")
+    if name != name.strip():
+        raise DataError("a client's name neither begins nor ends with a blank")
+
+
 @dataclass(frozen=True, eq=False)
 class Messages:
     """Message i says: the instance with `digests[i]` carries the label with `pseudonyms[labels[i]]`.
@@ -66,10 +73,7 @@ class Messages:
 
     def __post_init__(self) -> None:
         name = self.client
-        if not isinstance(name, str) or not 0 < len(name) <= _MAX_CLIENT or not name.isprintable():
-            raise DataError(f"a client's name has 1 to {_MAX_CLIENT} printable characters")
-        if name != name.strip():
-            raise DataError("a client's name neither begins nor ends with a blank")
+        check_client_name(name)
         _check(self.pseudonyms, "pseudonyms", np.uint8, (None, PSEUDONYM_BYTES), name)
         _check(self.digests, "digests", np.uint8, (None, self.protocol.digest_bytes), name)
         _check(self.labels, "labels", np.uint32, (len(self.digests),), name)

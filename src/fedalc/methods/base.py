@@ -102,6 +102,16 @@ class Method(ABC):
         weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
         return self._tensor(weight / weight.max())
 
+    def tell(self, labels: np.ndarray, set_sizes: np.ndarray | None) -> Told:
+        """What a party of its own needs to know for its labels; `set_sizes` are those of its instances, if exact."""
+        if self.settings.client.set_size == "exact":
+            assert set_sizes is not None
+            shares = 1 / set_sizes
+        else:
+            expected = self.settings.client.set_size == "expected"
+            shares = self._per_label.double().cpu().numpy()[labels] if expected else np.empty(0)
+        return Told(self.label_weights.double().cpu().numpy()[labels], shares)
+
     @cached_property
     def _per_instance(self) -> Tensor:
         if self.told is not None:

@@ -1,0 +1,219 @@
+"""A party's answers. It runs engine `clients` on what it holds: its labels are the clients, and their rows all of W it
+ever sees.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedalc.collection.client import SharedEncoder
+from fedalc.collection.joining import distinct
+from fedalc.config import Experiment
+from fedalc.data.clients import Federation
+from fedalc.encoders import Dropout, SparseRows, make_encoder, scale_rows
+from fedalc.engines.clients import ClientsEngine
+from fedalc.engines.flower.party import Party, held_out
+from fedalc.engines.flower.records import BadMessage, pack, pack_theta, read_task, unpack, unpack_theta
+from fedalc.errors import FedalcError
+from fedalc.methods import METHODS, Told, make_method
+from fedalc.model import Model
+from fedalc.seeds import torch_generator
+
+app = ClientApp()
+log = logging.getLogger("fedalc.party")
+Answer = Callable[[Message, Context], RecordDict]
+PARTY_ERROR = 100  # an error code of ours, beyond Flower's own
+
+
+def answers(function: Answer) -> Callable[[Message, Context], Message]:
+    """What goes wrong here is for this party's log. The server is told that something did, and no file's name."""
+
+    @wraps(function)
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return Message(function(message, context), reply_to=message)
+        except BadMessage as error:
+            log.error("the server's message was refused: %s", error)
+            return Message(Error(PARTY_ERROR, f"refused the server's message: {error}"), reply_to=message)
+        except FedalcError as error:
+            log.error("%s", error)
+            reason = "the party could not answer; its own log says why"
+        except Exception as error:
+            log.exception("could not answer")
+            reason = f"the party could not answer ({type(error).__name__}); its own log says more"
+        return Message(Error(PARTY_ERROR, reason), reply_to=message)
+
+    return answer
+
+
+@app.query("hello")
+@answers
+def hello(message: Message, context: Context) -> RecordDict:
+    """Who this is: its labels' pseudonyms, and how many instances it has of each."""
+    party = Party.from_node_config(context.node_config)
+    settings, said = read_task(message.content, party.device, share=float)
+    _, out = _apart(party, settings, said["share"])
+    labels = party.holding.split.labels
+    introduction = {
+        "client": party.name,
+        "labels": [pseudonym.tobytes() for pseudonym in party.pseudonyms],
+        "counts": labels[~out].getnnz(axis=0).tolist(),
+        "held-out": labels[out].getnnz(axis=0).tolist(),
+        "features": party.holding.split.features.shape[1],
+        "names": list(party.holding.names) if party.shares_names else [],
+    }
+    return RecordDict({"introduction": ConfigRecord(introduction)})
+
+
+@app.query("label_sets")
+@answers
+def label_sets(message: Message, context: Context) -> RecordDict:
+    """The keyed digests of its instances, with the pseudonym of the label each is held under."""
+    party = Party.from_node_config(context.node_config)
+    settings, said = read_task(message.content, party.device, share=float)
+    _, out = _apart(party, settings, said["share"])
+    sent = party.messages(_encoder(settings), np.flatnonzero(~out))
+    arrays = {"pseudonyms": sent.pseudonyms, "digests": sent.digests, "labels": sent.labels}
+    who = ConfigRecord({"client": sent.client, "protocol": json.dumps(asdict(sent.protocol))})
+    return RecordDict({"messages": pack(arrays), "sender": who})
+
+
+@app.train()
+@answers
+def train(message: Message, context: Context) -> RecordDict:
+    """One round's local work: the mean change of θ over its labels, and their rows."""
+    work = _Work(message, context, round=int)
+    model, t = work.model(), work.said["round"]
+    result = work.engine.run(model, work.federation.clients, work.dropout(model, t), t)
+    reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
+    if work.method.trains_rows:
+        reply["rows"] = pack({"rows": result.rows})
+    return reply
+
+
+@app.train("sums")
+@answers
+def sums(message: Message, context: Context) -> RecordDict:
+    """For methods of one round: Σ x xᵀ/m over its instances, half of it, and a_u Σ x for each of its labels."""
+    work = _Work(message, context)
+    unit = Model(make_encoder(1, work.settings.encoder, torch.Generator()), torch.eye(work.labels, dtype=work.dtype))
+    found = work.engine.sums(unit, work.federation.clients)  # with unit rows, column u of the second is label u's own
+    half = found.gram[torch.triu_indices(*found.gram.shape).unbind()]
+    return RecordDict({"sums": pack({"gram": half, "cross": found.cross}), "outcome": work.outcome(found.constant)})
+
+
+@app.evaluate()
+@answers
+def evaluate(message: Message, context: Context) -> RecordDict:
+    """On what was kept out of training: the mean score g(x)ᵀw of a pair, and its mean hinge loss where that is used."""
+    work = _Work(message, context, on_held_out=True)
+    model, federation = work.model(), work.federation
+    hinge, loss, score = work.settings.client.loss == "hinge", 0.0, 0.0
+    with torch.no_grad():
+        for client in federation.clients.tolist():
+            instances = federation.instances_of(client)
+            batch = SparseRows(federation.features[instances], instances, work.dtype, work.settings.device)
+            g, row = model.encoder(batch), model.W[client]
+            own = torch.full_like(batch.keys, client)
+            for part in work.method.parts:
+                scores = g[:, part] @ row[part]
+                score += scores.sum().item()
+                if hinge:
+                    loss += work.method.loss(scores, g[:, part].square().sum(1), own, batch.keys).sum().item()
+    pairs = int(federation.counts.sum())
+    metrics = MetricRecord({"score": score / pairs, "num-examples": pairs})
+    if hinge:
+        metrics["loss"] = loss / pairs
+    return RecordDict({"metrics": metrics})
+
+
+class _Work:
+    """A message that asks for work on some of the party's labels, and what is needed to do it."""
+
+    def __init__(self, message: Message, context: Context, on_held_out: bool = False, **more: type) -> None:
+        self.party = Party.from_node_config(context.node_config)
+        self.content = message.content
+        asked: dict[str, type | tuple[type, type]] = {"labels": (list, bytes), "numbers": (list, int), "share": float}
+        self.settings, self.said = read_task(message.content, self.party.device, **asked, **more)
+        self.dtype = getattr(torch, self.settings.dtype)
+        self.labels = len(self.said["labels"])
+        digests, out = _apart(self.party, self.settings, self.said["share"])
+        labels = self.party.holding.split.labels[:, self._own_columns()]
+        mine = np.flatnonzero((out == on_held_out) & (labels.getnnz(axis=1) > 0))
+        features = self.party.holding.split.features[mine]
+        self.federation = Federation(
+            scale_rows(features, self.settings.encoder.features),
+            labels[mine],
+            numbers=np.array(self.said["numbers"]),
+            keys=np.ascontiguousarray(digests[mine, :8]).view("<i8").ravel(),
+        )
+        square = self.settings.client.loss == "square" and not on_held_out
+        told = self._told(digests[mine], digests[~out]) if square else None
+        self.method = make_method(self.settings, self.labels, told=told)
+        self.engine = ClientsEngine(self.federation, self.method, self.settings)
+
+    def _own_columns(self) -> list[int]:
+        place = {pseudonym.tobytes(): column for column, pseudonym in enumerate(self.party.pseudonyms)}
+        labels = self.said["labels"]
+        if not labels or len(set(labels)) != len(labels) or len(self.said["numbers"]) != len(labels):
+            raise BadMessage("no labels, the same one twice, or not one number for each")
+        if any(label not in place for label in labels):
+            raise BadMessage("asks for a label that is not this party's")
+        return [place[label] for label in labels]
+
+    def _told(self, mine: np.ndarray, collected: np.ndarray) -> Told:
+        """The sizes of label sets come in the order of the digests that were collected."""
+        sizes = {"exact": len(distinct(collected)[0]), "expected": self.labels, "ignored": 0}
+        wanted = {
+            "weights": ("float64", (self.labels,)),
+            "shares": ("float64", (sizes[self.settings.client.set_size],)),
+        }
+        told = unpack(self.content, "told", wanted)
+        shares = told["shares"]
+        if self.settings.client.set_size == "exact":
+            _, which = distinct(np.concatenate([collected, mine]))
+            shares = shares[which[len(collected) :]]
+        return Told(told["weights"], shares)
+
+    def model(self) -> Model:
+        """θ as it was sent, if it is of the shape that the settings say; rows for its own labels only."""
+        settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
+        with torch.device("meta"):  # so that settings that ask for too much cost nothing yet
+            encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
+            encoder = encoder.to(self.dtype)
+        theta = unpack_theta(self.content, "theta", list(encoder.parameters()))
+        width = copies * settings.encoder.dim
+        rows = unpack(self.content, "rows", {"rows": (settings.dtype, (self.labels, width))})["rows"]
+        encoder = encoder.to_empty(device=settings.device)
+        with torch.no_grad():
+            for parameter, value in zip(encoder.parameters(), theta, strict=True):
+                parameter.copy_(value)
+        return Model(encoder, torch.from_numpy(rows).to(settings.device))
+
+    def dropout(self, model: Model, t: int) -> Dropout | None:
+        rate = self.settings.encoder.dropout
+        return Dropout(rate, torch_generator(self.settings.seed, "dropout", t), model.W) if rate else None
+
+    def outcome(self, loss: float) -> ConfigRecord:
+        return ConfigRecord({"labels": self.said["labels"], "loss": float(loss)})
+
+
+def _encoder(settings: Experiment) -> SharedEncoder:
+    return SharedEncoder(settings.encoder, settings.seed)
+
+
+def _apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The digests of all instances, and which of these are kept out of training."""
+    if not 0 <= share < 1:
+        raise BadMessage(f"a share of {share} of the instances is to be kept out of training")
+    digests = party.digests(_encoder(settings))
+    return digests, held_out(digests, share)

@@ -1,0 +1,206 @@
+"""Before round 1: who is there, which labels are whose, and, where the method learns from labels, which occur together.
+
+The server sees pseudonyms of labels and keyed digests of instances, and joins those that are equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from fedalc.collection.contests import settle
+from fedalc.collection.joining import distinct, join, set_sizes
+from fedalc.collection.messages import Messages, byte_order, protocol_from
+from fedalc.collection.simulation import Collection
+from fedalc.config import Experiment
+from fedalc.correlations import Correlations
+from fedalc.engines.flower.introductions import Introduction
+from fedalc.engines.flower.parties import Parties
+from fedalc.engines.flower.records import BadMessage, config, task, unpack
+from fedalc.engines.flower.roster import Roster
+from fedalc.errors import DataError, FedalcError
+from fedalc.federated import planned_looks
+from fedalc.knowledge import LabelKnowledge, protected
+
+
+@dataclass(frozen=True)
+class Census:
+    """`set_sizes`: by party, of each digest it sent (ascending, each once) how many labels the instance has.
+    `share`: of its instances, what each party keeps out of training to measure on."""
+
+    roster: Roster
+    knowledge: LabelKnowledge | None
+    set_sizes: dict[int, np.ndarray]
+    share: float
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = self.roster.tensors()
+        tensors |= {f"set_sizes.{party}": torch.from_numpy(sizes) for party, sizes in self.set_sizes.items()}
+        if self.knowledge is not None:
+            assert isinstance(self.knowledge.labels, Correlations)
+            tensors |= self.knowledge.labels.tensors()
+        return tensors
+
+    def facts(self) -> dict[str, Any]:
+        known, said = self.knowledge, None
+        if known is not None:
+            assert isinstance(known.labels, Correlations)
+            said = {
+                "instances": known.labels.instances,
+                "bytes_up": known.bytes_up,
+                "bytes_down": known.bytes_down,
+                "collection": known.collection,
+                "noise_multiplier": known.noise_multiplier,
+            }
+        return {"roster": self.roster.facts(), "share": self.share, "knowledge": said}
+
+    @classmethod
+    def restored(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Census:
+        roster = Roster.restored(tensors, facts["roster"])
+        prefix = "set_sizes."
+        sizes = {int(k.removeprefix(prefix)): v.numpy() for k, v in tensors.items() if k.startswith(prefix)}
+        said = facts["knowledge"]
+        knowledge = None
+        if said is not None:
+            said = dict(said)
+            labels = Correlations.restored(tensors, said.pop("instances"))
+            knowledge = LabelKnowledge(labels, **said)
+        return cls(roster, knowledge, sizes, facts["share"])
+
+
+def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
+    """Ask everyone who is there. `share` of its instances is what a party keeps out of training."""
+    known = _same_features(parties, _distinct_names(parties.gather()))
+    if not settings.uses_labels:
+        roster, _ = _roster(parties, known)
+        return Census(roster, None, {}, share)
+    messages = _label_sets(parties, settings, share, known)
+    known = {node: who for node, who in known.items() if node in messages}
+    if not known:
+        raise FedalcError("no party's label sets could be used")
+    joined = join([messages[node] for node in known], max_labels=max(1000, *(len(w.labels) for w in known.values())))
+    for note in joined.notes:
+        parties.say(f"label sets: {note}")
+    column = {pseudonym.tobytes(): place for place, pseudonym in enumerate(joined.pseudonyms)}
+    roster, nodes = _roster(parties, known, set(column))
+    label_sets = joined.label_sets[:, [column[pseudonym.tobytes()] for pseudonym in roster.pseudonyms]]
+    exact = settings.client.loss == "square" and settings.client.set_size == "exact"
+    sizes = {}
+    for party, node in nodes.items() if exact else ():
+        sizes[party] = set_sizes(joined, distinct(messages[node].digests)[0])
+    sent = [messages[node] for node in nodes.values()]
+    facts = {
+        "algorithm": joined.protocol.algorithm,
+        "identity": joined.protocol.identity,
+        "digest_bytes": joined.protocol.digest_bytes,
+        "messages": sum(map(len, sent)),
+        "instances": joined.label_sets.shape[0],
+        "parties": len(nodes),
+    }
+    bytes_up = sum(m.digests.nbytes + m.labels.nbytes + m.pseudonyms.nbytes for m in sent)
+    # The sizes of label sets go to their owners with each round's message, and are counted there.
+    collection = Collection(label_sets, np.empty(0), bytes_up, 0, facts)
+    return Census(roster, protected(settings, collection, planned_looks(settings, 1)), sizes, share)
+
+
+def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int, Introduction]:
+    """Those with as many features as most have."""
+    usual, _ = Counter(who.features for who in known.values()).most_common(1)[0]
+    for who in known.values():
+        if who.features != usual:
+            parties.leave_out(0, who.client, f"its data has {who.features} features, most have {usual}")
+    return {node: who for node, who in known.items() if who.features == usual}
+
+
+def _label_sets(
+    parties: Parties, settings: Experiment, share: float, known: dict[int, Introduction]
+) -> dict[int, Messages]:
+    parties.say(f"asking {len(known)} parties for the digests of their instances")
+    contents = ((node, RecordDict({"task": task(settings, share=share)})) for node in known)
+    found: dict[int, Messages] = {}
+    for node, reply in parties.ask(contents, "query.label_sets", "0"):
+        try:
+            if isinstance(reply, str):
+                raise BadMessage(reply)
+            found[node] = _read_messages(reply.content, known[node])
+        except (BadMessage, DataError) as error:
+            parties.leave_out(0, known[node].client, str(error))
+    return found
+
+
+def _read_messages(content: RecordDict, who: Introduction) -> Messages:
+    said = config(content, "sender", {"client": str, "protocol": str})
+    try:
+        protocol = protocol_from(json.loads(said["protocol"]))
+    except (json.JSONDecodeError, RecursionError):
+        raise BadMessage("its protocol cannot be read") from None
+    wanted = {
+        "pseudonyms": ("uint8", (len(who.labels), len(who.labels[0]))),
+        "digests": ("uint8", (None, protocol.digest_bytes)),
+        "labels": ("uint32", (None,)),
+    }
+    messages = Messages(protocol, who.client, **unpack(content, "messages", wanted))
+    if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != set(who.labels):
+        raise BadMessage("the labels of its messages are not those it introduced itself with")
+    return messages
+
+
+def _roster(
+    parties: Parties, known: dict[int, Introduction], kept: set[bytes] | None = None
+) -> tuple[Roster, dict[int, int]]:
+    """Each label with the one party that has it, and party → node. A label that several claim is set aside.
+
+    `kept`: the labels that were left in the join, where there was one.
+    """
+    nodes = list(known)
+    claims = [(label, place) for place, node in enumerate(nodes) for label in known[node].labels]
+    rows = np.frombuffer(b"".join(label for label, _ in claims), dtype=np.uint8).reshape(len(claims), -1)
+    pseudonyms, label = distinct(rows)
+    claimant = np.array([place for _, place in claims])
+    stands, notes = settle(label, claimant, pseudonyms, [known[node].client for node in nodes])
+    for note in notes:
+        parties.say(f"labels: {note}")
+    if kept is not None:
+        stands &= np.array([name in kept for name, _ in claims])
+    if not stands.any():
+        raise FedalcError("no label is left that one party alone has")
+    of_claim = [
+        (known[nodes[place]], index) for place in range(len(nodes)) for index in range(len(known[nodes[place]].labels))
+    ]
+    chosen = np.flatnonzero(stands)
+    chosen = chosen[byte_order(rows[chosen])]
+    owners = claimant[chosen]
+    members = sorted(set(owners.tolist()))
+    roster = Roster(
+        parties=tuple(known[nodes[place]].client for place in members),
+        pseudonyms=rows[chosen],
+        owner=np.searchsorted(members, owners),
+        counts=np.array([of_claim[c][0].counts[of_claim[c][1]] for c in chosen]),
+        held_out=np.array([of_claim[c][0].held_out[of_claim[c][1]] for c in chosen]),
+        feature_count=known[nodes[0]].features,
+        names=tuple(_label_name(*of_claim[c]) for c in chosen),
+    )
+    node_of = {party: nodes[place] for party, place in enumerate(members)}
+    parties.node_of.update(node_of)
+    parties.say(f"{len(members)} parties with {len(chosen)} labels, {int(roster.counts.sum())} instances of these")
+    return roster, node_of
+
+
+def _distinct_names(known: dict[int, Introduction]) -> dict[int, Introduction]:
+    """Two that call themselves alike are told apart, so that neither speaks for the other."""
+    often = Counter(who.client for who in known.values())
+    return {
+        node: who if often[who.client] == 1 else replace(who, client=f"{who.client[:40]} (node {node})"[:64])
+        for node, who in known.items()
+    }
+
+
+def _label_name(who: Introduction, place: int) -> str:
+    return who.names[place] if who.names else who.labels[place].hex()

@@ -1,0 +1,114 @@
+"""A party: what it holds, under which key, and what it keeps out of training to measure on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedalc.collection.client import Identity, SharedEncoder, make_hasher
+from fedalc.collection.hashing import Hasher
+from fedalc.collection.holding import Holding, load_holding
+from fedalc.collection.messages import Messages, byte_order, make_messages
+from fedalc.config import CollectionSettings, is_keyed
+from fedalc.data.dataset import Split
+from fedalc.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Party:
+    """Labels are in the order of their pseudonyms, here and in everything that is sent.
+
+    How instances are hashed is the party's own choice, not the server's: a server that could ask for a plain hash could
+    test guesses.
+    """
+
+    collection: CollectionSettings
+    holding: Holding
+    hasher: Hasher
+    client: str | None = None
+    device: str = "cpu"
+    shares_names: bool = False
+
+    @classmethod
+    def from_node_config(cls, said: Mapping[str, Any]) -> Party:
+        """From data, key, labels, client, identity, records, algorithm, digest-bytes, device, share-names, data-dir."""
+        if "data" not in said:
+            raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
+        collection = collection_settings(said)
+        records = said.get("records")
+        data_dir = said.get("data-dir")
+        holding = load_holding(
+            str(said["data"]),
+            None if said.get("labels") is None else str(said["labels"]),
+            None if records is None else Path(str(records)),
+            None if data_dir is None else Path(str(data_dir)),
+        )
+        hasher = make_hasher(collection)
+        order = byte_order(hasher.labels(holding.names))
+        ordered = Holding(
+            Split(holding.split.features, holding.split.labels[:, order]),
+            tuple(holding.names[place] for place in order),
+            holding.records,
+        )
+        client = None if said.get("client") is None else str(said["client"])
+        return cls(collection, ordered, hasher, client, str(said.get("device", "cpu")), bool(said.get("share-names")))
+
+    @cached_property
+    def pseudonyms(self) -> np.ndarray:
+        return self.hasher.labels(self.holding.names)
+
+    @property
+    def name(self) -> str:
+        """What the party calls itself; else one that says nothing and is the same whenever it is asked."""
+        return self.client or "party-" + hashlib.sha256(self.pseudonyms.tobytes()).hexdigest()[:8]
+
+    def digests(self, encoder: SharedEncoder) -> np.ndarray:
+        """Of every instance. `encoder` matters where instances are known by their embedding."""
+        identity, features = Identity(self.collection, encoder), self.holding.split.features
+        canonical = identity.canonical(features, self.holding.records)
+        return self.hasher.instances(canonical, identity.name(features.shape[1]))
+
+    def messages(self, encoder: SharedEncoder, kept: np.ndarray) -> Messages:
+        """What is sent for the collection of label sets, of the instances kept for training."""
+        identity, split = Identity(self.collection, encoder), self.holding.split.rows(kept)
+        records = None if self.holding.records is None else [self.holding.records[row] for row in kept]
+        canonical = identity.canonical(split.features, records)
+        kind = identity.name(split.features.shape[1])
+        return make_messages(self.hasher, kind, self.name, canonical, split.labels, self.holding.names)
+
+
+def held_out(digests: np.ndarray, share: float) -> np.ndarray:
+    """Which instances are kept out of training. Parties that hold the same one agree without a word: its digest says.
+
+    >>> held_out(np.array([[0] * 8, [0x20] + [0] * 7, [0xFF] * 8], dtype=np.uint8), 0.1)
+    array([ True, False, False])
+    """
+    place = np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.float64) / 2**64
+    return place < share
+
+
+def collection_settings(said: Mapping[str, Any]) -> CollectionSettings:
+    values = {
+        "algorithm": said.get("algorithm", "hmac-sha256"),
+        "digest_bytes": said.get("digest-bytes", 16),
+        "identity": said.get("identity", "content"),
+        "key": said.get("key"),
+    }
+    if is_keyed(str(values["algorithm"])) and values["key"] is None:
+        raise ConfigError("give the key file that the parties share (make one: fedalc key new FILE)", "key")
+    if not is_keyed(str(values["algorithm"])) and values["key"] is not None:
+        raise ConfigError(f"{values['algorithm']} uses no key; did you mean hmac-{values['algorithm']}?", "key")
+    if (values["identity"] == "record") != (said.get("records") is not None):
+        raise ConfigError("identity record and a file of records belong together", "records")
+    try:
+        return CollectionSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(str(first["msg"]), str(first["loc"][0]).replace("_", "-")) from None

@@ -1,0 +1,134 @@
+"""What travels between server and parties, and how it is checked on arrival. Nothing that arrives is trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import ValidationError
+from torch import Tensor
+
+from fedalc.config import Experiment
+from fedalc.errors import ConfigError, FedalcError
+
+VERSION = 1  # of these messages
+HEADER_BYTES = 1024  # more than the header that an array travels with
+Shape = tuple[int | None, ...]
+
+
+class BadMessage(FedalcError):
+    """A message that cannot be used as it stands. Says what is wrong with it."""
+
+
+def pack(arrays: Mapping[str, np.ndarray | Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: Array(_as_numpy(value)) for name, value in arrays.items()})
+
+
+def _as_numpy(value: np.ndarray | Tensor) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.ascontiguousarray(value)
+
+
+def unpack(content: RecordDict, record: str, wanted: Mapping[str, tuple[str, Shape]]) -> dict[str, np.ndarray]:
+    """The arrays of a record, if they are exactly those wanted: name, number type, and shape (None: any length)."""
+    arrays = content.get(record)
+    if not isinstance(arrays, ArrayRecord):
+        raise BadMessage(f"there are no {record}")
+    if set(arrays) != set(wanted):
+        raise BadMessage(f"{record} has the arrays {_few(arrays)}, and should have {_few(wanted)}")
+    return {name: _read(arrays[name], f"{record} {name}", *wanted[name]) for name in wanted}
+
+
+def _read(array: Array, what: str, dtype: str, shape: Shape) -> np.ndarray:
+    """Sizes are compared before anything is allocated."""
+    said = f"{str(array.dtype)[:20]} {_times(array.shape)}"
+    problem = BadMessage(f"{what} is {said}, and should be {dtype} {_times(shape)}")
+    if array.dtype != dtype or not _fits(array.shape, shape):
+        raise problem
+    if len(array.data) > math.prod(array.shape) * np.dtype(dtype).itemsize + HEADER_BYTES:
+        raise BadMessage(f"{what} is longer than it says")
+    try:
+        value = array.numpy()
+    except (ValueError, TypeError, EOFError, OSError, SyntaxError):
+        raise BadMessage(f"{what} cannot be read as an array") from None
+    if str(value.dtype) != dtype or value.shape != tuple(array.shape):
+        raise problem
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise BadMessage(f"{what} has numbers that are not finite")
+    return value
+
+
+def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(w in (None, s) and s >= 0 for s, w in zip(shape, wanted, strict=True))
+
+
+def _times(shape: Sequence[int | None]) -> str:
+    return " × ".join("any" if size is None else str(size) for size in shape[:6])
+
+
+def _few(names: Any) -> str:
+    listed = sorted(str(name)[:20] for name in names)
+    return ", ".join(listed[:8]) + (" …" if len(listed) > 8 else "")
+
+
+def pack_theta(theta: Sequence[Tensor]) -> ArrayRecord:
+    return pack({str(place): parameter for place, parameter in enumerate(theta)})
+
+
+def unpack_theta(content: RecordDict, record: str, like: Sequence[Tensor]) -> list[Tensor]:
+    """One tensor per parameter, each of the shape and type of these."""
+    wanted = {str(i): (str(p.dtype).removeprefix("torch."), tuple(p.shape)) for i, p in enumerate(like)}
+    arrays = unpack(content, record, wanted)
+    return [torch.from_numpy(arrays[str(place)]) for place in range(len(like))]
+
+
+def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[type, type]]) -> dict[str, Any]:
+    """The values of a record, if each is of the type wanted. (list, bytes) is a list of bytes."""
+    values = content.get(record)
+    if not isinstance(values, ConfigRecord):
+        raise BadMessage(f"there is no {record}")
+    found: dict[str, Any] = {}
+    for key, kind in wanted.items():
+        value: Any = values.get(key)
+        outer, inner = kind if isinstance(kind, tuple) else (kind, None)
+        items: list[Any] = value if isinstance(value, list) else []
+        if type(value) is not outer or (inner is not None and any(type(item) is not inner for item in items)):
+            raise BadMessage(f"{record} says no {key}, or not in the form it should have")
+        found[key] = value
+    return found
+
+
+def task(settings: Experiment, **more: Any) -> ConfigRecord:
+    """What a party is asked to do, with the settings that concern it."""
+    return ConfigRecord({"version": VERSION, "settings": _for_parties(settings), **more})
+
+
+def _for_parties(settings: Experiment) -> str:
+    """Neither files nor privacy nor what only the server does."""
+    every = settings.to_dict()
+    kept = {key: every[key] for key in ("method", "seed", "dtype", "block_rows", "encoder", "client", "hashing")}
+    return json.dumps(kept | {"server": {"weights": settings.server.weights}}, sort_keys=True)
+
+
+def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]) -> tuple[Experiment, dict[str, Any]]:
+    """The settings, on this party's own device, and what else was asked for."""
+    said = config(content, "task", {"version": int, "settings": str, **more})
+    if said["version"] != VERSION:
+        raise BadMessage(f"messages of version {said['version']}, and this fedalc speaks version {VERSION}")
+    try:
+        values = json.loads(said["settings"])
+        if not isinstance(values, dict):
+            raise BadMessage("the settings are not a table")
+        return Experiment.model_validate(values | {"engine": "clients", "device": device}), said
+    except (json.JSONDecodeError, RecursionError):
+        raise BadMessage("the settings cannot be read") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadMessage(f"the settings are not valid: {where}: {first['msg']}") from None
+    except ConfigError as error:
+        raise BadMessage(f"the settings are not valid: {error}") from None

@@ -1,0 +1,71 @@
+"""Who takes part, and which labels are whose. Nodes come and go; labels stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.errors import FedalcError
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Label u is `pseudonyms[u]` (ascending) and belongs to `parties[owner[u]]`, which has `counts[u]` instances of it
+    to train on and `held_out[u]` to measure on. `names[u]` is its name, where its party has told it."""
+
+    parties: tuple[str, ...]
+    pseudonyms: np.ndarray
+    owner: np.ndarray
+    counts: np.ndarray
+    held_out: np.ndarray
+    feature_count: int
+    names: tuple[str, ...]
+
+    @cached_property
+    def clients(self) -> np.ndarray:
+        return np.flatnonzero(self.counts)
+
+    def labels_of(self, party: int, among: np.ndarray) -> np.ndarray:
+        """Those of these labels that are the party's."""
+        return among[self.owner[among] == party]
+
+    def party_with(self, pseudonyms: list[bytes]) -> int | None:
+        """The party with exactly these labels, or with more that were set aside."""
+        owners = {int(self.owner[self._place[p]]) for p in pseudonyms if p in self._place}
+        if len(owners) != 1:
+            return None
+        (party,) = owners
+        own = {self.pseudonyms[u].tobytes() for u in np.flatnonzero(self.owner == party)}
+        return party if own <= set(pseudonyms) else None
+
+    @cached_property
+    def _place(self) -> dict[bytes, int]:
+        return {pseudonym.tobytes(): label for label, pseudonym in enumerate(self.pseudonyms)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        arrays = {
+            "pseudonyms": self.pseudonyms,
+            "owner": self.owner,
+            "counts": self.counts,
+            "held_out": self.held_out,
+        }
+        return {f"roster.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def facts(self) -> dict[str, Any]:
+        return {"parties": list(self.parties), "features": self.feature_count, "names": list(self.names)}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Roster:
+        try:
+            arrays = {name: tensors[f"roster.{name}"].numpy() for name in ("pseudonyms", "owner", "counts", "held_out")}
+            return cls(
+                parties=tuple(facts["parties"]), feature_count=facts["features"], names=tuple(facts["names"]), **arrays
+            )
+        except (KeyError, TypeError) as error:
+            raise FedalcError(f"what was saved of the parties is damaged: {error}") from None

@@ -1,0 +1,109 @@
+"""What a run's configuration says, kebab-case as Flower users write it: the experiment, and how to go about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalc.config import FEDERATED, Experiment
+from fedalc.engines.flower.parties import Patience
+from fedalc.errors import ConfigError
+from fedalc.resolution import experiment
+
+DEFAULTS: dict[str, bool | int | float | str] = {
+    "method": "",
+    "preset": "",
+    "num-server-rounds": 0,
+    "seed": -1,
+    "settings": "",
+    "set": "",
+    "run-folder": "",
+    "resume": False,
+    "held-out": "",
+    "held-out-share": 0.1,
+    "num-parties": 2,
+    "min-parties": 2,
+    "wait": 600.0,
+    "round-timeout": 600.0,
+    "max-norm": 0.0,
+}
+"""Every key there is; a value that is empty, 0 or -1 leaves it to the settings file, the preset or a rule."""
+
+ALWAYS = (
+    'engine="flower"',
+    'dataset="parties"',
+    # The last round is kept: the server has no validation data, and parties cannot rank labels they do not know.
+    "selection.validation=0",
+    "selection.refit=false",
+    'selection.keep="last"',
+    'selection.patience="none"',
+    "selection.test_curve=false",
+)
+"""Settings that are no matter of choice with real parties."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How a run is gone about, apart from what is trained."""
+
+    folder: Path
+    resume: bool
+    held_out: str | None
+    share: float
+    patience: Patience
+    max_norm: float | None
+
+
+def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
+    """The settings are new ones also for a run that is resumed: it compares them with its own."""
+    values: dict[str, Any] = {}
+    for key, default in DEFAULTS.items():
+        value = said.get(key, default)
+        wanted = float if isinstance(default, float) else type(default)
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise ConfigError(f"should be a {wanted.__name__}, and is {value!r}", key)
+        values[key] = value
+    _at_least(values, {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0})
+    if values["min-parties"] > values["num-parties"]:
+        raise ConfigError(f"{values['min-parties']}, and the run starts with {values['num-parties']}", "min-parties")
+    if not 0 <= values["held-out-share"] < 1:
+        raise ConfigError(f"is a share of the instances, and {values['held-out-share']} is none", "held-out-share")
+    held_out = values["held-out"] or None
+    deployment = Deployment(
+        folder=Path(values["run-folder"] or f"runs/flower-{run_id}"),
+        resume=values["resume"],
+        held_out=held_out,
+        share=0.0 if held_out else values["held-out-share"],
+        patience=Patience(values["num-parties"], values["min-parties"], values["wait"], values["round-timeout"]),
+        max_norm=values["max-norm"] or None,
+    )
+    return deployment, _experiment(values)
+
+
+def _experiment(values: Mapping[str, Any]) -> Experiment:
+    asked: dict[str, Any] = {key: values[key] for key in ("method", "preset") if values[key]}
+    if values["seed"] >= 0:
+        asked["seed"] = values["seed"]
+    if values["num-server-rounds"] > 0:
+        asked["rounds"] = values["num-server-rounds"]
+    overrides = [part.strip() for line in values["set"].splitlines() for part in line.split(";") if part.strip()]
+    file = Path(values["settings"]) if values["settings"] else None
+    settings = experiment(asked, file=file, overrides=[*overrides, *ALWAYS])
+    if settings.method not in FEDERATED:
+        raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
+    if settings.privacy.mechanism == "gradients":
+        raise ConfigError('needs the label sets again in every step, which are not kept here; use "counts"', "privacy")
+    for field in ("key", "correlations"):
+        if getattr(settings.collection, field) is not None:
+            raise ConfigError("the parties have the key, and the server collects from them", f"collection.{field}")
+    return settings
+
+
+def _at_least(values: Mapping[str, Any], limits: Mapping[str, float]) -> None:
+    for key, limit in limits.items():
+        if not limit <= values[key] < float("inf"):
+            raise ConfigError(f"at least {limit}, and is {values[key]}", key)

@@ -1,0 +1,82 @@
+"""The server's side of a run: who is there, what may be learnt of their labels, then rounds, into a run folder."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedalc.config import Experiment
+from fedalc.engines.flower.collecting import take_census
+from fedalc.engines.flower.parties import Parties
+from fedalc.engines.flower.run_config import Deployment, read_run_config
+from fedalc.engines.flower.strategy import FlowerStrategy, hello
+from fedalc.engines.flower.training import PartyTraining, load_census, server_data
+from fedalc.errors import FedalcError
+from fedalc.methods import Method
+from fedalc.runs import Run, check_device, check_folder, fill_folder, read_settings
+from fedalc.training import Callback
+
+app = ServerApp()
+log = logging.getLogger("fedalc.server")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    try:
+        deployment, settings = read_run_config(context.run_config, context.run_id)
+        run = run_with_parties(grid, deployment, settings)
+    except FedalcError as error:
+        say(f"error: {error}")
+        raise
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
+    say(f"finished after {run.result['rounds']} rounds: {metrics or 'nothing to measure on'}")
+    say(f"run folder: {run.folder}")
+
+
+def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -> Run:
+    """From the first word with the parties to a finished run folder."""
+    folder, resume = deployment.folder, deployment.resume
+    settings = read_settings(folder) if resume else settings
+    check_device(settings.device)
+    check_folder(folder, settings, resume, overwrite=False)
+    parties = Parties(grid, deployment.patience, partial(hello, settings, deployment.share), folder, say)
+    census = load_census(folder) if resume else None
+    census = census or take_census(parties, settings, deployment.share)
+    data = server_data(census.roster, deployment.held_out)
+
+    def strategy_for(method: Method) -> FlowerStrategy:
+        assert census is not None
+        return FlowerStrategy(parties, census, method, settings, deployment.max_norm)
+
+    training = PartyTraining(settings, data, census, strategy_for, folder, [Spoken(settings.rounds)])
+    return fill_folder(training, folder, resume, overwrite=False)[0]
+
+
+class Spoken(Callback):
+    """Progress in words: the log is all that one sees of a server."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.rounds = rounds
+        if done:
+            say(f"going on after round {done} of {rounds}")
+
+    def round(self, number: int, loss: float) -> None:
+        say(f"round {number} of {self.rounds}: loss {loss:.5g}")
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        if record["metrics"]:
+            say(f"round {record['round']}: " + ", ".join(f"{k} {v:.4g}" for k, v in record["metrics"].items()))
+
+
+def say(line: str) -> None:
+    """One line, at once: it is read while the run goes on."""
+    sys.stdout.write(f"fedalc: {line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,118 @@
+"""A grid in one process: the real client app answers real messages, which are written out and read again on the way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+from scipy.sparse import csr_matrix
+
+from fedalc.data.dataset import Split
+from fedalc.engines.flower.client_app import app as client_app
+
+Tamper = Callable[[Message, Message], Message | None]
+"""From what a node was asked and its answer, another answer; or none: the node is dead."""
+
+
+class LocalGrid(Grid):
+    """`nodes`: node id → its configuration. A node in `tampering` answers otherwise than the app does."""
+
+    def __init__(self, nodes: dict[int, dict[str, Any]], app: ClientApp = client_app) -> None:
+        self.nodes = dict(nodes)
+        self.app = app
+        self.tampering: dict[int, Tamper] = {}
+        self.sent: dict[str, Message] = {}
+        self.asked: list[tuple[int, str, str]] = []  # (node, kind, group), in the order of sending
+        self.bytes_down: dict[int, int] = {}
+        self.bytes_up: dict[int, int] = {}
+        self.before_push: Callable[[Message], None] = lambda message: None
+        self._numbers = itertools.count(1)
+        # Messages are stamped with the task that makes them, which Flower's own processes set when they start.
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            self.before_push(message)
+            copy, size = over_the_wire(message)
+            number = f"message {next(self._numbers)}"
+            copy.metadata.__dict__["_message_id"] = number
+            node = message.metadata.dst_node_id
+            self.bytes_down[node] = self.bytes_down.get(node, 0) + size
+            self.asked.append((node, message.metadata.message_type, message.metadata.group_id))
+            self.sent[number] = copy
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The node works when it is asked for its reply: no more replies are in memory than are pulled."""
+        replies = []
+        for number in message_ids:
+            message = self.sent[number]
+            node = message.metadata.dst_node_id
+            if node not in self.nodes:
+                continue
+            context = Context(1, node, self.nodes[node], RecordDict(), {})
+            reply: Message | None = self.app(message, context)
+            if node in self.tampering:
+                reply = self.tampering[node](message, reply)
+            if reply is None:
+                continue
+            copy, size = over_the_wire(reply)
+            self.bytes_up[node] = self.bytes_up.get(node, 0) + size
+            del self.sent[number]
+            replies.append(copy)
+        return replies
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **keys: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *args: Any, **keys: Any) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def over_the_wire(message: Message) -> tuple[Message, int]:
+    """The message as its receiver has it, and how many bytes it was in between."""
+    written = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    copy = inflate_object_from_contents(message.object_id, written)
+    assert isinstance(copy, Message)
+    return copy, sum(map(len, written.values()))
+
+
+def write_party(folder: Path, split: Split, labels: Iterable[int], names: Iterable[str]) -> Path:
+    """A party's files: the instances that carry one of its labels, and of their labels only its own."""
+    own = list(labels)
+    held = split.labels[:, own]
+    kept = np.flatnonzero(held.getnnz(axis=1))
+    folder.mkdir(parents=True)
+    write_xmlc(folder / "train.txt", split.features[kept], held[kept])
+    (folder / "labels.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    return folder
+
+
+def write_xmlc(path: Path, features: csr_matrix, labels: csr_matrix) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"{features.shape[0]} {features.shape[1]} {labels.shape[1]}\n")
+        for row in range(features.shape[0]):
+            x, y = features[row], labels[row]
+            listed = ",".join(map(str, sorted(y.indices)))
+            values = " ".join(f"{i}:{v!r}" for i, v in sorted(zip(x.indices.tolist(), x.data.tolist(), strict=True)))
+            file.write(f"{listed} {values}\n")
