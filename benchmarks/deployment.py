@@ -151,42 +151,33 @@ def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, A
             nodes[-1].start()
             nodes[-1].connected.wait(60)
             ends.callback(nodes[-1].stopped.set)
-        snapshots: list[tuple[float, list[tuple[int, int]]]] = []
+        times: list[float] = []
 
         def say(line: str) -> None:
             print("   ", line, flush=True)
             if " of " in line and ": loss" in line:
-                snapshots.append((time.monotonic(), [(proxy.down, proxy.up) for proxy in proxies]))
+                times.append(time.monotonic())
 
         folder = place / "run"
         settings = {
             "run-folder": str(folder), "method": method, "num-server-rounds": rounds, "num-parties": len(shares),
             "min-parties": len(shares), "held-out-share": 0.0, "wait": 120.0, "round-timeout": 1200.0,
         }  # fmt: skip
+        before = sum(proxy.down for proxy in proxies), sum(proxy.up for proxy in proxies)
         listen(state, submit(state, settings), folder, say)
         result = json.loads((folder / "result.json").read_text())
-        (began, first), (ended, last) = snapshots[0], snapshots[-1]
-        turns = (len(snapshots) - 1) * len(shares)
-        down = sum(b[0] - a[0] for a, b in zip(first, last, strict=True)) / turns
-        up = sum(b[1] - a[1] for a, b in zip(first, last, strict=True)) / turns
-        tensors = result["bytes_down"] / rounds / len(shares)
-        sent = (result["bytes_up"] - collected(folder)) / rounds / len(shares)
+        # All of the run: introductions, the collection of labels, the rounds, and asking for work once a second.
+        turns = rounds * len(shares)
+        down = (sum(proxy.down for proxy in proxies) - before[0]) / turns
+        up = (sum(proxy.up for proxy in proxies) - before[1]) / turns
+        ledger_down, ledger_up = result["bytes_down"] / turns, result["bytes_up"] / turns
         return {
             "dataset": dataset, "method": method, "parties": len(shares), "labels": len(held), "rounds": rounds,
-            "ledger_down": tensors, "ledger_up": sent, "wire_down": down, "wire_up": up,
-            "overhead_down": down / tensors - 1, "overhead_up": up / sent - 1,
-            "seconds_per_round": (ended - began) / (len(snapshots) - 1),
+            "ledger_down": ledger_down, "ledger_up": ledger_up, "wire_down": down, "wire_up": up,
+            "overhead_down": down / ledger_down - 1, "overhead_up": up / ledger_up - 1,
+            "seconds_per_round": (times[-1] - times[0]) / (len(times) - 1),
             "server_app_mb": result["peak_memory_mb"], "server_mb": peak_memory_mb(process.pid),
         }  # fmt: skip
-
-
-def collected(run: Path) -> int:
-    """Bytes of the collection before round 1, which are in the ledger too."""
-    from fedalc.engines.flower.training import load_census
-
-    census = load_census(run)
-    assert census is not None
-    return 0 if census.knowledge is None else census.knowledge.bytes_up
 
 
 def peak_memory_mb(pid: int) -> float:
