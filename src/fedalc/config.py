@@ -55,9 +55,9 @@ class Settings(BaseModel):
 
 
 class EncoderSettings(Settings):
-    """g_θ: sparse features in, `dim` numbers out."""
+    """g_θ: sparse features or a picture in, `dim` numbers out."""
 
-    name: Literal["mlp", "linear"] = "mlp"
+    name: Literal["mlp", "linear", "resnet50", "resnet18", "resnet-small"] = "mlp"
     dim: Count = 512
     embedding: Count = 512  # mlp only: what the sparse features are embedded into
     hidden: tuple[Count, ...] = (1024, 1024)  # mlp only
@@ -67,6 +67,20 @@ class EncoderSettings(Settings):
     dropout: Share = 0.0
     shortcut: bool = False  # mlp only: a linear map beside it; the mlp's part then starts at zero
     precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16; weights stay as they are
+    norm: Literal["group", "frozen", "batch"] = "group"  # of a resnet: see encoders/image.py
+    pretrained: str | None = None  # a resnet's weights to start from: a name on the hub, or a folder
+
+    @property
+    def is_image(self) -> bool:
+        return self.name.startswith("resnet")
+
+
+class ImageSettings(Settings):
+    """How pictures are read (docs/images.md)."""
+
+    size: Annotated[int, Field(ge=8, le=1024)] = 96  # pixels of a side, to which all are brought
+    difficult: bool = False  # VOC: whether objects marked as difficult count as labels
+    broken: Literal["refuse", "skip"] = "refuse"  # what to do with pictures that cannot be read
 
 
 class ClientSettings(Settings):
@@ -222,6 +236,7 @@ class Experiment(Settings):
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     block_rows: Count = 2048  # instances encoded at a time; bounds memory, changes no result but rounding
+    images: ImageSettings = ImageSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
@@ -256,8 +271,7 @@ class Experiment(Settings):
                 "fedmlh's class embeddings are buckets', which no label's frequency fits; use orthogonal or random",
                 "embeddings.start",
             )
-        if self.encoder.precision == "mixed" and (self.encoder.name == "linear" or self.dtype == "float64"):
-            raise ConfigError("is for the dense layers of an mlp in float32", "encoder.precision")
+        self._encoder_agrees()
         if self.encoder.name == "linear" and self.encoder.dropout:
             raise ConfigError("the linear encoder has no hidden layer to drop from; use 0, or mlp", "encoder.dropout")
         shrinkage = self.server.learning_rate * self.server.weight_decay
@@ -274,6 +288,26 @@ class Experiment(Settings):
         self._square_agrees()
         self._collection_agrees()
         return self
+
+    def _encoder_agrees(self) -> None:
+        encoder = self.encoder
+        if encoder.precision == "mixed" and (encoder.name == "linear" or self.dtype == "float64"):
+            raise ConfigError("is for the dense layers of an mlp or a resnet in float32", "encoder.precision")
+        if encoder.is_image:
+            if encoder.shortcut or encoder.start == "zero":
+                raise ConfigError(f"a {encoder.name} has neither a shortcut nor a start at zero", "encoder.start")
+            if encoder.norm == "batch" and self.engine == "fused":
+                raise ConfigError(
+                    "batch normalisation makes an instance's embedding depend on the others in its client's batch, so "
+                    'no fused step can express it; use norm = "group" or "frozen", or engine = "clients"',
+                    "encoder.norm",
+                )
+            if encoder.norm == "frozen" and encoder.pretrained is None:
+                raise ConfigError(
+                    "there are no statistics to keep without pretrained weights; use group", "encoder.norm"
+                )
+        elif encoder.pretrained is not None:
+            raise ConfigError(f"there are no pretrained weights for {encoder.name}; use a resnet", "encoder.pretrained")
 
     def _oracle_agrees(self) -> None:
         """An oracle has no clients: their settings are ignored, apart from those that promise something."""

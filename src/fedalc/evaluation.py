@@ -10,7 +10,8 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.data.dataset import Split
-from fedalc.encoders import SparseRows
+from fedalc.data.images import Images
+from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
 from fedalc.model import Model
 
@@ -28,16 +29,16 @@ class Ranking(Protocol):
 class Scorer:
     """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf)."""
 
-    def __init__(self, model: Model, features: csr_matrix, held: np.ndarray, block_rows: int = 2048) -> None:
+    def __init__(self, model: Model, features: csr_matrix | Images, held: np.ndarray) -> None:
         self.W = model.W
         self._absent = torch.from_numpy(~held).to(model.W.device)
-        self.encoded = self._encode(model, features, block_rows)
+        self.encoded = self._encode(model, features, PICTURES_AT_ONCE if isinstance(features, Images) else 2048)
 
     @torch.no_grad()
-    def _encode(self, model: Model, features: csr_matrix, block_rows: int) -> Tensor:
+    def _encode(self, model: Model, features: csr_matrix | Images, block_rows: int) -> Tensor:
         W = model.W
         blocks = [
-            model.encoder(SparseRows(part, np.zeros(part.shape[0]), W.dtype, W.device))
+            model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
             for start in range(0, features.shape[0], block_rows)
             for part in [features[start : start + block_rows]]
         ]

@@ -104,6 +104,8 @@ class FederatedTraining:
         result = self.engine.run(self.model, clients, self._dropout(t), t)
         mean = result.loss / len(self.method.parts)  # over sub-models, so that it compares with other methods'
         loss = self.server.apply(result.change, mean)
+        for kept, observed in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
+            kept.copy_(observed)
         self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
         self.average.update([*self.model.theta, self.model.W], t)
         self.ledger.add(result.traffic)
@@ -139,6 +141,7 @@ class FederatedTraining:
         """Everything the next round depends on, for a checkpoint."""
         tensors = {f"theta.{i}": p for i, p in enumerate(self.model.theta)} | {"W": self.model.W}
         tensors |= {f"average.{i}": p for i, p in enumerate(self.average.values)}
+        tensors |= {f"statistics.{i}": s for i, s in enumerate(self.model.statistics)}
         tensors |= {} if self.knowledge is None else self.knowledge.tensors()
         return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
 
@@ -158,6 +161,8 @@ class FederatedTraining:
         self.model.W = tensors["W"].to(self.model.W)
         for i, value in enumerate(self.average.values):
             value.copy_(tensors[f"average.{i}"])
+        for i, statistic in enumerate(self.model.statistics):
+            statistic.copy_(tensors[f"statistics.{i}"])
         prefix = "optimizer."
         self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         if self.knowledge is not None:

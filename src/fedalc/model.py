@@ -22,6 +22,11 @@ class Model:
     def theta(self) -> list[Tensor]:
         return list(self.encoder.parameters())
 
+    @property
+    def statistics(self) -> list[Tensor]:
+        """What clients observe rather than learn: the running averages of batch normalisation. Mostly none."""
+        return [buffer for buffer in self.encoder.buffers() if buffer.is_floating_point()]
+
 
 @torch.no_grad()
 def model_with(like: Model, theta: list[Tensor], W: Tensor) -> Model:

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,6 +31,7 @@ import torch
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.data import Dataset, load_dataset
+from fedalc.encoders import make_encoder
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.interrupt import Interrupt
@@ -259,11 +259,10 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
                 "method",
             )
         return
-    e = settings.encoder
-    widths = [e.dim] if e.name == "linear" else [e.embedding, *e.hidden, e.dim]
-    theta = data.feature_count * widths[0] + sum(a * b for a, b in pairwise(widths))
-    theta += data.feature_count * e.dim if e.shortcut else 0
-    sub_models = METHODS[settings.method].sub_models(settings)
+    sub_models, e = METHODS[settings.method].sub_models(settings), settings.encoder
+    with torch.device("meta"):  # built without memory, to be counted
+        encoder = make_encoder(data.feature_count, e.model_copy(update={"pretrained": None}), torch.Generator("cpu"))
+    theta = sum(parameter.numel() for parameter in encoder.parameters())
     number = 8 if settings.dtype == "float64" else 4
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
     needed = number * sub_models * (copies * theta + 4 * data.label_count * e.dim)

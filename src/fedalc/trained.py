@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.checkpoint import load_facts, load_folder, save_folder
 from fedalc.config import EncoderSettings
+from fedalc.data.images import Images
 from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
@@ -33,11 +34,11 @@ class TrainedModel:
 
     @property
     def feature_count(self) -> int:
-        return int(self.model.theta[0].shape[0])  # of whichever encoder, its first matrix
+        return self.model.encoder.feature_count
 
-    def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, features: csr_matrix | Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """The k best labels of each instance, best first, and their scores in [-1, 1]. Takes dense arrays too."""
-        features = csr_matrix(features, dtype=np.float32)
+        features = features if isinstance(features, Images) else csr_matrix(features, dtype=np.float32)
         if features.shape[1] != self.feature_count:
             raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
         scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
@@ -73,7 +74,8 @@ class TrainedModel:
             width = settings.dim * copies
             if W.shape != (len(names), width) or str(W.dtype) != f"torch.{facts['dtype']}":
                 raise ValueError(f"W is {tuple(W.shape)} of {W.dtype}, for {len(names)} labels and width {width}")
-            encoder = make_encoder(facts["features"], settings, torch.Generator(), copies)
+            without_weights = settings.model_copy(update={"pretrained": None})
+            encoder = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
             encoder = encoder.to(dtype=W.dtype)
             prefix = "encoder."
             encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})

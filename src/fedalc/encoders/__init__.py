@@ -1,27 +1,56 @@
 """Encoders g_θ: an instance in, a unit vector out."""
 
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
 from torch import Generator
 
 from fedalc.config import EncoderSettings
+from fedalc.data.images import Images
+from fedalc.encoders.image import ImageEncoder
+from fedalc.encoders.pictures import PictureRows
 from fedalc.encoders.side_by_side import SideBySide
 from fedalc.encoders.sparse import SparseRows, scale_rows
 from fedalc.encoders.text import Dropout, TextEncoder, text_encoder
 
-Encoder = TextEncoder | SideBySide
+Encoder = TextEncoder | ImageEncoder | SideBySide
+Batch = SparseRows | PictureRows
+PICTURES_AT_ONCE = 64  # at most, encoded at a time where nothing else is said
+
+
+def make_batch(
+    features: csr_matrix | Images, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str
+) -> Batch:
+    """Some instances as an encoder takes them."""
+    rows = PictureRows if isinstance(features, Images) else SparseRows
+    return rows(features, keys, dtype, device)
 
 
 def make_encoder(feature_count: int, settings: EncoderSettings, generator: Generator, copies: int = 1) -> Encoder:
     """One encoder, or several side by side, each with a start of its own."""
-    encoders = [text_encoder(feature_count, settings, generator) for _ in range(copies)]
+    encoders = [_one_encoder(feature_count, settings, generator) for _ in range(copies)]
     return encoders[0] if copies == 1 else SideBySide(encoders)
 
 
+def _one_encoder(feature_count: int, settings: EncoderSettings, generator: Generator) -> TextEncoder | ImageEncoder:
+    if settings.is_image:
+        return ImageEncoder(feature_count, settings, generator)
+    return text_encoder(feature_count, settings, generator)
+
+
 __all__ = [
+    "PICTURES_AT_ONCE",
+    "Batch",
     "Dropout",
     "Encoder",
+    "ImageEncoder",
+    "PictureRows",
     "SideBySide",
     "SparseRows",
     "TextEncoder",
+    "make_batch",
     "make_encoder",
     "scale_rows",
     "text_encoder",

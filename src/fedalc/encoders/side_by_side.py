@@ -7,16 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedalc.encoders.image import ImageEncoder
+from fedalc.encoders.pictures import PictureRows
 from fedalc.encoders.sparse import SparseRows
 from fedalc.encoders.text import Dropout, TextEncoder
 
 
 class SideBySide(nn.Module):
-    def __init__(self, encoders: Sequence[TextEncoder]) -> None:
+    def __init__(self, encoders: Sequence[TextEncoder | ImageEncoder]) -> None:
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
         for place, encoder in enumerate(encoders):
-            encoder.first_layer = place * len(encoder.layers)  # so that each drops units of its own
+            encoder.first_layer = place * encoder.dropout_layers  # so that each drops units of its own
 
-    def forward(self, rows: SparseRows, dropout: Dropout | None = None) -> Tensor:
+    @property
+    def feature_count(self) -> int:
+        return int(self.encoders[0].feature_count)
+
+    def forward(self, rows: SparseRows | PictureRows, dropout: Dropout | None = None) -> Tensor:
         return torch.cat([encoder(rows, dropout) for encoder in self.encoders], dim=1)

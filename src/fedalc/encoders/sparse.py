@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, issparse
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
@@ -53,6 +53,9 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def prefetch(self) -> None:
+        """They are in memory."""
+
     def __matmul__(self, weight: Tensor) -> Tensor:
         return _SparseProduct.apply(self, weight)
 
@@ -82,7 +85,7 @@ class _SparseProduct(torch.autograd.Function):
 
 def scale_rows(features: csr_matrix, how: str) -> csr_matrix:
     """Rows of length 1 (`unit`), the average of the rows used (`mean`: divided by how many there are), or `raw`."""
-    if how == "raw":
+    if how == "raw" or not issparse(features):  # a picture has a scale of its own
         return features
     if how == "unit":
         size = np.sqrt(np.asarray(features.multiply(features).sum(axis=1)).ravel())

@@ -61,6 +61,14 @@ class TextEncoder(nn.Module):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
+    @property
+    def feature_count(self) -> int:
+        return int(self.embedding.shape[0])
+
+    @property
+    def dropout_layers(self) -> int:
+        return len(self.layers)
+
     def forward(self, rows: SparseRows, dropout: Dropout | None = None) -> Tensor:
         h = rows @ self.embedding
         with torch.autocast(h.device.type, torch.bfloat16, enabled=self.mixed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ class RoundResult:
     rows: Tensor
     loss: float  # Σ p_u R_u, as met during the clients' first epoch
     traffic: Ledger  # of this round
+    statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' running averages, if any
 
 
 @dataclass(frozen=True)

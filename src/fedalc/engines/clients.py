@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Dropout, SparseRows
+from fedalc.encoders import Dropout, make_batch
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
@@ -33,19 +33,23 @@ class ClientsEngine:
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         change = [torch.zeros_like(p) for p in model.theta]
         rows = model.W.clone()
-        local = Model(copy.deepcopy(model.encoder), model.W)
+        statistics = [torch.zeros_like(s) for s in model.statistics]
+        local = Model(copy.deepcopy(model.encoder).train(), model.W)
         loss = 0.0
         for client, weight in zip(participants.tolist(), self.method.weights(counts).tolist(), strict=True):
             with torch.no_grad():
-                for mine, server in zip(local.theta, model.theta, strict=True):
+                for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
                     mine.copy_(server)
             rows[client], client_loss = self._local_work(local, client, dropout, round_number)
             loss += weight * client_loss
             with torch.no_grad():
                 for total, mine, server in zip(change, local.theta, model.theta, strict=True):
                     total.add_(server - mine, alpha=weight)
-        traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows)
-        return RoundResult(change, rows, loss, traffic)
+                for total, mine in zip(statistics, local.statistics, strict=True):
+                    total.add_(mine, alpha=weight)
+        sent = model.theta + model.statistics
+        traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows)
+        return RoundResult(change, rows, loss, traffic, statistics)
 
     @torch.no_grad()
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
@@ -80,25 +84,37 @@ class ClientsEngine:
         first_epoch = 0.0
         for epoch in range(settings.epochs):
             for instances in self._batches(client, epoch, round_number):
-                keys = self.federation.keys_of(instances)
-                batch = SparseRows(self.federation.features[instances], keys, row.dtype, row.device)
-                g = local.encoder(batch, dropout)
-                own = torch.full_like(batch.keys, client)
-                held = torch.from_numpy(instances).to(row.device)
-                losses = [
-                    self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)
-                    for part in self.method.parts
-                ]
-                loss = torch.stack(losses).sum(0).mean()
                 optimizer.zero_grad()
-                loss.backward()
+                loss = sum(
+                    self._add_gradient(local, row, client, instances[start : start + self.settings.block_rows], dropout)
+                    for start in range(0, len(instances), self.settings.block_rows)
+                )
+                for parameter in optimizer.param_groups[0]["params"] + [row] * self.method.trains_rows:
+                    parameter.grad /= len(instances)
                 optimizer.step()
                 if self.method.trains_rows:
                     with torch.no_grad():
                         row.copy_(unit_rows(row))
                 if epoch == 0:
-                    first_epoch += loss.item() * len(instances) / self.federation.counts[client]
+                    first_epoch += loss / self.federation.counts[client]
         return row.detach(), first_epoch
+
+    def _add_gradient(
+        self, local: Model, row: Tensor, client: int, instances: np.ndarray, dropout: Dropout | None
+    ) -> float:
+        """Of the summed loss of some of a batch's instances: no more are encoded at a time. Returns that sum."""
+        keys = self.federation.keys_of(instances)
+        batch = make_batch(self.federation.features[instances], keys, row.dtype, row.device)
+        g = local.encoder(batch, dropout)
+        own = torch.full_like(batch.keys, client)
+        held = torch.from_numpy(instances).to(row.device)
+        losses = [
+            self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)
+            for part in self.method.parts
+        ]
+        loss = torch.stack(losses).sum()
+        loss.backward()
+        return loss.item()
 
     def _batches(self, client: int, epoch: int, round_number: int) -> list[np.ndarray]:
         instances = self.federation.instances_of(client)

@@ -13,7 +13,7 @@ activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Dropout, SparseRows
+from fedalc.encoders import Batch, Dropout, make_batch
 from fedalc.encoders.sparse import WeightedBags
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
@@ -36,7 +36,8 @@ from fedalc.model import Model
 class _Block:
     """Some instances and their (instance, label) pairs, in CSR order."""
 
-    rows: SparseRows
+    rows: Batch
+    instances: Tensor  # their row numbers
     starts: Tensor  # CSR row pointer of the pairs
     instance: Tensor  # of each pair, within the block
     label: Tensor  # of each pair
@@ -64,7 +65,7 @@ class FusedEngine:
         total = torch.zeros((), dtype=torch.float64, device=W.device)
         for parameter in model.theta:
             parameter.grad = torch.zeros_like(parameter)
-        for block in self._blocks(participants, W):
+        for block in _one_ahead(self._blocks(participants, W)):
             g = model.encoder(block.rows, dropout)
             fixed = g.detach()
             pulls = []
@@ -72,7 +73,7 @@ class FusedEngine:
                 mine, own = fixed[:, part], W[:, part]
                 scores = (mine[block.instance] * own[block.label]).sum(1).requires_grad_()
                 lengths = mine.square().sum(1)[block.instance].requires_grad_()
-                losses = self.method.loss(scores, lengths, block.label, block.rows.keys[block.instance])
+                losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
                 total += (losses.detach() * share[block.label]).sum()
                 pull = WeightedBags(block.label, block.starts, slope * share[block.label]) @ own
@@ -143,11 +144,24 @@ class FusedEngine:
             pairs = labels[chosen]
             instance = np.repeat(np.arange(len(chosen)), np.diff(pairs.indptr))
             yield _Block(
-                SparseRows(features[chosen], chosen, like.dtype, like.device),
+                make_batch(features[chosen], self.federation.keys_of(chosen), like.dtype, like.device),
+                torch.from_numpy(chosen).to(like.device),
                 torch.from_numpy(pairs.indptr.astype(np.int64)).to(like.device),
                 torch.from_numpy(instance).to(like.device),
                 torch.from_numpy(pairs.indices.astype(np.int64)).to(like.device),
             )
+
+
+def _one_ahead(blocks: Iterable[_Block]) -> Iterator[_Block]:
+    """The blocks, each given out while the next one's instances are being read, where that takes time."""
+    waiting: _Block | None = None
+    for block in blocks:
+        block.rows.prefetch()
+        if waiting is not None:
+            yield waiting
+        waiting = block
+    if waiting is not None:
+        yield waiting
 
 
 def _keep_columns(matrix: csr_matrix, keep: np.ndarray) -> csr_matrix:

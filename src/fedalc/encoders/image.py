@@ -1,0 +1,113 @@
+"""Encoders of pictures: a ResNet, a linear map, and an output of length 1 or raw.
+
+Batch normalisation ties instances together: an instance's embedding depends on who is in its batch, and a client's
+batch has one label only, so its statistics are those of no other client's. Three ways out (docs/images.md):
+
+group   normalises each instance by itself, over groups of channels. One step per client is then exactly one gradient
+        over all instances, so engine `fused` holds. The default.
+frozen  batch normalisation with the statistics it came with (of pretrained weights), and never others. `fused` holds.
+batch   as it was published: each client's own statistics while it works, the clients' running averages averaged by the
+        server. There is no `fused` for it: what a client computes depends on its batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedalc.config import EncoderSettings
+from fedalc.encoders.pictures import PictureRows
+from fedalc.encoders.text import Dropout
+from fedalc.errors import ConfigError
+from fedalc.geometry import unit_rows
+
+CHANNELS = 3
+GROUPS = 32  # of channels, as group normalisation was published; fewer where 32 does not divide them
+SHAPES: dict[str, dict[str, Any]] = {
+    "resnet50": {"layer_type": "bottleneck", "depths": (3, 4, 6, 3), "hidden_sizes": (256, 512, 1024, 2048)},
+    "resnet18": {"layer_type": "basic", "depths": (2, 2, 2, 2), "hidden_sizes": (64, 128, 256, 512)},
+    "resnet-small": {
+        "layer_type": "basic",
+        "depths": (1, 1, 1, 1),
+        "hidden_sizes": (32, 64, 128, 256),
+        "embedding_size": 32,
+    },
+}
+
+
+class ImageEncoder(nn.Module):
+    def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
+        super().__init__()
+        self.feature_count = feature_count
+        self.unit = settings.output == "unit"
+        self.mixed = settings.precision == "mixed"
+        self.statistics = settings.norm == "batch"  # whether a client's own are used while it works
+        self.first_layer = 0  # the number its first layer has in a round's dropout
+        with torch.random.fork_rng(devices=[]):  # the library draws from torch's own generator
+            torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator)))
+            self.backbone = _backbone(settings)
+            width = self.backbone.config.hidden_sizes[-1]
+            self.head = nn.Linear(width, settings.dim)
+            nn.init.normal_(self.head.weight, 0, 1 / math.sqrt(width))
+            nn.init.zeros_(self.head.bias)
+        if settings.norm == "group":
+            _use_groups(self.backbone)
+        self.eval()
+
+    def forward(self, rows: PictureRows, dropout: Dropout | None = None) -> Tensor:
+        pixels = rows.pixels()
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.mixed):
+            h = self.backbone(pixels).pooler_output.flatten(1)
+            if dropout:
+                h = dropout(h, rows.keys, self.first_layer)
+            h = self.head(h)
+        h = h.to(self.head.weight.dtype)
+        return unit_rows(h) if self.unit else h
+
+    @property
+    def dropout_layers(self) -> int:
+        return 1
+
+    def train(self, mode: bool = True) -> ImageEncoder:
+        """Only where batch normalisation is to use the statistics of the batch."""
+        return super().train(mode and self.statistics)
+
+
+def _backbone(settings: EncoderSettings) -> Any:
+    try:
+        from transformers import ResNetConfig, ResNetModel
+    except ImportError:
+        raise ConfigError("needs the extra: pip install 'fedalc[images]'", "encoder.name") from None
+    if settings.pretrained is None:
+        return ResNetModel(ResNetConfig(**SHAPES[settings.name]))
+    try:
+        model = ResNetModel.from_pretrained(settings.pretrained, use_safetensors=True)  # never a pickle
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{settings.pretrained}: no such weights, by name or folder: {first}", "encoder.pretrained"
+        ) from None
+    wanted = {key: tuple(v) if isinstance(v, tuple) else v for key, v in SHAPES[settings.name].items()}
+    for key, value in wanted.items():
+        found = getattr(model.config, key)
+        if (tuple(found) if isinstance(found, list | tuple) else found) != value:
+            raise ConfigError(
+                f"{settings.pretrained}: is no {settings.name}: its {key} is {found}", "encoder.pretrained"
+            )
+    return model
+
+
+def _use_groups(module: nn.Module) -> None:
+    """Group normalisation in place of every batch normalisation, with its scale and shift."""
+    for name, child in module.named_children():
+        if not isinstance(child, nn.BatchNorm2d):
+            _use_groups(child)
+            continue
+        norm = nn.GroupNorm(math.gcd(GROUPS, child.num_features), child.num_features, eps=child.eps)
+        with torch.no_grad():
+            norm.weight.copy_(child.weight)
+            norm.bias.copy_(child.bias)
+        setattr(module, name, norm)
