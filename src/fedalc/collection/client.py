@@ -13,10 +13,17 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from fedalc.collection.hashing import Hasher, canonical_embeddings, canonical_sparse, embedding_identity
+from fedalc.collection.hashing import (
+    Hasher,
+    canonical_embeddings,
+    canonical_pictures,
+    canonical_sparse,
+    embedding_identity,
+)
 from fedalc.collection.keys import Key
 from fedalc.config import CollectionSettings, EncoderSettings, is_keyed
-from fedalc.encoders import SparseRows, scale_rows, text_encoder
+from fedalc.data.images import Images
+from fedalc.encoders import make_batch, make_encoder, scale_rows
 from fedalc.seeds import torch_generator
 
 BLOCK_ROWS = 2048  # instances encoded at a time
@@ -38,13 +45,13 @@ class SharedEncoder:
     seed: int
 
     @torch.no_grad()
-    def embeddings(self, features: csr_matrix) -> np.ndarray:
-        encoder = text_encoder(features.shape[1], self._spread_out, torch_generator(self.seed, "encoder"))
+    def embeddings(self, features: csr_matrix | Images) -> np.ndarray:
+        encoder = make_encoder(features.shape[1], self._spread_out, torch_generator(self.seed, "encoder"))
         scaled = scale_rows(features, self.settings.features)
         blocks = []
         for start in range(0, scaled.shape[0], BLOCK_ROWS):
             part = scaled[start : start + BLOCK_ROWS]
-            blocks.append(encoder(SparseRows(part, np.arange(part.shape[0]), torch.float32, "cpu")).numpy())
+            blocks.append(encoder(make_batch(part, np.arange(part.shape[0]), torch.float32, "cpu")).numpy())
         return np.concatenate(blocks)
 
     @property
@@ -66,10 +73,12 @@ class Identity:
     settings: CollectionSettings
     encoder: SharedEncoder
 
-    def canonical(self, features: csr_matrix, records: Sequence[str] | None) -> Iterable[bytes]:
+    def canonical(self, features: csr_matrix | Images, records: Sequence[str] | None) -> Iterable[bytes]:
         """The bytes that stand for each instance: the same wherever the same instance is held."""
         if self.settings.identity == "embedding":
             return canonical_embeddings(self.encoder.embeddings(features), self.settings.quantum)
+        if isinstance(features, Images):
+            return canonical_pictures(features, records if self.settings.identity == "record" else None)
         return canonical_sparse(features, records if self.settings.identity == "record" else None)
 
     def name(self, feature_count: int) -> str:

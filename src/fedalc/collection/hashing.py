@@ -25,11 +25,13 @@ from scipy.sparse import csr_matrix
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import PSEUDONYM_BYTES, Protocol
 from fedalc.config import Algorithm, is_keyed
+from fedalc.data.images import Images
 from fedalc.errors import DataError, FedalcError
 
 DOMAIN = b"fedalc/1/"
 MIN_DIGEST_BYTES = 8
 _ROWS_AT_ONCE = 1 << 16
+_PICTURES_AT_ONCE = 256
 
 
 class Hasher:
@@ -114,6 +116,20 @@ def canonical_sparse(features: csr_matrix, records: Sequence[str] | None = None)
             for (first, last), name in zip(pairwise(bounds), names, strict=True):
                 written = unicodedata.normalize("NFC", name).encode()
                 yield b"".join((buffer[first : last - 4], struct.pack("<I", len(written)), written))
+
+
+def canonical_pictures(images: Images, records: Sequence[str] | None = None) -> Iterator[bytes]:
+    """Each picture's bytes: its size and pixels as they were brought to that size, then the record's name.
+
+    The pixels are those of the small copy: parties have to read pictures with the same library, or know them by record.
+    """
+    if records is not None and len(records) != len(images):
+        raise DataError(f"{len(records)} records' names for {len(images)} instances")
+    for start in range(0, len(images), _PICTURES_AT_ONCE):
+        block = images[start : start + _PICTURES_AT_ONCE].pixels()
+        for place, pixels in enumerate(block):
+            name = b"" if records is None else unicodedata.normalize("NFC", records[start + place]).encode()
+            yield b"".join((struct.pack("<I", images.size), pixels.tobytes(), struct.pack("<I", len(name)), name))
 
 
 def canonical_embeddings(embeddings: np.ndarray, step: float) -> Iterator[bytes]:

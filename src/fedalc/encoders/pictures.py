@@ -15,7 +15,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class PictureRows:
-    """Some pictures. `keys` name the instances, so that whatever is drawn for one is the same wherever it is encoded."""
+    """Some pictures. `keys` name the instances, so that what is drawn for one is the same wherever it is encoded."""
 
     def __init__(self, images: Images, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> None:
         self.keys = torch.from_numpy(np.asarray(keys, dtype=np.int64)).to(device)

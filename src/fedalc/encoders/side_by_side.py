@@ -17,12 +17,13 @@ class SideBySide(nn.Module):
     def __init__(self, encoders: Sequence[TextEncoder | ImageEncoder]) -> None:
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
+        self._feature_count = encoders[0].feature_count
         for place, encoder in enumerate(encoders):
             encoder.first_layer = place * encoder.dropout_layers  # so that each drops units of its own
 
     @property
     def feature_count(self) -> int:
-        return int(self.encoders[0].feature_count)
+        return self._feature_count
 
     def forward(self, rows: SparseRows | PictureRows, dropout: Dropout | None = None) -> Tensor:
         return torch.cat([encoder(rows, dropout) for encoder in self.encoders], dim=1)
