@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
 from fedalc.errors import DataError
+
+if TYPE_CHECKING:
+    from fedalc.data.catalog import Entry
 
 app = typer.Typer(help="Datasets: list, info, check, fetch.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -21,26 +24,25 @@ DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default
 def list_(data_dir: DataDir = None) -> None:
     """The datasets known by name, and which of them are here."""
     from fedalc.data.catalog import ENTRIES
-    from fedalc.data.load import data_root, dataset_dir
+    from fedalc.data.load import data_root, is_here
 
     table = Table(Column("name", no_wrap=True), "train", "test", "features", "labels", "per instance", "here")
     for entry in ENTRIES:
-        s = entry.statistics
-        here = "embedded" if entry.name == "demo" else "yes" if _is_here(dataset_dir(entry, data_dir)) else "no"
-        numbers = [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] if s else ["-"] * 4
-        table.add_row(entry.name, *numbers, f"{s.labels_per_instance:.2f}" if s else "-", here)
+        here = "embedded" if entry.is_embedded else "yes" if is_here(entry, data_dir) else "no"
+        table.add_row(entry.name, *_numbers(entry), here)
     console = Console()
     console.print(table)
     console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
 
 
-def _is_here(folder: Path) -> bool:
-    from fedalc.data.load import find_split_files
-
-    try:
-        return folder.is_dir() and bool(find_split_files(folder))
-    except DataError:
-        return False
+def _numbers(entry: Entry) -> list[str]:
+    s, p = entry.statistics, entry.images
+    if s is not None:
+        return [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] + [f"{s.labels_per_instance:.2f}"]
+    if p is not None:
+        average = "-" if p.labels_per_instance is None else f"{p.labels_per_instance:.2f}"
+        return [f"{p.train:,}", f"{p.test:,}", "pictures", f"{p.labels:,}", average]
+    return ["-"] * 5
 
 
 @app.command()
@@ -59,6 +61,15 @@ def info(name: Name, data_dir: DataDir = None) -> None:
             + (f", {s.validation:,} validation" if s.validation else "")
             + f", {s.features:,} features, {s.labels:,} labels, {s.instances_per_label} instances per label, "
             f"{s.labels_per_instance} labels per instance"
+        )
+    p = entry.images
+    if p:
+        console.print(
+            f"  {p.train:,} train, {p.test:,} test"
+            + (f", {p.validation:,} validation" if p.validation else "")
+            + f", pictures, {p.labels:,} labels"
+            + (f", {p.labels_per_instance} labels per instance" if p.labels_per_instance else "")
+            + f"; in {dataset_dir(entry, data_dir)}"
         )
     if entry.note:
         console.print(f"  {entry.note}")
