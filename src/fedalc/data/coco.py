@@ -82,8 +82,9 @@ def read_coco(place: Place, variant: Variant) -> Annotations:
         sets[found["set"]] = _read_set(file, _picture_folder(place, found["root"], found["set"]))
     for name in (variant.train, variant.test):
         if name not in sets:
+            hint = "; coco-val2017 makes do with val2017" if "val2017" in sets else ""
             raise DataError(
-                f"no annotations/instances_{name}.json, neither in the folder nor in a .tar or .tar.gz archive",
+                f"no annotations/instances_{name}.json, neither in the folder nor in a .tar or .tar.gz archive{hint}",
                 place.path,
             )
     train, test = sets[variant.train], sets[variant.test]

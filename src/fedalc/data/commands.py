@@ -24,12 +24,19 @@ DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default
 def list_(data_dir: DataDir = None) -> None:
     """The datasets known by name, and which of them are here."""
     from fedalc.data.catalog import ENTRIES
-    from fedalc.data.load import data_root, is_here
+    from fedalc.data.load import data_root, presence
 
-    table = Table(Column("name", no_wrap=True), "train", "test", "features", "labels", "per instance", "here")
+    table = Table(
+        Column("name", no_wrap=True),
+        "train",
+        "test",
+        "features",
+        "labels",
+        "per instance",
+        Column("here", no_wrap=True),
+    )
     for entry in ENTRIES:
-        here = "embedded" if entry.is_embedded else "yes" if is_here(entry, data_dir) else "no"
-        table.add_row(entry.name, *_numbers(entry), here)
+        table.add_row(entry.name, *_numbers(entry), presence(entry, data_dir))
     console = Console()
     console.print(table)
     console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
@@ -41,7 +48,7 @@ def _numbers(entry: Entry) -> list[str]:
         return [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] + [f"{s.labels_per_instance:.2f}"]
     if p is not None:
         average = "-" if p.labels_per_instance is None else f"{p.labels_per_instance:.2f}"
-        return [f"{p.train:,}", f"{p.test:,}", "pictures", f"{p.labels:,}", average]
+        return [f"{p.train:,}", f"{p.test:,}", "images", f"{p.labels:,}", average]
     return ["-"] * 5
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 from fedalc.data import arff, catalog, xmlc
 from fedalc.data._arff_header import LabelRule, find_labels_file
@@ -15,7 +16,7 @@ from fedalc.data.catalog import Entry
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.demo import make_demo
 from fedalc.data.images import ImageOptions
-from fedalc.data.load_pictures import has_pictures, load_pictures
+from fedalc.data.load_pictures import load_pictures, pictures_at
 from fedalc.data.mosaics import make_mosaics
 from fedalc.errors import DataError
 
@@ -73,17 +74,17 @@ def dataset_dir(entry: Entry, data_dir: Path | str | None = None) -> Path:
     return data_root(data_dir) / entry.folder
 
 
-def is_here(entry: Entry, data_dir: Path | str | None = None) -> bool:
-    """Whether a dataset's files are where they belong, as far as can be told without reading them."""
+def presence(entry: Entry, data_dir: Path | str | None = None) -> Literal["embedded", "yes", "packed", "no"]:
+    """Whether a dataset's files are where they belong, without reading them. An archive is not looked into."""
     if entry.is_embedded:
-        return True
+        return "embedded"
     folder = dataset_dir(entry, data_dir)
+    if entry.images is not None:
+        return pictures_at(entry.images, folder)
     try:
-        if entry.images is not None:
-            return has_pictures(entry.images, folder)
-        return folder.is_dir() and bool(find_split_files(folder))
+        return "yes" if folder.is_dir() and find_split_files(folder) else "no"
     except DataError:
-        return False
+        return "no"
 
 
 def load_file(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from fedalc.data import coco, flair, voc
 from fedalc.data.annotations import Annotations, kept_annotations, make_dataset
@@ -25,9 +26,11 @@ def load_pictures(name: str, kind: ImageSet, path: Path, options: ImageOptions, 
     return make_dataset(name, place, kept_annotations(key, read, cache), options, cache)
 
 
-def has_pictures(kind: ImageSet, path: Path) -> bool:
-    """Whether something of this layout seems to be there. Archives are taken on trust."""
-    return path.is_dir() and (bool(Place(path).archives) or any((path / marker).exists() for marker in kind.markers))
+def pictures_at(kind: ImageSet, path: Path) -> Literal["yes", "packed", "no"]:
+    """Whether something of this layout seems to be there, loose or in an archive, which is not looked into."""
+    if any((path / marker).exists() for marker in kind.markers):
+        return "yes"
+    return "packed" if path.is_dir() and Place(path).archives else "no"
 
 
 def _reader(

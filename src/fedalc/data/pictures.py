@@ -30,7 +30,7 @@ from fedalc.errors import DataError, FedalcError
 VERSION = 1
 """Raise it when the rule changes: copies made by another are not used then."""
 _LARGEST_FILE = 256 << 20
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Pillow reads many more, some with the help of other programs: files from anywhere shall not reach those."""
 _NAMED_IN_A_NOTE = 10
 
@@ -83,8 +83,7 @@ def small_copy(file: Path, size: int) -> np.ndarray:
     """One picture as training would see it: uint8 size×size×3."""
     need_pillow()
     try:
-        with file.open("rb") as stream:
-            made = _shrink(0, stream.read(_LARGEST_FILE + 1), size)
+        made = _shrink(0, file.read_bytes(), size)
     except OSError as error:
         raise DataError(f"cannot be opened: {error.strerror}", file) from None
     if made.broken:

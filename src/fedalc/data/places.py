@@ -24,13 +24,14 @@ _UNREADABLE = (tarfile.TarError, EOFError, zlib.error, OSError, ValueError)
 class File:
     """One file of a place, to be read where it is handed out. Failures name the file."""
 
-    def __init__(self, stream: IO[bytes], name: str, place: Path) -> None:
-        self._stream, self.name, self.place = stream, name, place
+    def __init__(self, stream: IO[bytes], name: str, place: Path, size: int) -> None:
+        self._stream, self.name, self.place, self.size = stream, name, place, size
 
-    def read(self, most: int = -1) -> bytes:
+    def read(self, most: int | None = None) -> bytes:
         """At most so many bytes. A file with more of them is no error: ask for one more than there should be."""
         try:
-            return self._stream.read(most)
+            # Python sets aside as much memory as it is asked to read.
+            return self._stream.read(self.size if most is None else min(most, self.size))
         except _UNREADABLE as error:
             raise _damaged(error, self.place) from None
 
@@ -106,7 +107,7 @@ class Place:
             except OSError as error:
                 raise DataError(f"cannot be opened: {error.strerror}", self.folder / name) from None
             with stream:
-                yield File(stream, name, self.folder)
+                yield File(stream, name, self.folder, os.fstat(stream.fileno()).st_size)
 
     def _walk(self) -> Iterator[str]:
         """Folders that are links are gone into, as one's data often is on another disk, but never twice."""
@@ -142,7 +143,7 @@ def _read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[File]:
                 found.add(name)
                 stream = archive.extractfile(member)
                 assert stream is not None  # it is a file
-                yield File(stream, name, path)
+                yield File(stream, name, path, member.size)
     except _UNREADABLE as error:
         raise _damaged(error, path) from None
 
@@ -177,4 +178,5 @@ def _damaged(error: Exception, path: Path) -> DataError:
         return DataError("no such archive", path)
     if path.is_dir():
         return DataError(f"cannot be read: {error}", path)
-    return DataError(f"cannot be read as an archive: it was cut short or is damaged ({error}); get it again", path)
+    what = str(error).partition("\n")[0].rstrip(":")  # tarfile lists on further lines all that it has tried
+    return DataError(f"cannot be read as an archive: it was cut short or is damaged ({what}); get it again", path)
