@@ -27,7 +27,7 @@ _GROUPS = ((0, 1, 2), (3, 4, 5), (6, 7, 8, 9))
 _WITHIN_GROUP = 0.7
 _TEST_SHARE = 4
 """Every fourth handwriting of a digit is for testing."""
-_NOISE = 0.3
+_NOISE = 0.2
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _make_split(name: str, count: int, handwritings: list[np.ndarray], random: n
         for digit, quarter in zip(digits[picture, : how_many[picture]], quarters[picture], strict=False):
             written = handwritings[digit][int(random.random() * len(handwritings[digit]))]
             top, left = (random.random(2) * (_CELL - _DIGIT + 1)).astype(int) + _CELL * np.array(divmod(quarter, 2))
-            colour = 0.4 + 0.6 * random.random(CHANNELS)
+            colour = 0.45 + 0.55 * random.random(CHANNELS)
             here = pixels[picture, top : top + _DIGIT, left : left + _DIGIT]
             here += written[..., None] * (colour - here)
             pairs.append((picture, int(digit)))
@@ -104,7 +104,7 @@ def _draw_digits(count: int, random: np.random.Generator) -> np.ndarray:
 
 def _ground(count: int, random: np.random.Generator) -> np.ndarray:
     """A colour from one side to another, dark enough for digits to be seen."""
-    ends = 0.5 * random.random((count, 2, 1, 1, CHANNELS), dtype=np.float32)
+    ends = 0.4 * random.random((count, 2, 1, 1, CHANNELS), dtype=np.float32)
     ramp = np.linspace(0, 1, SIDE, dtype=np.float32)[:, None]
     return np.asarray(ends[:, 0] * (1 - ramp[None, :, :, None]) + ends[:, 1] * ramp[None, :, :, None]) + np.zeros(
         (1, SIDE, SIDE, CHANNELS), dtype=np.float32
