@@ -61,6 +61,13 @@ def test_check_compares_with_what_was_published(run, tmp_path: Path) -> None:  #
     assert [line.split("│")[4].strip() for line in lines] == ["differs", "differs", "ok", "differs"]
 
 
+def test_check_lists_broken_pictures(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_files(tmp_path / "voc2012", voc() | {"VOCdevkit/VOC2012/JPEGImages/000001.jpg": b"no picture"})
+    result = run("check", "voc2012")
+    assert result.exit_code == 1
+    assert "1 of 3 pictures left out: VOCdevkit/VOC2012/JPEGImages/000001.jpg cannot be decoded" in result.stdout
+
+
 @pytest.mark.parametrize(("name", "message"), [("mosaics", "made on the spot"), ("voc2007", "cannot be downloaded")])
 def test_fetch_says_what_to_do(run, name: str, message: str) -> None:  # type: ignore[no-untyped-def]
     assert message in str(run("fetch", name).exception)

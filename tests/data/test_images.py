@@ -5,6 +5,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from fedalc.data import Dataset, ImageOptions, Images, Split
+from fedalc.data.clients import hold_out
 from fedalc.errors import ConfigError, DataError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
@@ -82,6 +83,12 @@ def test_a_dataset_of_them(images: Images) -> None:
     with pytest.raises(DataError, match="train has 48 features, test has 27"):
         small = Images(PIXELS[:2, :3, :3].copy(), NAMES[:2])
         Dataset("set", dataset.train, Split(small, csr_matrix((2, 2))), ("x", "y"))
+
+
+def test_a_share_can_be_held_out(images: Images) -> None:
+    train, held = hold_out(_dataset(images), 0.25, seed=1)
+    assert held is not None and (len(train), len(held)) == (3, 1)
+    assert sorted(train.features.names + held.features.names) == NAMES[:4]
 
 
 def test_the_fingerprint_is_of_the_pixels_and_their_order_alone(images: Images) -> None:

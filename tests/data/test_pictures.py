@@ -197,6 +197,14 @@ def test_a_picture_that_is_put_right_is_used(folder: Path) -> None:
     assert small_copies(Place(folder), NAMES, 4)[1].all()
 
 
+def test_a_refused_picture_leaves_no_thread_behind(tmp_path: Path) -> None:
+    files = {f"{at:02d}.jpg": picture() if at else b"no picture" for at in range(40)}
+    place = Place(pack(tmp_path / "x.tar.gz", files))
+    with pytest.raises(DataError) as raised:
+        small_copies(place, list(files), 4, threads=2)
+    assert raised.traceback and not [each for each in threading.enumerate() if each.name.startswith("decode")]
+
+
 def test_many_missing_pictures_are_counted(folder: Path) -> None:
     with pytest.raises(DataError, match=r"w\.jpg is not there, nor are 1 others"):
         small_copies(Place(folder), [*NAMES, "w.jpg", "x.jpg"], 4)

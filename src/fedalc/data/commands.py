@@ -40,6 +40,7 @@ def list_(data_dir: DataDir = None) -> None:
     console = Console()
     console.print(table)
     console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
+    console.print("packed: there is an archive, which has not been looked into", highlight=False)
 
 
 def _numbers(entry: Entry) -> list[str]:
@@ -95,14 +96,25 @@ def info(name: Name, data_dir: DataDir = None) -> None:
 @app.command()
 def check(name: Name, data_dir: DataDir = None) -> None:
     """Read a dataset and compare it with what it should be. Exits with 1 where it differs."""
-    from fedalc.data import load_dataset
+    from rich.progress import Progress
+
+    from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog import entry as find
     from fedalc.data.check import check as compare
     from fedalc.data.check import check_files
     from fedalc.data.load import dataset_dir
 
     entry = find(name)
-    dataset = load_dataset(entry.name, data_dir)
+    console = Console(highlight=False, soft_wrap=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("pictures", total=None, visible=entry.images is not None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        # What is broken is listed, and missing in the counts.
+        options = ImageOptions(broken="skip", progress=show, tell=console.print)
+        dataset = load_dataset(entry.name, data_dir, images=options)
     checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
     if not checks:
         raise DataError(f"{entry.name}: there is nothing to check it against")

@@ -88,7 +88,10 @@ def kept_copies(key: str, count: int, size: int, make: Callable[[Writer], None],
         part = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f"{entry.name}.", suffix=".part"))
         try:
             _fill(part, count, size, make)
-            part.replace(entry)
+            try:
+                part.replace(entry)
+            except OSError as error:  # something is in its place that could not be cleared away
+                raise DataError(f"cannot be replaced ({error.strerror}): remove it", entry) from None
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise

@@ -15,7 +15,7 @@ import contextlib
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -67,7 +67,7 @@ def small_copies(
         raise DataError("a picture is asked for twice", place.path)
 
     def make(writer: Writer) -> None:
-        _make(place, wanted, size, broken, writer, progress, threads or os.cpu_count() or 1)
+        _make(place, wanted, size, broken, writer, progress, threads or _processors())
 
     key = "\0".join((f"pictures {VERSION}", str(size), place.stamp(wanted), *wanted))
     copies = kept_copies(key, len(wanted), size, make, cache)
@@ -91,6 +91,11 @@ def small_copy(file: Path, size: int) -> np.ndarray:
     return np.frombuffer(made.pixels, dtype=np.uint8).reshape(size, size, CHANNELS).copy()
 
 
+def _processors() -> int:
+    """Those this process may use, which may be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def need_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
@@ -110,27 +115,29 @@ def _make(
     rows = {name: row for row, name in enumerate(names)}
     missing = set(rows)
 
-    def encoded() -> Iterator[tuple[int, bytes]]:
+    def encoded() -> Generator[tuple[int, bytes], None, None]:
         for file in place.files(names):
             missing.discard(file.name)
             yield rows[file.name], file.read(_LARGEST_FILE + 1)
 
-    for done, small in enumerate(_in_parallel(encoded(), size, threads), 1):
-        if small.broken and broken == "refuse":
-            raise _refused(names[small.row], small.broken, place.path)
-        if small.broken:
-            writer.note_broken(small.row, small.broken)
-        else:
-            writer.write(small.row, small.pixels, small.digest)
-        if progress is not None:
-            progress(done, len(names))
+    # Closed at once when something is refused: neither threads nor an open archive outlive the error.
+    with contextlib.closing(encoded()) as contents, contextlib.closing(_in_parallel(contents, size, threads)) as made:
+        for done, small in enumerate(made, 1):
+            if small.broken and broken == "refuse":
+                raise _refused(names[small.row], small.broken, place.path)
+            if small.broken:
+                writer.note_broken(small.row, small.broken)
+            else:
+                writer.write(small.row, small.pixels, small.digest)
+            if progress is not None:
+                progress(done, len(names))
     for name in sorted(missing):
         if broken == "refuse":
             raise _refused(name, _absent(len(missing)), place.path)
         writer.note_broken(rows[name], "is not there")
 
 
-def _in_parallel(encoded: Iterator[tuple[int, bytes]], size: int, threads: int) -> Iterator[Small]:
+def _in_parallel(encoded: Iterator[tuple[int, bytes]], size: int, threads: int) -> Generator[Small, None, None]:
     """Decoded in the order of arrival. As many are under way as keep every thread busy, and no more are read."""
     waiting: deque[Future[Small]] = deque()
     with ThreadPoolExecutor(threads, "decode") as pool:
