@@ -30,10 +30,17 @@ def test_a_name_like_none_gets_them_all() -> None:
 def test_every_entry_says_how_to_get_it(entry: catalog.Entry) -> None:
     assert entry.how_to_get
     assert set(entry.sha256) <= set(entry.files)
-    if entry.name != "demo":
+    if not entry.is_embedded:
         assert entry.page.startswith("http")
-        assert f"<data folder>/{entry.name}/" in entry.how_to_get
+        assert f"<data folder>/{entry.folder}/" in entry.how_to_get
         assert all(name in entry.how_to_get for name in entry.files)
+
+
+def test_what_is_embedded_and_what_shares_a_folder() -> None:
+    assert [entry.name for entry in catalog.ENTRIES if entry.is_embedded] == ["demo", "mosaics"]
+    shared = {entry.name: entry.folder for entry in catalog.ENTRIES if entry.folder != entry.name}
+    assert shared == {"voc2012-leaking": "voc2012", "coco-val2017": "coco", "flair-fine": "flair"}
+    assert "LEAKING" in catalog.entry("voc2012-leaking").title
 
 
 @pytest.mark.parametrize("entry", CONSISTENT, ids=lambda entry: entry.name)

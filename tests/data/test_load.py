@@ -179,7 +179,8 @@ def test_real_datasets_are_as_the_catalog_says(name: str) -> None:
 
 def test_importing_the_package_is_light() -> None:
     code = (
-        "import sys, fedalc.data.load, fedalc.data.fetch; print([m for m in ('torch', 'sklearn') if m in sys.modules])"
+        "import sys, fedalc.data.load, fedalc.data.fetch\n"
+        "print([m for m in ('torch', 'sklearn', 'PIL') if m in sys.modules])"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,22 +69,23 @@ def _key(path: Path, parser: str, options: str) -> str:
 
 
 def _store(parsed: Parsed, place: Path) -> None:
+    arrays = {
+        f"{part}_{array}": getattr(matrix, array)
+        for part, matrix in (("features", parsed.split.features), ("labels", parsed.split.labels))
+        for array in ("data", "indices", "indptr", "shape")
+    }
+    store_arrays(
+        place, {"feature_names": packed(parsed.feature_names), "label_names": packed(parsed.label_names), **arrays}
+    )
+
+
+def store_arrays(place: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Written beside its place and then moved there: another process sees all of it or nothing."""
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f"{place.stem[:16]}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            arrays = {
-                f"{part}_{array}": getattr(matrix, array)
-                for part, matrix in (("features", parsed.split.features), ("labels", parsed.split.labels))
-                for array in ("data", "indices", "indptr", "shape")
-            }
-            np.savez(
-                file,
-                feature_names=_packed(parsed.feature_names),
-                label_names=_packed(parsed.label_names),
-                **arrays,
-            )
+            np.savez(file, **arrays)  # type: ignore[arg-type]
         Path(temporary).replace(place)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -103,14 +104,14 @@ def _load(place: Path) -> Parsed:
         )
         for matrix in (features, labels):
             matrix.check_format(full_check=True)
-        return Parsed(Split(features, labels), _unpacked(arrays["feature_names"]), _unpacked(arrays["label_names"]))
+        return Parsed(Split(features, labels), unpacked(arrays["feature_names"]), unpacked(arrays["label_names"]))
 
 
-def _packed(names: tuple[str, ...]) -> np.ndarray:
+def packed(names: tuple[str, ...]) -> np.ndarray:
     """Names as bytes with a separator: numpy's own strings would pad each one to the longest."""
     return np.frombuffer("\0".join(names).encode("utf-8", errors="surrogateescape"), dtype=np.uint8)
 
 
-def _unpacked(packed: np.ndarray) -> tuple[str, ...]:
-    text = packed.tobytes().decode("utf-8", errors="surrogateescape")
+def unpacked(joined: np.ndarray) -> tuple[str, ...]:
+    text = joined.tobytes().decode("utf-8", errors="surrogateescape")
     return tuple(text.split("\0")) if text else ()

@@ -3,61 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from fedalc.data.entries import Download, Entry, ImageSet, Statistics
+from fedalc.data.picture_entries import PICTURES
 from fedalc.errors import ConfigError
+
+__all__ = ["ENTRIES", "Download", "Entry", "ImageSet", "Statistics", "entry", "is_known"]
 
 _XML_REPOSITORY = "http://manikvarma.org/downloads/XC/XMLRepository.html"
 _MULAN = "http://mulan.sourceforge.net/datasets-mlc.html"
 _EURLEX57K = "https://archive.org/details/EURLEX57K"
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Published numbers. The two averages are over all splits together, or over train alone."""
-
-    train: int
-    test: int
-    features: int
-    labels: int
-    instances_per_label: float
-    labels_per_instance: float
-    validation: int | None = None
-    averages_over_train: bool = False
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file that can be had without a browser."""
-
-    url: str
-    file_name: str
-    sha256: str | None = None
-    size: int | None = None
-    unpack: bool = False
-    """Whether it is an archive, whose files go into the dataset's folder."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    name: str
-    title: str
-    statistics: Statistics | None
-    page: str
-    """Where its makers offer it."""
-    files: tuple[str, ...]
-    """What its folder should hold. Each may be compressed too, with `.gz` or `.bz2` at the end of its name."""
-    how_to_get: str
-    """For a person, where there is no direct download."""
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    """Per file name: the checksum of its uncompressed content."""
-    downloads: tuple[Download, ...] = ()
-    note: str = ""
-    propensity: tuple[float, float] = (0.55, 1.5)
-    """A and B of the propensity model, for propensity-scored metrics."""
-    label_prefix: str | None = None
-    """What the labels' names begin with, where the format does not say which attributes are labels."""
 
 
 def _from_xml_repository(folder: str, train: str, test: str) -> str:
@@ -68,7 +23,7 @@ def _from_xml_repository(folder: str, train: str, test: str) -> str:
     )
 
 
-ENTRIES: tuple[Entry, ...] = (
+_TEXTS: tuple[Entry, ...] = (
     Entry(
         name="demo",
         title="Demo: made-up texts with 79 labels in 12 groups",
@@ -170,6 +125,8 @@ ENTRIES: tuple[Entry, ...] = (
         propensity=(0.5, 0.4),
     ),
 )
+
+ENTRIES: tuple[Entry, ...] = _TEXTS + PICTURES
 
 _BY_NAME = {entry.name: entry for entry in ENTRIES}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedalc.data._stream import LineReader
-from fedalc.data.catalog import Entry
+from fedalc.data.catalog import Entry, ImageSet
 from fedalc.data.dataset import Dataset
 
 _ROUNDING = 0.0051
@@ -23,6 +23,8 @@ class Check(NamedTuple):
 
 def check(dataset: Dataset, entry: Entry) -> list[Check]:
     """The dataset's statistics beside the published ones. Nothing to compare with is an empty list."""
+    if entry.images is not None:
+        return _check_pictures(dataset, entry.images)
     expected = entry.statistics
     if expected is None:
         return []
@@ -43,9 +45,32 @@ def check(dataset: Dataset, entry: Entry) -> list[Check]:
         ("instances per label", expected.instances_per_label, marks / max(dataset.label_count, 1)),
         ("labels per instance", expected.labels_per_instance, marks / max(instances, 1)),
     ]
-    return [Check(what, wanted, found, wanted == found) for what, wanted, found in counts] + [
-        Check(what, wanted, round(found, 2), abs(wanted - found) < _ROUNDING) for what, wanted, found in averages
+    return [_same(*line) for line in counts] + [_about(*line) for line in averages]
+
+
+def _check_pictures(dataset: Dataset, expected: ImageSet) -> list[Check]:
+    """The size of the copies is the user's choice, so features are not compared."""
+    splits = [split for split in (dataset.train, dataset.test, dataset.validation) if split is not None]
+    checks = [
+        _same("train instances", expected.train, len(dataset.train)),
+        _same("test instances", expected.test, len(dataset.test)),
+        _same("labels", expected.labels, dataset.label_count),
     ]
+    if expected.validation is not None or dataset.validation is not None:
+        found = 0 if dataset.validation is None else len(dataset.validation)
+        checks.insert(2, _same("validation instances", expected.validation or 0, found))
+    if expected.labels_per_instance is not None:
+        average = sum(int(split.labels.nnz) for split in splits) / sum(map(len, splits))
+        checks.append(_about("labels per instance", expected.labels_per_instance, average))
+    return checks
+
+
+def _same(what: str, wanted: int, found: int) -> Check:
+    return Check(what, wanted, found, wanted == found)
+
+
+def _about(what: str, wanted: float, found: float) -> Check:
+    return Check(what, wanted, round(found, 2), abs(wanted - found) < _ROUNDING)
 
 
 def check_files(folder: Path, entry: Entry) -> list[Check]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
 from fedalc.errors import DataError
+
+if TYPE_CHECKING:
+    from fedalc.data.catalog import Entry
 
 app = typer.Typer(help="Datasets: list, info, check, fetch.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -21,26 +24,33 @@ DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default
 def list_(data_dir: DataDir = None) -> None:
     """The datasets known by name, and which of them are here."""
     from fedalc.data.catalog import ENTRIES
-    from fedalc.data.load import data_root, dataset_dir
+    from fedalc.data.load import data_root, presence
 
-    table = Table(Column("name", no_wrap=True), "train", "test", "features", "labels", "per instance", "here")
+    table = Table(
+        Column("name", no_wrap=True),
+        "train",
+        "test",
+        "features",
+        "labels",
+        "per instance",
+        Column("here", no_wrap=True),
+    )
     for entry in ENTRIES:
-        s = entry.statistics
-        here = "embedded" if entry.name == "demo" else "yes" if _is_here(dataset_dir(entry, data_dir)) else "no"
-        numbers = [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] if s else ["-"] * 4
-        table.add_row(entry.name, *numbers, f"{s.labels_per_instance:.2f}" if s else "-", here)
+        table.add_row(entry.name, *_numbers(entry), presence(entry, data_dir))
     console = Console()
     console.print(table)
     console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
+    console.print("packed: there is an archive, which has not been looked into", highlight=False)
 
 
-def _is_here(folder: Path) -> bool:
-    from fedalc.data.load import find_split_files
-
-    try:
-        return folder.is_dir() and bool(find_split_files(folder))
-    except DataError:
-        return False
+def _numbers(entry: Entry) -> list[str]:
+    s, p = entry.statistics, entry.images
+    if s is not None:
+        return [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] + [f"{s.labels_per_instance:.2f}"]
+    if p is not None:
+        average = "-" if p.labels_per_instance is None else f"{p.labels_per_instance:.2f}"
+        return [f"{p.train:,}", f"{p.test:,}", "images", f"{p.labels:,}", average]
+    return ["-"] * 5
 
 
 @app.command()
@@ -60,6 +70,15 @@ def info(name: Name, data_dir: DataDir = None) -> None:
             + f", {s.features:,} features, {s.labels:,} labels, {s.instances_per_label} instances per label, "
             f"{s.labels_per_instance} labels per instance"
         )
+    p = entry.images
+    if p:
+        console.print(
+            f"  {p.train:,} train, {p.test:,} test"
+            + (f", {p.validation:,} validation" if p.validation else "")
+            + f", pictures, {p.labels:,} labels"
+            + (f", {p.labels_per_instance} labels per instance" if p.labels_per_instance else "")
+            + f"; in {dataset_dir(entry, data_dir)}"
+        )
     if entry.note:
         console.print(f"  {entry.note}")
     if entry.files:
@@ -77,14 +96,25 @@ def info(name: Name, data_dir: DataDir = None) -> None:
 @app.command()
 def check(name: Name, data_dir: DataDir = None) -> None:
     """Read a dataset and compare it with what it should be. Exits with 1 where it differs."""
-    from fedalc.data import load_dataset
+    from rich.progress import Progress
+
+    from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog import entry as find
     from fedalc.data.check import check as compare
     from fedalc.data.check import check_files
     from fedalc.data.load import dataset_dir
 
     entry = find(name)
-    dataset = load_dataset(entry.name, data_dir)
+    console = Console(highlight=False, soft_wrap=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("pictures", total=None, visible=entry.images is not None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        # What is broken is listed, and missing in the counts.
+        options = ImageOptions(broken="skip", progress=show, tell=console.print)
+        dataset = load_dataset(entry.name, data_dir, images=options)
     checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
     if not checks:
         raise DataError(f"{entry.name}: there is nothing to check it against")

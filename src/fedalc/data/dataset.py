@@ -1,39 +1,41 @@
-"""What a dataset is once it has been read: sparse features, sparse label sets, and the labels' names."""
+"""What a dataset is once it has been read: sparse features or pictures, sparse label sets, and the labels' names."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.data.images import Images
 from fedalc.errors import DataError
+
+Features: TypeAlias = Any
+"""A csr_matrix or Images. (Not written as a union: text code, which never sees Images, takes it for a csr_matrix.)"""
 
 
 @dataclass(frozen=True)
 class Split:
     """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty.
 
-    Whatever sparse form and number type they come in, they are brought into this one here.
+    Whatever sparse form and number type they come in, they are brought into this one here. `Images` stay as they are.
     """
 
-    features: csr_matrix
+    features: Features
     labels: csr_matrix
 
     def __post_init__(self) -> None:
         if self.features.shape[0] != self.labels.shape[0]:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
-        features = csr_matrix(self.features, dtype=np.float32)
-        if not np.isfinite(features.data).all():
-            raise DataError("a feature's value is not a finite number")
+        object.__setattr__(self, "features", _checked(self.features))
         labels = csr_matrix(self.labels, dtype=np.float32)
         if not (labels.data == 1).all():
             labels = labels.copy()
             labels.eliminate_zeros()
             labels.data[:] = 1
-        object.__setattr__(self, "features", features)
         object.__setattr__(self, "labels", labels)
 
     def __len__(self) -> int:
@@ -46,13 +48,17 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own."""
+    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own.
+
+    `users` says whose each training instance is, where a dataset knows: another way to form clients.
+    """
 
     name: str
     train: Split
     test: Split
     label_names: tuple[str, ...]
     validation: Split | None = None
+    users: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for part, split in (("train", self.train), ("test", self.test), ("validation", self.validation)):
@@ -72,6 +78,10 @@ class Dataset:
             raise DataError(
                 f"dataset {self.name}: {len(self.label_names)} label names for {self.train.labels.shape[1]} labels"
             )
+        if self.users is not None and len(self.users) != len(self.train):
+            raise DataError(
+                f"dataset {self.name}: {len(self.users)} users' names for {len(self.train)} training instances"
+            )
 
     @property
     def feature_count(self) -> int:
@@ -86,8 +96,27 @@ class Dataset:
         """Tells whether two datasets are the same, without keeping either."""
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.validation):
-            for matrix in () if split is None else (split.features, split.labels):
-                digest.update(repr(matrix.shape).encode())
-                for array in (matrix.indptr, matrix.indices, matrix.data):
-                    digest.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).data)
+            if split is not None:
+                _update(digest, split.features)
+                _update(digest, split.labels)
+        if self.users is not None:
+            digest.update("\0".join(self.users).encode())
         return digest.hexdigest()
+
+
+def _checked(features: Features) -> Features:
+    if isinstance(features, Images):
+        return features
+    features = csr_matrix(features, dtype=np.float32)
+    if not np.isfinite(features.data).all():
+        raise DataError("a feature's value is not a finite number")
+    return features
+
+
+def _update(digest: hashlib._Hash, content: Features) -> None:
+    if isinstance(content, Images):
+        digest.update(content.fingerprint)
+        return
+    digest.update(repr(content.shape).encode())
+    for array in (content.indptr, content.indices, content.data):
+        digest.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).data)

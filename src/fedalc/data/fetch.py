@@ -35,7 +35,7 @@ def fetch(entry: Entry, data_dir: Path | str | None = None, progress: Progress |
     folder = dataset_dir(entry, data_dir)
     if is_complete(entry, folder):
         return folder
-    if not entry.files:
+    if entry.is_embedded:
         raise DataError(f"{entry.name} needs no files: it is made on the spot")
     if not entry.downloads:
         raise DataError(f"{entry.name} cannot be downloaded directly. {entry.how_to_get} The page: {entry.page}")

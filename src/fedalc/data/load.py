@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 from fedalc.data import arff, catalog, xmlc
 from fedalc.data._arff_header import LabelRule, find_labels_file
@@ -14,6 +15,9 @@ from fedalc.data.cache import Parsed, cached
 from fedalc.data.catalog import Entry
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.demo import make_demo
+from fedalc.data.images import ImageOptions
+from fedalc.data.load_pictures import load_pictures, pictures_at
+from fedalc.data.mosaics import make_mosaics
 from fedalc.errors import DataError
 
 _SPLIT_FILE = re.compile(r".*?(train|test|dev|valid|validation)\.(?:txt|arff)(?:\.gz|\.bz2)?", re.IGNORECASE)
@@ -21,23 +25,33 @@ _SPLIT_OF = {"train": "train", "test": "test", "dev": "validation", "valid": "va
 _LABEL_FILES = ("labels.txt", "labels.txt.gz", "labels.txt.bz2")
 
 
-def load_dataset(name_or_path: str | Path, data_dir: Path | str | None = None, cache: bool = True) -> Dataset:
+def load_dataset(
+    name_or_path: str | Path,
+    data_dir: Path | str | None = None,
+    cache: bool = True,
+    images: ImageOptions | None = None,
+) -> Dataset:
     """A dataset of the catalog by its name, or the one in a folder.
 
     A known name is looked for in the folder of that name in `data_dir`, or else in $FEDALC_DATA, or else in ./data.
     A folder should hold a train and a test file (and perhaps one for validation) in either format, and may hold the
-    labels' names in `labels.txt`. What was parsed is kept in the cache unless `cache` is false.
+    labels' names in `labels.txt`. What was parsed is kept in the cache unless `cache` is false. `images` says how
+    pictures are read, and means nothing to other datasets.
     """
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
         entry = catalog.entry(name_or_path)
         if entry.name == "demo":
             return make_demo()
+        if entry.name == "mosaics":
+            return make_mosaics()
         folder = dataset_dir(entry, data_dir)
         if not folder.is_dir():
             raise DataError(
                 f"dataset {entry.name!r} is not here: looked for the folder {folder}. "
                 f"`fedalc data info {entry.name}` says where to get it"
             )
+        if entry.images is not None:
+            return load_pictures(entry.name, entry.images, folder, images or ImageOptions(), cache)
         return _load_folder(folder, entry.name, LabelRule(prefix=entry.label_prefix), cache)
     folder = Path(name_or_path)
     if folder.is_dir():
@@ -57,7 +71,20 @@ def data_root(data_dir: Path | str | None = None) -> Path:
 
 def dataset_dir(entry: Entry, data_dir: Path | str | None = None) -> Path:
     """Where the files of a dataset of the catalog belong."""
-    return data_root(data_dir) / entry.name
+    return data_root(data_dir) / entry.folder
+
+
+def presence(entry: Entry, data_dir: Path | str | None = None) -> Literal["embedded", "yes", "packed", "no"]:
+    """Whether a dataset's files are where they belong, without reading them. An archive is not looked into."""
+    if entry.is_embedded:
+        return "embedded"
+    folder = dataset_dir(entry, data_dir)
+    if entry.images is not None:
+        return pictures_at(entry.images, folder)
+    try:
+        return "yes" if folder.is_dir() and find_split_files(folder) else "no"
+    except DataError:
+        return "no"
 
 
 def load_file(

@@ -1,0 +1,149 @@
+"""Small copies of pictures in the cache: a file of pixels, and an index beside it.
+
+An entry is a folder. It is made under another name and takes its own in one step, so that whatever stands under an
+entry's name is whole. One process makes an entry while others wait for it; what a killed one left is cleared away by
+the next, which can tell by the lock that nobody is at work. Where the cache cannot be written, copies go into a
+temporary file that has no name and ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from fedalc.data.cache import cache_dir
+from fedalc.data.images import CHANNELS, DIGEST_BYTES
+from fedalc.errors import DataError
+
+_FORMAT = 1
+"""Raise it when the layout of an entry changes."""
+_PIXELS, _INDEX = "pixels.u8", "index.npz"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Row i is picture i; that of a broken one is black. `broken` says what is wrong with which."""
+
+    pixels: np.ndarray
+    digests: np.ndarray
+    broken: dict[int, str]
+
+
+class Writer:
+    """Takes copies in any order. Rows that are never written take no room on most disks."""
+
+    def __init__(self, file: BinaryIO, count: int, size: int) -> None:
+        self._file, self._row_bytes = file, size * size * CHANNELS
+        self._digests = np.zeros((count, DIGEST_BYTES), dtype=np.uint8)
+        self._broken: dict[int, str] = {}
+        file.truncate(count * self._row_bytes)
+
+    def write(self, row: int, pixels: bytes, digest: bytes) -> None:
+        if len(pixels) != self._row_bytes:
+            raise ValueError(f"a copy of {len(pixels)} bytes where {self._row_bytes} belong")
+        self._file.seek(row * self._row_bytes)
+        self._file.write(pixels)
+        self._digests[row] = np.frombuffer(digest, dtype=np.uint8)
+
+    def note_broken(self, row: int, why: str) -> None:
+        self._broken[row] = why
+
+    def write_index(self, file: Path) -> None:
+        # JSON has only strings for keys, so pairs it is.
+        broken = np.frombuffer(json.dumps(list(self._broken.items())).encode(), dtype=np.uint8)
+        np.savez(file, digests=self._digests, broken=broken)
+
+
+def kept_copies(key: str, count: int, size: int, make: Callable[[Writer], None], cache: bool = True) -> Copies:
+    """The copies under this key, made now if they are not there yet. `make` failing leaves nothing behind."""
+    try:
+        known = hashlib.sha256(f"{_FORMAT} {key}".encode(errors="surrogateescape")).hexdigest()
+        entry = cache_dir() / f"pictures-{known[:40]}"
+    except RuntimeError:  # a user without a home folder
+        cache = False
+    if not cache:
+        return _unnamed(count, size, make)
+    with contextlib.suppress(Exception):  # not there, or damaged in whatever way
+        return _open(entry, count, size)
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(entry)
+    except OSError:
+        return _unnamed(count, size, make)
+    with lock:
+        with contextlib.suppress(Exception):  # another process has made it while we waited
+            return _open(entry, count, size)
+        _clear(entry)
+        part = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f"{entry.name}.", suffix=".part"))
+        try:
+            _fill(part, count, size, make)
+            try:
+                part.replace(entry)
+            except OSError as error:  # something is in its place that could not be cleared away
+                raise DataError(f"cannot be replaced ({error.strerror}): remove it", entry) from None
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    return _open(entry, count, size)
+
+
+def _lock(entry: Path) -> BinaryIO:
+    """Held until closed, or until the process ends in whatever way."""
+    file = entry.with_name(f"{entry.name}.lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _clear(entry: Path) -> None:
+    """What stands in the way: a damaged entry, or what a killed process has begun."""
+    for leftover in (entry, *entry.parent.glob(f"{entry.name}.*.part")):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _fill(folder: Path, count: int, size: int, make: Callable[[Writer], None]) -> None:
+    try:
+        with (folder / _PIXELS).open("wb") as file:
+            writer = Writer(file, count, size)
+            make(writer)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave an index without its pixels
+        writer.write_index(folder / _INDEX)
+    except OSError as error:
+        raise DataError(
+            f"the small copies of the pictures cannot be written ({error.strerror or error}): they need "
+            f"{count * size * size * CHANNELS >> 20} MB. $FEDALC_CACHE says where they go",
+            folder.parent,
+        ) from None
+
+
+def _unnamed(count: int, size: int, make: Callable[[Writer], None]) -> Copies:
+    """The map holds on to the file after its folder is gone."""
+    with tempfile.TemporaryDirectory(prefix="fedalc-pictures-") as folder:
+        _fill(Path(folder), count, size, make)
+        return _open(Path(folder), count, size)
+
+
+def _open(folder: Path, count: int, size: int) -> Copies:
+    shape = (count, size, size, CHANNELS)
+    if (folder / _PIXELS).stat().st_size != count * size * size * CHANNELS:
+        raise DataError("has another size than its pictures", folder / _PIXELS)
+    with np.load(folder / _INDEX, allow_pickle=False) as index:
+        digests, broken = index["digests"], dict(json.loads(index["broken"].tobytes()))
+    if digests.shape != (count, DIGEST_BYTES):
+        raise DataError("does not fit its pixels", folder / _INDEX)
+    return Copies(np.memmap(folder / _PIXELS, dtype=np.uint8, mode="r", shape=shape), digests, broken)

@@ -1,0 +1,210 @@
+"""From picture files to the small copies that training sees, made once and kept in the cache.
+
+The rule: the picture is turned upright as its EXIF orientation says, its centre square is cut out (its side is the
+shorter side; an odd pixel more is left at the right or at the bottom), that is scaled to size × size with an
+antialiased bilinear filter, up or down, and brought to RGB, without transparency. A large JPEG is decoded at a half, a
+quarter or an eighth of its size as long as that leaves twice the pixels wanted.
+
+Several threads decode (Pillow lets go of Python's lock) while one reads files and writes copies. Only a few pictures
+are in memory at any time, whatever their number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedalc.data.copies import Copies, Writer, kept_copies
+from fedalc.data.images import CHANNELS, Images, Progress, picture_digest
+from fedalc.data.places import Place, safe_name
+from fedalc.errors import DataError, FedalcError
+
+VERSION = 1
+"""Raise it when the rule changes: copies made by another are not used then."""
+_LARGEST_FILE = 256 << 20
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""Pillow reads many more, some with the help of other programs: files from anywhere shall not reach those."""
+_NAMED_IN_A_NOTE = 10
+
+
+class Small(NamedTuple):
+    """A picture's copy, or why there is none."""
+
+    row: int
+    pixels: bytes = b""
+    digest: bytes = b""
+    broken: str = ""
+
+
+def small_copies(
+    place: Place,
+    names: Sequence[str],
+    size: int,
+    broken: Literal["refuse", "skip"] = "refuse",
+    *,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+    cache: bool = True,
+    threads: int | None = None,
+) -> tuple[Images, np.ndarray]:
+    """The pictures of these names, and a mask over the names that says which are among them.
+
+    A picture that is missing, is no picture or cannot be decoded is an error that names it; or, with `skip`, it is left
+    out, and `tell` is told which. Copies are found again by the place (path, size and time of what is there), the names
+    and the size.
+    """
+    need_pillow()
+    wanted = [safe_name(name, place.path) for name in names]
+    if len(set(wanted)) != len(wanted):
+        raise DataError("a picture is asked for twice", place.path)
+
+    def make(writer: Writer) -> None:
+        _make(place, wanted, size, broken, writer, progress, threads or _processors())
+
+    key = "\0".join((f"pictures {VERSION}", str(size), place.stamp(wanted), *wanted))
+    copies = kept_copies(key, len(wanted), size, make, cache)
+    _report(copies, wanted, place.path, broken, tell)
+    usable = np.ones(len(wanted), dtype=bool)
+    usable[list(copies.broken)] = False
+    if not usable.any():
+        raise DataError("none of its pictures can be used", place.path)
+    return Images(copies.pixels, wanted, copies.digests)[usable], usable
+
+
+def small_copy(file: Path, size: int) -> np.ndarray:
+    """One picture as training would see it: uint8 size×size×3."""
+    need_pillow()
+    try:
+        made = _shrink(0, file.read_bytes(), size)
+    except OSError as error:
+        raise DataError(f"cannot be opened: {error.strerror}", file) from None
+    if made.broken:
+        raise DataError(made.broken, file)
+    return np.frombuffer(made.pixels, dtype=np.uint8).reshape(size, size, CHANNELS).copy()
+
+
+def _processors() -> int:
+    """Those this process may use, which may be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def need_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise FedalcError('pictures need Pillow: pip install "fedalc[images]"') from None
+
+
+def _make(
+    place: Place,
+    names: Sequence[str],
+    size: int,
+    broken: str,
+    writer: Writer,
+    progress: Progress | None,
+    threads: int,
+) -> None:
+    rows = {name: row for row, name in enumerate(names)}
+    missing = set(rows)
+
+    def encoded() -> Generator[tuple[int, bytes], None, None]:
+        for file in place.files(names):
+            missing.discard(file.name)
+            yield rows[file.name], file.read(_LARGEST_FILE + 1)
+
+    # Closed at once when something is refused: neither threads nor an open archive outlive the error.
+    with contextlib.closing(encoded()) as contents, contextlib.closing(_in_parallel(contents, size, threads)) as made:
+        for done, small in enumerate(made, 1):
+            if small.broken and broken == "refuse":
+                raise _refused(names[small.row], small.broken, place.path)
+            if small.broken:
+                writer.note_broken(small.row, small.broken)
+            else:
+                writer.write(small.row, small.pixels, small.digest)
+            if progress is not None:
+                progress(done, len(names))
+    for name in sorted(missing):
+        if broken == "refuse":
+            raise _refused(name, _absent(len(missing)), place.path)
+        writer.note_broken(rows[name], "is not there")
+
+
+def _in_parallel(encoded: Iterator[tuple[int, bytes]], size: int, threads: int) -> Generator[Small, None, None]:
+    """Decoded in the order of arrival. As many are under way as keep every thread busy, and no more are read."""
+    waiting: deque[Future[Small]] = deque()
+    with ThreadPoolExecutor(threads, "decode") as pool:
+        try:
+            for row, content in encoded:
+                waiting.append(pool.submit(_shrink, row, content, size))
+                if len(waiting) > 4 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _shrink(row: int, content: bytes, size: int) -> Small:
+    if len(content) > _LARGEST_FILE:
+        return Small(row, broken=f"is larger than {_LARGEST_FILE >> 20} MB")
+    try:
+        pixels = _decode(content, size)
+    except Exception as error:  # Pillow's plugins raise whatever comes: all of it means a broken picture
+        return Small(row, broken=f"cannot be decoded ({str(error) or type(error).__name__})")
+    return Small(row, pixels, picture_digest(pixels))
+
+
+def _decode(content: bytes, size: int) -> bytes:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        opened: Any = Image.open(io.BytesIO(content), formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError("not a picture of a known format") from None
+    with opened as image:
+        # Pillow itself only warns up to twice its limit.
+        if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+            raise ValueError(f"{image.width}×{image.height} pixels are more than Pillow's limit")
+        image.draft("RGB", (2 * size, 2 * size))
+        image.load()
+        with contextlib.suppress(Exception):  # damaged EXIF data is no reason to lose the picture
+            ImageOps.exif_transpose(image, in_place=True)
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        small = image.convert("RGB").resize(
+            (size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
+        )
+        return bytes(small.tobytes())
+
+
+def _report(copies: Copies, names: Sequence[str], place: Path, broken: str, tell: Callable[[str], None] | None) -> None:
+    """What is broken was found now, or when the copies were made by somebody who skipped it."""
+    if not copies.broken:
+        return
+    row, why = next(iter(sorted(copies.broken.items())))
+    if broken == "refuse":
+        raise _refused(names[row], _absent(1) if why == "is not there" else why, place)
+    if tell is not None:
+        listed = [f"{names[row]} {why}" for row, why in sorted(copies.broken.items())]
+        more = len(listed) - _NAMED_IN_A_NOTE
+        tell(
+            f"{place}: {len(listed)} of {len(names)} pictures left out: {'; '.join(listed[:_NAMED_IN_A_NOTE])}"
+            + (f"; and {more} more" if more > 0 else "")
+        )
+
+
+def _absent(count: int) -> str:
+    return "is not there" if count == 1 else f"is not there, nor are {count - 1} others"
+
+
+def _refused(name: str, why: str, place: Path) -> DataError:
+    return DataError(f'{name} {why}. Get it again, or leave broken pictures out (images.broken = "skip")', place)
