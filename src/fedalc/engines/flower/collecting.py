@@ -15,7 +15,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedalc.collection.contests import settle
+from fedalc.collection.contests import listed, settle
 from fedalc.collection.joining import distinct, join, set_sizes
 from fedalc.collection.messages import Messages, byte_order, protocol_from
 from fedalc.collection.simulation import Collection
@@ -85,7 +85,7 @@ def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
         raise FedalcError("no party's label sets could be used")
-    joined = join([messages[node] for node in known], max_labels=max(1000, *(len(w.labels) for w in known.values())))
+    joined = join([messages[node] for node in known])
     for note in joined.notes:
         parties.say(f"label sets: {note}")
     column = {pseudonym.tobytes(): place for place, pseudonym in enumerate(joined.pseudonyms)}
@@ -112,7 +112,10 @@ def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
 
 def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int, Introduction]:
     """Those with as many features as most have."""
-    usual, _ = Counter(who.features for who in known.values()).most_common(1)[0]
+    (usual, often), *others = Counter(who.features for who in known.values()).most_common()
+    if others and others[0][1] == often:
+        said = listed([f"{who.client} ({who.features})" for who in known.values()])
+        raise FedalcError(f"the parties' data has different numbers of features, and none is the usual one: {said}")
     for who in known.values():
         if who.features != usual:
             parties.leave_out(0, who.client, f"its data has {who.features} features, most have {usual}")
@@ -196,10 +199,13 @@ def _roster(
 def _distinct_names(known: dict[int, Introduction]) -> dict[int, Introduction]:
     """Two that call themselves alike are told apart, so that neither speaks for the other."""
     often = Counter(who.client for who in known.values())
-    return {
-        node: who if often[who.client] == 1 else replace(who, client=f"{who.client[:40]} (node {node})"[:64])
+    if len(often) == len(known):
+        return known
+    apart = {
+        node: who if often[who.client] == 1 else replace(who, client=f"{who.client[:32]} (node {node})")
         for node, who in known.items()
     }
+    return _distinct_names(apart)  # one may have called itself as another is called now
 
 
 def _label_name(who: Introduction, place: int) -> str:

@@ -71,8 +71,9 @@ class NormScreen:
 
     def _judged(self, changes: list[Change], bound: float | None, accepted: list[float]) -> Iterator[Change | Refusal]:
         for change in changes:
-            if bound is not None and change.norm > bound:
-                yield change.party, f"a change of length {change.norm:.3g}, where at most {bound:.3g} is credible"
+            limit = math.inf if bound is None else bound
+            if change.norm > limit or not math.isfinite(change.norm):
+                yield change.party, f"a change of length {change.norm:.3g}, where at most {limit:.3g} is credible"
             else:
                 accepted.append(change.norm)
                 yield change
