@@ -19,7 +19,7 @@ from fedalc.engines.flower.roster import Roster
 from fedalc.errors import FedalcError
 
 LOG = "parties.jsonl"  # in the run folder: who was left out, when and why
-RESUME = "no finished round is lost: when they are back, go on with resume=true and the same run-folder"
+RESUME = "No finished round is lost: when they are back, go on with resume=true and the same run-folder"
 
 
 class TooFew(FedalcError):
