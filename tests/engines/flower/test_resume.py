@@ -189,7 +189,7 @@ def test_settings_that_were_altered_do_not_fit(stopped: Path, parties: Nodes) ->
 
 
 def test_more_parties_than_the_run_has_cannot_be_asked_for(stopped: Path, parties: Nodes) -> None:
-    with pytest.raises(TooFew, match="4 parties .* at least 5"):
+    with pytest.raises(TooFew, match=r"4 parties .* at least 5"):
         resume(stopped, parties, **{"num-parties": 5, "min-parties": 5})
 
 

@@ -5,7 +5,6 @@ The server sees pseudonyms of labels and keyed digests of instances, and joins t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +22,7 @@ from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.engines.flower.introductions import Introduction
 from fedalc.engines.flower.parties import Parties
-from fedalc.engines.flower.records import BadMessage, config, task, unpack
+from fedalc.engines.flower.records import BadMessage, config, read_json, task, unpack
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import DataError, FedalcError
 from fedalc.federated import planned_looks
@@ -140,10 +139,7 @@ def _label_sets(
 
 def _read_messages(content: RecordDict, who: Introduction) -> Messages:
     said = config(content, "sender", {"client": str, "protocol": str})
-    try:
-        protocol = protocol_from(json.loads(said["protocol"]))
-    except (json.JSONDecodeError, RecursionError):
-        raise BadMessage("its protocol cannot be read") from None
+    protocol = protocol_from(read_json(said["protocol"], "its protocol"))
     wanted = {
         "pseudonyms": ("uint8", (len(who.labels), len(who.labels[0]))),
         "digests": ("uint8", (None, protocol.digest_bytes)),

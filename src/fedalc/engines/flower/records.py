@@ -101,6 +101,13 @@ def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[t
     return found
 
 
+def read_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, or thousands of brackets
+        raise BadMessage(f"{what} cannot be read") from None
+
+
 def task(settings: Experiment, **more: Any) -> ConfigRecord:
     """What a party is asked to do, with the settings that concern it."""
     return ConfigRecord({"version": VERSION, "settings": _for_parties(settings), **more})
@@ -118,13 +125,11 @@ def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]
     said = config(content, "task", {"version": int, "settings": str, **more})
     if said["version"] != VERSION:
         raise BadMessage(f"messages of version {said['version']}, and this fedalc speaks version {VERSION}")
+    values = read_json(said["settings"], "the settings")
+    if not isinstance(values, dict):
+        raise BadMessage("the settings are not a table")
     try:
-        values = json.loads(said["settings"])
-        if not isinstance(values, dict):
-            raise BadMessage("the settings are not a table")
         return Experiment.model_validate(values | {"engine": "clients", "device": device}), said
-    except (json.JSONDecodeError, RecursionError):
-        raise BadMessage("the settings cannot be read") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
