@@ -107,9 +107,10 @@ class LocalGrid(Grid):
 def over_the_wire(message: Message) -> tuple[Message, int]:
     """The message as its receiver has it, and how many bytes it was in between."""
     written = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    size = sum(map(len, written.values()))  # now: reading takes the parts away
     copy = inflate_object_from_contents(message.object_id, written)
     assert isinstance(copy, Message)
-    return copy, sum(map(len, written.values()))
+    return copy, size
 
 
 def write_party(folder: Path, split: Split, labels: Iterable[int], names: Iterable[str]) -> Path:

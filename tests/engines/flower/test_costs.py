@@ -109,7 +109,7 @@ class Forgetful(LocalGrid):
                 copy.content["introduction"]["client"] = f"party {about['node']}"
             if "outcome" in copy.content:
                 copy.content["outcome"]["labels"] = about["labels"]
-            copy.metadata.reply_to_message_id = number
+            copy.metadata.__dict__["_reply_to_message_id"] = number
             replies.append(copy)
         return replies
 
