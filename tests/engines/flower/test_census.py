@@ -17,8 +17,10 @@ from fedalc.engines.flower.collecting import _distinct_names
 from fedalc.engines.flower.introductions import Introduction
 from fedalc.engines.flower.parties import Parties, Patience, TooFew
 from fedalc.engines.flower.roster import Roster
+from fedalc.engines.flower.strategy import hello
 from fedalc.engines.flower.training import load_census
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.resolution import experiment
 from tests.engines.flower.local_grid import LocalGrid, Tamper, write_party
 from tests.engines.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, notes, run
 
@@ -58,7 +60,7 @@ def test_a_label_that_two_claim_is_set_aside(
 
 def test_too_few_after_the_census_is_said_at_once(tmp_path: Path, parties: Nodes) -> None:
     same = LocalGrid({1: parties[9], 2: {**parties[9], "client": "again"}, 3: parties[55]})
-    config = {"num-parties": 3, "min-parties": 2, "wait": 1e9}
+    config = {"num-parties": 3, "min-parties": 2, "wait": 500.0}
     with pytest.raises(TooFew, match=r"1 parties .*min-parties"):
         run(same, tmp_path / "run", asked("fedavg", SETTINGS, **config))
 
@@ -245,9 +247,6 @@ def test_the_one_that_comes_in_the_last_moment_counts(parties: Nodes) -> None:
     grid = LocalGrid({1: {}, 9: parties[9]})
     grid.tampering[1] = lambda message, reply: None
     grid.script = {1: dict(parties)}
-    from fedalc.engines.flower.strategy import hello
-    from fedalc.resolution import experiment
-
     settings = experiment({"method": "fedavg", "engine": "flower"})
     patience = Patience(2, 2, for_parties=0.05, for_replies=0.1, pause=0.0)
     found = Parties(grid, patience, lambda: hello(settings, 0.0), say=lambda line: None).gather()

@@ -281,7 +281,7 @@ def test_strangers_are_turned_away_and_hold_up_nothing(tmp_path: Path, train: Sp
 
     grid.before_push = arrive
     grid.tampering[mute] = silent
-    found = run(grid, tmp_path / "run", asked("fedaws", SETTINGS, **{"round-timeout": 30.0}))
+    found = run(grid, tmp_path / "run", asked("fedaws", SETTINGS, **{"round-timeout": 60.0}))
     assert_same(found.model, expected("fedaws", SETTINGS, train, key, {}))
     said = [(party, why) for _, party, why in notes(tmp_path / "run")]
     assert len(said) == 3, "each is noted once"

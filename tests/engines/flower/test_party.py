@@ -13,24 +13,38 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedalc.collection.hashing import Hasher
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
 from fedalc.engines.flower.client_app import PARTY_ERROR
 from fedalc.engines.flower.client_app import app as client_app
-from fedalc.engines.flower.records import pack, task
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.engines.flower.collecting import take_census
+from fedalc.engines.flower.parties import Parties, Patience
+from fedalc.engines.flower.party import Party
+from fedalc.engines.flower.records import pack
+from fedalc.engines.flower.strategy import FlowerStrategy, hello
+from fedalc.engines.flower.training import load_census
+from fedalc.errors import FedalcError
+from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment
 from tests.engines.flower.local_grid import LocalGrid, over_the_wire
-from tests.engines.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, notes, overrides, run
+from tests.engines.flower.problem import (
+    NAMES,
+    OWNED,
+    SETTINGS,
+    Nodes,
+    asked,
+    in_round,
+    literal_twin,
+    notes,
+    overrides,
+    places,
+    run,
+)
 
 NODE = 7
-
-
-@pytest.fixture
-def grid(parties: Nodes) -> LocalGrid:
-    return LocalGrid(parties)
 
 
 def ask(config: dict[str, Any], kind: str, content: RecordDict) -> Message:
@@ -53,11 +67,6 @@ def train_message(parties: Nodes, method: str = "fedavg", settings: dict[str, An
     kind = "train.sums" if method == "fedalc-oneshot" else "train"
     grid.tampering[NODE] = in_round(1, keep, kind)
     experiment_settings = experiment({"method": method, "engine": "clients"}, overrides=overrides(settings))
-    from fedalc.engines.flower.collecting import take_census
-    from fedalc.engines.flower.parties import Parties, Patience
-    from fedalc.engines.flower.strategy import FlowerStrategy, hello
-    from fedalc.federated import FederatedTraining
-
     talk = Parties(grid, Patience(4, 1, 1.0, 1.0), lambda: hello(experiment_settings, 0.0), say=lambda line: None)
     census = take_census(talk, experiment_settings, 0.0)
     federated = FederatedTraining(
@@ -218,15 +227,11 @@ def test_a_server_cannot_have_a_plain_hash(parties: Nodes, honest: RecordDict, a
      ({"digest-bytes": 3}, "digest-bytes")],
 )  # fmt: skip
 def test_a_party_that_is_set_up_wrongly_says_so_in_its_log(parties: Nodes, config: dict[str, Any], why: str) -> None:
-    from fedalc.engines.flower.party import Party
-
-    with pytest.raises((ConfigError, FedalcError), match=why):
+    with pytest.raises(FedalcError, match=why):
         Party.from_node_config({k: v for k, v in (parties[NODE] | config).items() if v is not None})
 
 
 def every_byte(grid: LocalGrid, folder: Path) -> bytes:
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
     messages = [*grid.pushed, *grid.replies]
     sent = [part.deflate() for message in messages for part in get_all_nested_objects(message).values()]
     return b"".join([*sent, *(path.read_bytes() for path in folder.rglob("*") if path.is_file())])
@@ -268,10 +273,6 @@ def test_the_key_is_not_in_what_is_printed(
 
 
 def test_each_party_is_sent_its_own_rows_and_pseudonyms_only(whole: tuple[LocalGrid, Path], parties: Nodes) -> None:
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
-    from fedalc.engines.flower.training import load_census
-
     grid, folder = whole
     census = load_census(folder)
     assert census is not None
@@ -292,23 +293,17 @@ def test_each_party_is_sent_its_own_rows_and_pseudonyms_only(whole: tuple[LocalG
     assert seen >= 12
 
 
-def test_the_rows_that_are_sent_are_those_labels_rows(train: Split, parties: Nodes) -> None:
+def test_the_rows_that_are_sent_are_those_labels_rows(tmp_path: Path, train: Split, parties: Nodes) -> None:
     """Against W as the server starts with it."""
     sent: dict[int, np.ndarray] = {}
     grid = LocalGrid(parties)
     grid.keeps = True
     settings = experiment({"method": "fedavg", "engine": "clients"}, overrides=overrides(SETTINGS))
-    from tests.engines.flower.problem import literal_twin, places
-
     W = literal_twin(settings, train, parties[NODE]["key"]).model.W
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        run(grid, Path(folder) / "run", asked("fedavg", SETTINGS, **{"num-server-rounds": 1}))
+    run(grid, tmp_path / "run", asked("fedavg", SETTINGS, **{"num-server-rounds": 1}))
     for message in grid.pushed:
         if message.metadata.message_type == "train":
             rows = message.content["rows"]["rows"]
             sent[message.metadata.dst_node_id] = np.frombuffer(rows.data, "f4").reshape(rows.shape)
     for node, labels in OWNED.items():
         np.testing.assert_array_equal(sent[node], W[torch.from_numpy(places(parties[node]["key"], labels))].numpy())
-    assert task(settings)

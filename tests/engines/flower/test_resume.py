@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
+from safetensors.torch import load_file, save_file
 
 from fedalc.engines.flower import collecting
 from fedalc.engines.flower.parties import TooFew
@@ -207,8 +208,6 @@ def test_damage_is_said_to_be_damage(stopped: Path, parties: Nodes, part: str, d
     elif damage == "no facts":
         facts.unlink()
     else:
-        from safetensors.torch import load_file, save_file
-
         kept = {k: v for k, v in load_file(tensors).items() if k not in ("W", "roster.owner")}
         save_file(kept, tensors)
     with pytest.raises(FedalcError, match=r"damaged|missing|other data"):
