@@ -35,14 +35,23 @@ class Party:
     port: int | None = None
     any_app: bool = False
 
-    def check(self) -> None:
-        """Whatever can be found wrong before the server is called."""
+    def check(self) -> str:
+        """Whatever can be found wrong before the server is called; what the party holds, in words.
+
+        Data and key are read here as the party's app will read them for every message.
+        """
         require_flower()
         check_address(self.server)
         if self.certificate is not None:
             _check_certificate(self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
+        from fedalc.engines.flower.party import Party as Reading
+        from fedalc.runs import check_device
+
+        check_device(str(self.settings.get("device", "cpu")))
+        holding = Reading.from_node_config(self.settings).holding
+        return f"{self.settings['data']}: {len(holding.split):,} instances under {len(holding.names):,} labels"
 
     def command(self) -> list[str]:
         certificate = self.certificate
