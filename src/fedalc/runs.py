@@ -299,6 +299,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "selection": training.chosen,
         "collapse": own["collapse"],
         "clients": own["clients"],
+        "parties": own.get("parties"),  # how many, where they are machines of their own
         "labels": len(held),
         "labels_without_client": int((~held).sum()),
         "rounds_run": cost["rounds_run"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, merge, number_at, per_client, text, total_bytes, varies
 
 NAME = "report.html"
+PARTIES = "parties.jsonl"
+SHOWN = 30  # lines of who was left out
 EXPLAINED = (
     ("max_cosine", "largest cosine", "1: two labels have become one"),
     ("mean_cosine", "mean cosine", "1: all labels have become one"),
@@ -48,7 +51,9 @@ def write_page(folder: Path) -> Path:
         sentence=sentence(result, records),
         collapsed=row.collapsed,
         headline=_headline(result),
-        metrics=_metrics(result.get("metrics") or {}, selection.get("metrics") or {}),
+        metrics=_metrics(result.get("metrics") or {}, selection.get("metrics") or {}, 4 if by_parties(result) else 2),
+        measured="at the parties" if by_parties(result) else "test",
+        parties=read_left_out(folder / PARTIES) if result.get("parties") else None,
         validation=_validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),
@@ -84,10 +89,16 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     if result.get("centralised"):
         return _oracle_sentence(result, records)
     phases = {record.get("phase") for record in records}
+    clients, parties = text(result.get("clients")), result.get("parties")
     start = (
-        f"Method {text(result.get('method'))} with preset {text(result.get('preset'))} on dataset "
-        f"{text(result.get('dataset'))}: {text(result.get('clients'))} clients with one label each, "
-        f"engine {text(result.get('engine'))}, seed {text(result.get('seed'))}."
+        f"Method {text(result.get('method'))} with preset {text(result.get('preset'))}"
+        + ("" if parties else f" on dataset {text(result.get('dataset'))}")
+        + (
+            f": {clients} labels at {text(parties)} parties, "
+            if parties
+            else f": {clients} clients with one label each, "
+        )
+        + f"engine {text(result.get('engine'))}, seed {text(result.get('seed'))}."
     )
     rounds, selection = text(result.get("rounds")), result.get("selection")
     rounds += " round" if rounds == "1" else " rounds"
@@ -102,7 +113,32 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
         how = f"Round {text(selection.get('round'))} was best on validation data and was kept."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance, hence no client." if absent else ""
-    return f"{start} {how}{rest} {_looks_at_test(records)}"
+    looks = _looks_at_test(records)
+    if by_parties(result):
+        looks = (
+            "Measured by the parties, on what they keep out of training: the scores of their own labels. A party knows "
+            "no other label, so it cannot say how well they are told apart; see how far W has collapsed."
+        )
+    return f"{start} {how}{rest} {looks}"
+
+
+def by_parties(result: Result) -> bool:
+    """Whether what was measured was measured by parties of their own: not in percent, and no ranking."""
+    return any(name.startswith("party ") for name in result.get("metrics") or ())
+
+
+def read_left_out(path: Path) -> list[tuple[str, str, str]]:
+    """(round, party, what happened), the latest last; a line that cannot be read is passed over."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    found = []
+    for line in lines[-SHOWN:]:
+        with suppress(json.JSONDecodeError, TypeError, AttributeError, RecursionError):
+            record = json.loads(line)
+            why = f": {record['why']}" if record.get("why") else ""
+            found.append(
+                (text(record.get("round") or "–"), text(record.get("party")), text(f"{record.get('what')}{why}"))
+            )
+    return found
 
 
 def _looks_at_test(records: Sequence[Mapping[str, Any]]) -> str:
@@ -144,22 +180,29 @@ def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str 
 
 def _headline(result: Result) -> list[tuple[str, str]]:
     precision = number_at(result, "metrics", "P@1")
+    measured = ("P@1 on the test set", tables.fixed(precision, 1) + (" %" if precision is not None else ""))
+    if by_parties(result):
+        measured = ("mean score at the parties", tables.fixed(number_at(result, "metrics", "party score"), 3))
     headline = [
-        ("P@1 on the test set", tables.fixed(precision, 1) + (" %" if precision is not None else "")),
+        measured,
         ("largest cosine in W", tables.fixed(number_at(result, "collapse", "max_cosine"), 3)),
-        ("sent by each client", tables.human_bytes(per_client("bytes_up")(result))),
+        (f"sent by each {_sender(result)}", tables.human_bytes(per_client("bytes_up")(result))),
         ("training time", tables.human_seconds(number_at(result, "seconds"))),
     ]
     return [headline[0], headline[-1]] if result.get("centralised") else headline
 
 
-def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _sender(result: Result) -> str:
+    return "party" if result.get("parties") else "client"
+
+
+def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any], digits: int) -> list[tuple[str, str, str]]:
     names = list(test) + [name for key in validation if (name := key.removeprefix("validation ")) not in test]
     return [
         (
             text(name),
-            tables.fixed(number_at(test, name), 2),
-            tables.fixed(number_at(validation, f"validation {name}"), 2),
+            tables.fixed(number_at(test, name), digits),
+            tables.fixed(number_at(validation, f"validation {name}"), digits),
         )
         for name in names
     ]
@@ -178,16 +221,17 @@ def _collapse(result: Result) -> list[tuple[str, str, str]]:
 def _cost(result: Result) -> list[tuple[str, str]]:
     memory = number_at(result, "peak_memory_mb")
     run, kept = result.get("rounds_run"), result.get("rounds")
+    one, all_ = _sender(result), "parties" if result.get("parties") else "clients"
     cost = [
         (
             "rounds, choosing their number included" if result.get("selection") else "rounds",
             text(run if run is not None else kept),
         ),
-        ("sent by each client, on average", tables.human_bytes(per_client("bytes_up")(result))),
-        ("received by each client, on average", tables.human_bytes(per_client("bytes_down")(result))),
-        ("sent by all clients", tables.human_bytes(number_at(result, "bytes_up"))),
-        ("received by all clients", tables.human_bytes(number_at(result, "bytes_down"))),
-        ("both directions, all clients", tables.human_bytes(total_bytes(result))),
+        (f"sent by each {one}, on average", tables.human_bytes(per_client("bytes_up")(result))),
+        (f"received by each {one}, on average", tables.human_bytes(per_client("bytes_down")(result))),
+        (f"sent by all {all_}", tables.human_bytes(number_at(result, "bytes_up"))),
+        (f"received by all {all_}", tables.human_bytes(number_at(result, "bytes_down"))),
+        (f"both directions, all {all_}", tables.human_bytes(total_bytes(result))),
         ("training time", tables.human_seconds(number_at(result, "seconds"))),
         ("time of a round", tables.human_seconds(number_at(result, "seconds_per_round"))),
         ("peak memory", tables.human_bytes(None if memory is None else memory * 2**20)),

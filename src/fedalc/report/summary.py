@@ -93,10 +93,10 @@ def number_at(found: Any, *path: str) -> float | None:
 
 
 def per_client(key: str) -> Reader:
-    """A total of all clients, shared out evenly."""
+    """A total of all clients, shared out evenly; of parties, where there are some: one may be several clients."""
 
     def read(result: Result) -> float | None:
-        total, clients = number_at(result, key), number_at(result, "clients")
+        total, clients = number_at(result, key), number_at(result, "parties") or number_at(result, "clients")
         return None if total is None or not clients else total / clients
 
     return read
