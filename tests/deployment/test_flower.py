@@ -1,4 +1,4 @@
-"""How Flower is called: settings it reads as they were meant, an app without code, an environment that stays offline."""
+"""How Flower is called: settings it reads as they were meant, an app without code, no word to the outside."""
 
 from __future__ import annotations
 
@@ -21,12 +21,25 @@ from fedalc.deployment.supernode import why_refused
 from fedalc.engines.flower.run_config import DEFAULTS
 from fedalc.errors import FedalcError
 
-HARD = ["a b", "it's", 'say "x"', "both ' and \"", "back\\slash", "new\nline", "tab\t", "é λ 字", "x=1", "#", "\x7f", ""]
+HARD = [
+    "a b",
+    "it's",
+    'say "x"',
+    "both ' and \"",
+    "back\\slash",
+    "new\nline",
+    "tab\t",
+    "é λ 字",
+    "x=1",
+    "#",
+    "\x7f",
+    "",
+]
 
 
 @pytest.mark.parametrize("text", HARD)
 def test_flower_reads_settings_as_they_were_written(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "it's a \"node\".toml"
+    file = tmp_path / 'it\'s a "node".toml'
     values: dict[str, Any] = {"data": text, "share-names": True, "digest-bytes": 16, "wait": 0.5, "small": 1e-7}
     write_settings(file, values)
     assert parse_config_args([str(file)]) == values

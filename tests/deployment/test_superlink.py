@@ -59,12 +59,23 @@ def test_the_gate_answers_for_the_service() -> None:
     assert ask({"type": "lifespan"})[0]
 
 
-def test_flowers_own_service_gets_the_gate() -> None:
-    """What the launcher relies on: the service is made by `create_app`, looked up when it is needed."""
-    import flwr.superlink.cli.flower_superlink as command
+def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the moment in which it would listen."""
+    import sys
+
     import flwr.superlink.main as service
+    import uvicorn
     from flwr.superlink.routers.fleet.router import router
 
-    assert "from flwr.superlink.main import" in open(command.__file__).read()  # noqa: SIM115, PTH123
-    assert callable(service.create_app)
-    assert router.prefix == "/v1/fleet"
+    from fedalc.deployment import superlink
+
+    served: list[Any] = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: served.append(app))
+    monkeypatch.setattr(service, "create_app", service.create_app)  # to be put back afterwards
+    monkeypatch.setattr(sys, "argv", ["flower-superlink", "--insecure", "--port", "1"])
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    superlink.main()
+    assert served[0].user_middleware[0].cls is Gate
+    paths = {getattr(route, "path", "") for route in router.routes}
+    assert paths and all(is_allowed(scope(path, ELSEWHERE)) for path in paths), paths

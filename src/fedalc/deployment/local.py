@@ -101,9 +101,10 @@ class LocalDeployment:
         return process
 
     def _command(self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
-        """Each in the deployment's folder, so that nothing is written elsewhere."""
         command = [*python_module("fedalc.cli"), "deploy", *words]
-        return Process(name, command, self.folder / f"{name}.out", {**os.environ, **(environment or {})})
+        # One thread each: many processes share one machine here.
+        around = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
+        return Process(name, command, self.folder / f"{name}.out", around)
 
 
 def split_by_labels(train: Split, names: Sequence[str], parties: int) -> list[tuple[Split, list[str]]]:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from fedalc.errors import FedalcError
 
 _LOOK_EVERY = 0.1  # seconds
+_GONE_WITHIN = 5.0  # seconds from the kill until the system has done it
 
 
 class Process:
@@ -105,6 +106,9 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
         self._running.wait()
+        until = time.monotonic() + _GONE_WITHIN
+        while self.family() and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY / 10)
 
 
 def follow(process: Process, say: Callable[[str], None]) -> int:

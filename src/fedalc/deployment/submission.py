@@ -16,7 +16,7 @@ from fedalc.errors import FedalcError, Interrupted
 _LOST_AFTER = 15.0  # seconds without an answer from the server
 _ASK_EVERY = 2.0
 _LOOK_EVERY = 0.3
-_NOISE = ("Using SuperLink", "Starting logstream", "Start `flwr-serverapp`", "Successfully installed")
+_NOISE = ("Using SuperLink", "Starting logstream", "Start `flwr-serverapp`", "Successfully installed", "╭", "│", "╰")
 _SETTLED_WITHIN = 20.0  # seconds from the last word of a run until Flower says how it ended
 
 
