@@ -58,10 +58,6 @@ def wait_until(found: Callable[[], bool], process: Process) -> None:
     process.wait_for(found, PATIENCE, "there yet")
 
 
-def said_by(process: Process) -> str:
-    return process.log.read_text("utf-8", "replace")
-
-
 def options(folder: Path, *more: str) -> list[str]:
     words = ["--out", str(folder / "runs"), "--method", "fedalc", "--rounds", str(ROUNDS), "--parties", "3"]
     return [*words, "--set", "dtype=float64", "--held-out-share", "0", *more]
@@ -79,7 +75,7 @@ def test_a_party_that_is_not_registered_is_refused(deployment: LocalDeployment, 
     deployment.add_party("stranger", held, names, register=False)
     process = deployment.start_party("stranger", "--patience", "0", wait=False)
     assert run_to_its_end(process, lambda line: None, PATIENCE) == 2
-    assert "its node key is not registered" in said_by(process)
+    assert "its node key is not registered" in process.said()
     for party in PARTIES:
         deployment.wait_connected(party)
     status = deployment.state.flower.nodes()
@@ -90,18 +86,18 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
     """Killed in the second round with all its processes, and started again: the result is as if it had not been."""
     run_folder = deployment.folder / "runs" / "stopped"
     run = deployment.start_run(*options(deployment.folder), "--name", "stopped")
-    wait_until(lambda: f"round 1 of {ROUNDS}" in said_by(run), run)
+    wait_until(lambda: f"round 1 of {ROUNDS}" in run.said(), run)
     assert deployment.server is not None
     running = deployment.server.family()
     assert len(running) >= 4, "the command, the SuperLink, its SuperExec and the ServerApp"
     deployment.server.kill()
     assert not deployment.server.family()
     assert run_to_its_end(run, lambda line: None, PATIENCE) == 2
-    assert "--resume" in said_by(run)
+    assert "--resume" in run.said()
     deployment.start_server()
     again = deployment.start_run("--resume", str(run_folder))
-    assert run_to_its_end(again, lambda line: None, PATIENCE) == 0, said_by(again)
-    assert "going on after round" in said_by(again)
+    assert run_to_its_end(again, lambda line: None, PATIENCE) == 0, again.said()
+    assert "going on after round" in again.said()
     settings = read_settings(run_folder)
     assert settings.rounds == ROUNDS
     expected = in_one_process(settings, data.train, data.label_names, deployment.key)
@@ -115,11 +111,11 @@ def test_a_dead_party_and_a_poisoned_reply_are_left_out(deployment: LocalDeploym
     """`east` answers NaN in round 1; `north` is killed in round 2. The others finish, and it comes back by itself."""
     run_folder = deployment.folder / "runs" / "faults"
     (deployment.folder / "poison").write_text("1")
-    more = ["--min-parties", "1", "--round-timeout", "20"]
+    more = ["--min-parties", "1", "--round-timeout", "40"]
     run = deployment.start_run(*options(deployment.folder), *more, "--name", "faults")
-    wait_until(lambda: f"round 1 of {ROUNDS}" in said_by(run), run)
+    wait_until(lambda: f"round 1 of {ROUNDS}" in run.said(), run)
     deployment.parties["north"].kill()
-    assert run_to_its_end(run, lambda line: None, PATIENCE) == 0, said_by(run)
+    assert run_to_its_end(run, lambda line: None, PATIENCE) == 0, run.said()
     left_out = {(note["round"], note["party"]): str(note["why"]) for note in notes(run_folder)}
     assert set(left_out) >= {(1, "east"), (2, "north")}, left_out
     assert (1, "south") not in left_out and (2, "south") not in left_out and (2, "east") not in left_out
@@ -143,8 +139,8 @@ def test_code_that_the_server_brings_is_refused(deployment: LocalDeployment, tmp
     (app / "torch.py").write_text("raise SystemExit('taken over')\n")
     run = deployment.start_run(*options(deployment.folder), "--name", "foreign", "--app", str(app))
     south = deployment.parties["south"]
-    wait_until(lambda: "refused: the server sent an app" in said_by(south), south)
-    assert "'torch.py'" in said_by(south)
+    wait_until(lambda: "refused: the server sent an app" in south.said(), south)
+    assert "'torch.py'" in south.said()
     run.end()
     assert south.alive
 

@@ -9,12 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED
 from fedalc.errors import ConfigError, FedalcError
 
 app = typer.Typer(
-    help="Parties and a server on machines of their own, over Flower: certificates, node-key, server, register, nodes, "
-    "party, run.",
+    help="Parties and a server on machines of their own, over Flower. docs/deployment.md takes you through it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -195,7 +194,7 @@ def app_(folder: Annotated[Path, typer.Argument(help="a new folder")]) -> None:
 @app.command()
 def run(
     state: State = _SERVER_STATE,
-    method: Annotated[str | None, typer.Option(help=", ".join(METHODS))] = None,
+    method: Annotated[str | None, typer.Option(help=", ".join(FEDERATED))] = None,
     preset: Annotated[str | None, typer.Option(help="strong, paper, …")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="communication rounds (default: the preset's)")] = None,
     config: Annotated[Path | None, typer.Option(help="settings from a TOML file")] = None,

@@ -96,7 +96,8 @@ class LocalDeployment:
         process.wait_for(connected, _READY_WITHIN, "connected")
 
     def start_run(self, *options: str) -> Process:
-        process = self._command("run", ["run", "--state", str(self.state.folder), *options])
+        name = f"run-{len(self.runs) + 1}"
+        process = self._command(name, ["run", "--state", str(self.state.folder), *options])
         self.runs.append(process)
         return process
 

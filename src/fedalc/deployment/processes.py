@@ -34,7 +34,7 @@ class Process:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self._read_from = out.tell()
+            self._began_at = self._read_from = out.tell()
             self._running = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -85,8 +85,12 @@ class Process:
                 raise FedalcError(f"{self.name}: not {what} within {seconds:g} s; its log is {self.log}")
             time.sleep(_LOOK_EVERY)
 
+    def said(self) -> str:
+        """All it has written since it was started: the log may be older."""
+        return self.log.read_bytes()[self._began_at :].decode("utf-8", "replace")
+
     def tail(self, lines: int = 15) -> str:
-        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+        return "\n".join(self.said().splitlines()[-lines:])
 
     def end(self, patience: float = 15.0) -> None:
         """Asks it to end, waits, and makes sure of it and of everything it started. Can be called twice."""

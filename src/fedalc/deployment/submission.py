@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -53,7 +54,7 @@ def resumed(state: ServerState, run_folder: Path, changes: Mapping[str, Any]) ->
 def listen(state: ServerState, run: str, run_folder: Path, say: Callable[[str], None]) -> None:
     """Passes on what the run says until it is over. An end that is not a success is an error."""
     flower = state.flower
-    resume = f"fedalc deploy run --state {state.folder} --resume {run_folder}"
+    resume = shlex.join(["fedalc", "deploy", "run", "--state", str(state.folder), "--resume", str(run_folder)])
     try:
         with signals_interrupt():
             error = _follow_log(state, run, say)
