@@ -136,11 +136,11 @@ def test_a_killed_party_comes_back(deployment: LocalDeployment) -> None:
 def test_code_that_the_server_brings_is_refused(deployment: LocalDeployment, tmp_path: Path) -> None:
     app = tmp_path / "app"
     shutil.copytree(APP, app)
-    (app / "torch.py").write_text("raise SystemExit('taken over')\n")
+    (app / "extra.py").write_text("")
     run = deployment.start_run(*options(deployment.folder), "--name", "foreign", "--app", str(app))
     south = deployment.parties["south"]
-    wait_until(lambda: "refused: the server sent an app" in south.said(), south)
-    assert "'torch.py'" in south.said()
+    wait_until(lambda: "refused: the server sent an app" in south.said(), run)
+    assert "'extra.py'" in south.said()
     run.end()
     assert south.alive
 
