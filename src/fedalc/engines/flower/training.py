@@ -114,9 +114,15 @@ class PartyTraining(Training):
         self._save_if_due(force=True)  # parties may fail us in what follows, and the round is done
         model = self.federated.averaged_model()
         metrics = self._measured()
+        if len(self.dataset.test):
+            metrics = {f"test {name}": value for name, value in metrics.items()}
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
         record |= {"metrics": metrics, "collapse": collapse(model.W[self.federated.held])}
         self._evaluated(record | self.cost())
+
+    def finish(self, interrupt: Interrupt) -> tuple[TrainedModel, dict[str, Any]]:
+        trained, own = super().finish(interrupt)
+        return trained, own | {"parties": len(self.census.roster.parties)}
 
     def test(self, trained: TrainedModel) -> dict[str, float]:
         """Of the last round, which is the one that is kept."""
