@@ -18,7 +18,10 @@ if (said := os.environ.get("FEDALC_TEST_POISON")) and Path(said).exists():
         asked = message.metadata
         if asked.message_type == "train" and asked.group_id == Path(said).read_text().strip():
             change = reply.content["change"]
-            broken = {name: Array(np.full_like(array.numpy(), np.nan)) for name, array in change.items()}
+            broken = {
+                name: Array(a.dtype, a.shape, a.stype, np.full(a.shape, np.nan, a.dtype).tobytes())
+                for name, a in change.items()
+            }
             reply.content["change"] = ArrayRecord(broken)
         return reply
 
