@@ -5,10 +5,10 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench reproduce results tuning privacy clean
+.PHONY: help setup demo test lint deploy-demo deploy-test bench reproduce results tuning privacy clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedalc needs Python 3.11 or newer; say which with: make PYTHON=python3.12 ..."; exit 1; }
@@ -24,6 +24,12 @@ demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
 
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+
+deploy-demo: $(READY)  ## about two minutes: a server and three parties as real processes, with TLS and keys
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m fedalc.deployment.demo
+
+deploy-test: $(READY)  ## a real deployment and what can go wrong with it (minutes)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

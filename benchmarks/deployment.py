@@ -85,7 +85,7 @@ class Node(threading.Thread):
             self.address, False, self.certificate.read_bytes(), (private, private.public_key())
         ) as connection:
             self.connected.set()
-            while not self.stopped.wait(1.0):
+            while not self.stopped.wait(3.0):  # as often as a SuperNode asks for work
                 self._work(connection)
 
     def _work(self, connection: Any) -> None:

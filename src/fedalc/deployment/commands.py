@@ -9,12 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.config import METHODS
+from fedalc.config import FEDERATED
 from fedalc.errors import ConfigError, FedalcError
 
 app = typer.Typer(
-    help="Parties and a server on machines of their own, over Flower: certificates, node-key, server, register, nodes, "
-    "party, run.",
+    help="Parties and a server on machines of their own, over Flower. docs/deployment.md takes you through it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -149,17 +148,10 @@ def party(
     patience: Annotated[float, typer.Option(min=0, help="seconds to go on when the server refuses")] = 90.0,
 ) -> None:
     """A party's whole side, in the foreground: checks data and keys, then works for the server until Ctrl-C."""
-    from fedalc.collection.commands import _settings as collection_settings
-    from fedalc.collection.holding import load_holding
-    from fedalc.collection.keys import Key
     from fedalc.deployment.party import Party, run_party
-    from fedalc.runs import check_device
 
     if (certificate is None) != insecure or (node_key is None) != insecure:
         raise ConfigError("give --certificate ca.crt and --node-key FILE, or --insecure for a trial on one machine")
-    collection_settings(algorithm, digest_bytes, identity, 1e-3, key)
-    if (identity == "record") != (records is not None):
-        raise ConfigError("--identity record and --records FILE belong together")
     side = Party(
         settings=_given(
             data=_absolute(data),
@@ -181,21 +173,28 @@ def party(
         port=port,
         any_app=any_app,
     )
-    side.check()
-    if key is not None:
-        Key.read(key)
-    check_device(device or "cpu")
-    holding = load_holding(data, labels, records, data_dir)
     say = _sayer()
-    say(f"{data}: {holding.split.features.shape[0]:,} instances under {len(holding.names):,} labels")
-    del holding
+    say(side.check())
     run_party(side, say, patience)
+
+
+@app.command("app")
+def app_(folder: Annotated[Path, typer.Argument(help="a new folder")]) -> None:
+    """Write fedalc's Flower app into a folder, for `flwr run FOLDER`."""
+    from shutil import copytree
+
+    from fedalc.deployment.flower import APP
+
+    if folder.exists():
+        raise FedalcError(f"{folder}: is there already; name a new folder")
+    copytree(APP, folder)
+    _sayer()(f"{folder}: run it with `flwr run {folder} NAME --stream`; pyproject.toml lists its settings")
 
 
 @app.command()
 def run(
     state: State = _SERVER_STATE,
-    method: Annotated[str | None, typer.Option(help=", ".join(METHODS))] = None,
+    method: Annotated[str | None, typer.Option(help=", ".join(FEDERATED))] = None,
     preset: Annotated[str | None, typer.Option(help="strong, paper, …")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="communication rounds (default: the preset's)")] = None,
     config: Annotated[Path | None, typer.Option(help="settings from a TOML file")] = None,
@@ -205,6 +204,9 @@ def run(
     min_parties: Annotated[int | None, typer.Option(min=1, help="go on with at least so many (default: 2)")] = None,
     held_out: Annotated[
         str | None, typer.Option(help="data for the evaluation, here at the server (default: at the parties)")
+    ] = None,
+    held_out_share: Annotated[
+        float | None, typer.Option(help="of its instances, what a party keeps out of training then (default: 0.1)")
     ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[float | None, typer.Option(help="seconds for a party's answer (default: 600)")] = None,
@@ -223,7 +225,8 @@ def run(
     asked = _given(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
         set="\n".join(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
-        min_parties=min_parties, wait=wait, round_timeout=round_timeout, max_norm=max_norm,
+        min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
+        max_norm=max_norm,
     )  # fmt: skip
     if config is not None and not config.is_file():
         raise FedalcError(f"{config}: there is no such file")
@@ -239,7 +242,6 @@ def run(
     say = _sayer()
     say(f"run {number} into {folder}")
     listen(known, number, folder, say)
-    say(f"run folder: {folder}")
 
 
 def _given(**options: Any) -> dict[str, Any]:

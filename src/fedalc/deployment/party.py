@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedalc.deployment.credentials import check_node_key
 from fedalc.deployment.flower import environment, plain, program, python_module, require_flower, write_settings
-from fedalc.deployment.processes import Process, follow, free_port
+from fedalc.deployment.processes import Process, follow, free_port, signals_interrupt
 from fedalc.errors import ConfigError, FedalcError
 
 _REFUSED = "Exit Code: 305"
@@ -35,14 +35,23 @@ class Party:
     port: int | None = None
     any_app: bool = False
 
-    def check(self) -> None:
-        """Whatever can be found wrong before the server is called."""
+    def check(self) -> str:
+        """Whatever can be found wrong before the server is called; what the party holds, in words.
+
+        Data and key are read here as the party's app will read them for every message.
+        """
         require_flower()
         check_address(self.server)
         if self.certificate is not None:
             _check_certificate(self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
+        from fedalc.engines.flower.party import Party as Reading
+        from fedalc.runs import check_device
+
+        check_device(str(self.settings.get("device", "cpu")))
+        holding = Reading.from_node_config(self.settings).holding
+        return f"{self.settings['data']}: {len(holding.split):,} instances under {len(holding.names):,} labels"
 
     def command(self) -> list[str]:
         certificate = self.certificate
@@ -62,7 +71,8 @@ class Party:
     def start(self) -> Process:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_settings(self.settings_file, self.settings)
-        return Process("the party", self.command(), self.state / "party.log", environment(self.state / "flower"))
+        place = self.state.resolve()
+        return Process("the party", self.command(), place / "party.log", environment(place / "flower"))
 
 
 def run_party(party: Party, say: Callable[[str], None], patience: float) -> None:
@@ -72,21 +82,23 @@ def run_party(party: Party, say: Callable[[str], None], patience: float) -> None
     refusal is final only after `patience` seconds.
     """
     until = time.monotonic() + patience
-    while True:
-        seen = _Seen(say)
-        process = party.start()
-        follow(process, seen.line)
-        if not seen.refused:
-            raise FedalcError(f"the party's node ended by itself; its log: {process.log}\n{process.tail()}")
-        if time.monotonic() + _AGAIN_AFTER > until:
-            raise FedalcError(
-                f"{party.server} refused this party: its node key is not registered there "
-                f"(on the server: fedalc deploy register {party.node_key}.pub NAME)"
-                if party.node_key is not None
-                else f"{party.server} refused this party: it wants a node key (--node-key)"
-            )
-        say(f"refused: not registered, or cut off a minute ago; trying again for {until - time.monotonic():.0f} s")
-        time.sleep(_AGAIN_AFTER)
+    with signals_interrupt():
+        while True:
+            seen, process = _Seen(say), party.start()
+            follow(process, seen.line)
+            if not seen.refused:
+                raise FedalcError(f"the party's node ended by itself; its log: {process.log}\n{process.tail()}")
+            if time.monotonic() + _AGAIN_AFTER > until:
+                raise FedalcError(f"{party.server} refused this party: {_why(party)}")
+            left = until - time.monotonic()
+            say(f"refused: not registered, or cut off a minute ago; trying again for {left:.0f} s")
+            time.sleep(_AGAIN_AFTER)
+
+
+def _why(party: Party) -> str:
+    if party.node_key is None:
+        return "it wants a node key (--node-key)"
+    return f"its node key is not registered there (on the server: fedalc deploy register {party.node_key}.pub NAME)"
 
 
 class _Seen:

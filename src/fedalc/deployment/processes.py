@@ -23,6 +23,7 @@ from typing import NamedTuple
 from fedalc.errors import FedalcError
 
 _LOOK_EVERY = 0.1  # seconds
+_GONE_WITHIN = 5.0  # seconds from the kill until the system has done it
 
 
 class Process:
@@ -33,7 +34,7 @@ class Process:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self._read_from = out.tell()
+            self._began_at = self._read_from = out.tell()
             self._running = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -84,8 +85,12 @@ class Process:
                 raise FedalcError(f"{self.name}: not {what} within {seconds:g} s; its log is {self.log}")
             time.sleep(_LOOK_EVERY)
 
+    def said(self) -> str:
+        """All it has written since it was started: the log may be older."""
+        return self.log.read_bytes()[self._began_at :].decode("utf-8", "replace")
+
     def tail(self, lines: int = 15) -> str:
-        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+        return "\n".join(self.said().splitlines()[-lines:])
 
     def end(self, patience: float = 15.0) -> None:
         """Asks it to end, waits, and makes sure of it and of everything it started. Can be called twice."""
@@ -105,6 +110,9 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
         self._running.wait()
+        until = time.monotonic() + _GONE_WITHIN
+        while self.family() and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY / 10)
 
 
 def follow(process: Process, say: Callable[[str], None]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedalc.deployment.credentials import Certificates
 from fedalc.deployment.flower import environment, python_module, require_flower
-from fedalc.deployment.processes import Process, follow, is_healthy
+from fedalc.deployment.processes import Process, follow, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
 
@@ -66,7 +66,8 @@ class Server:
 
 def run_server(server: Server, say: Callable[[str], None]) -> None:
     """In the foreground, until it is told to end."""
-    process = server.start()
-    say(f"the server is ready at {server.host}:{server.port}; its log: {server.state.log}; Ctrl-C ends it")
-    code = follow(process, lambda line: None)
+    with signals_interrupt():
+        process = server.start()
+        say(f"the server is ready at {server.host}:{server.port}; its log: {server.state.log}; Ctrl-C ends it")
+        code = follow(process, lambda line: None)
     raise FedalcError(f"the server ended by itself (exit code {code}):\n{process.tail()}")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedalc.deployment.flower import APP, Flower, environment, plain, write_settings
+from fedalc.deployment.flower import APP, environment, plain, write_settings
 from fedalc.deployment.processes import Process, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState, Submitted
 from fedalc.errors import FedalcError, Interrupted
 
 _LOST_AFTER = 15.0  # seconds without an answer from the server
+_ASK_EVERY = 2.0
 _LOOK_EVERY = 0.3
-_NOISE = ("Using SuperLink", "Starting logstream", "Start `flwr-serverapp`", "Successfully installed")
+_NOISE = ("Using SuperLink", "Starting logstream", "Start `flwr-serverapp`", "Successfully installed", "╭", "│", "╰")
 _SETTLED_WITHIN = 20.0  # seconds from the last word of a run until Flower says how it ended
 
 
@@ -52,11 +54,11 @@ def resumed(state: ServerState, run_folder: Path, changes: Mapping[str, Any]) ->
 def listen(state: ServerState, run: str, run_folder: Path, say: Callable[[str], None]) -> None:
     """Passes on what the run says until it is over. An end that is not a success is an error."""
     flower = state.flower
-    resume = f"fedalc deploy run --state {state.folder} --resume {run_folder}"
+    resume = shlex.join(["fedalc", "deploy", "run", "--state", str(state.folder), "--resume", str(run_folder)])
     try:
         with signals_interrupt():
-            _follow_log(state, run, say)
-            status, details = _final_status(flower, run)
+            error = _follow_log(state, run, say)
+            status, details = _final_status(state, run)
     except _Lost:
         raise FedalcError(
             f"the server does not answer any more (its log: {state.log}); start it again, then: {resume}"
@@ -66,40 +68,69 @@ def listen(state: ServerState, run: str, run_folder: Path, say: Callable[[str], 
             flower.stop(run)
         raise Interrupted(f"run {run}; go on with: {resume}") from None
     if status != "finished:completed":
-        why = "" if details in ("", "N/A") else f": {details}"
-        raise FedalcError(f"run {run} is {status}{why}; go on with: {resume}")
+        why = error or (status if details in ("", "N/A") else f"{status}, {details}")
+        raise FedalcError(f"run {run}: {why}\ngo on with: {resume}")
 
 
-def _heard(process: Process, say: Callable[[str], None]) -> None:
-    for line in process.new_lines():
-        text = plain(line)
-        if text and not text.startswith(_NOISE):
-            say(text)
+class _Speech:
+    """What a run says, without what only Flower wants to know. Its error is kept for the end, the traceback not."""
+
+    def __init__(self, process: Process, say: Callable[[str], None]) -> None:
+        self.process, self.say = process, say
+        self.error = ""
+
+    def pass_on(self) -> None:
+        for line in self.process.new_lines():
+            text = plain(line).removeprefix("fedalc: ")
+            if text.startswith("error: "):
+                self.error = text.removeprefix("error: ")
+            elif text and not self.error and not text.startswith(_NOISE):
+                self.say(text)
 
 
-def _follow_log(state: ServerState, run: str, say: Callable[[str], None]) -> None:
+class _Watch:
+    """Notices when the server has not answered for a while: Flower's own commands would wait for ever."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.connection = state.connection()
+        self.answered = self.asked = time.monotonic()
+
+    def check(self) -> bool:
+        """Whether it answers now, or did when it was asked last."""
+        now = time.monotonic()
+        if now - self.asked > _ASK_EVERY:
+            self.asked = now
+            if is_healthy(*self.connection):
+                self.answered = now
+            elif now - self.answered > _LOST_AFTER:
+                raise _Lost
+        return self.answered >= self.asked
+
+
+def _follow_log(state: ServerState, run: str, say: Callable[[str], None]) -> str:
+    """To its end. The error it ended with, if it says one."""
     log = state.folder / "runs" / f"{run}.log"
     process = Process("the run", state.flower.log_command(run), log, environment(state.home))
-    answered = time.monotonic()
+    speech, watch = _Speech(process, say), _Watch(state)
     try:
         while process.alive:
-            _heard(process, say)
-            if is_healthy(*state.connection()):
-                answered = time.monotonic()
-            elif time.monotonic() - answered > _LOST_AFTER:
-                raise _Lost
+            speech.pass_on()
+            watch.check()
             time.sleep(_LOOK_EVERY)
-        _heard(process, say)
+        speech.pass_on()
+        return speech.error
     finally:
         process.end(patience=3)
 
 
-def _final_status(flower: Flower, run: str) -> tuple[str, str]:
-    until = time.monotonic() + _SETTLED_WITHIN
+def _final_status(state: ServerState, run: str) -> tuple[str, str]:
+    until, watch = time.monotonic() + _SETTLED_WITHIN, _Watch(state)
     while True:
-        status, details = flower.status(run)
-        if status.startswith("finished") or time.monotonic() > until:
-            return status, details
+        if watch.check():
+            with contextlib.suppress(FedalcError):  # it went away in this moment
+                status, details = state.flower.status(run)
+                if status.startswith("finished") or time.monotonic() > until:
+                    return status, details
         time.sleep(1)
 
 

@@ -7,11 +7,12 @@ may register a key or submit an app. The gate leaves the parties' part open to a
 from __future__ import annotations
 
 import ipaddress
+import re
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-_FOR_PARTIES = ("/v1/fleet/", "/health")
+_FOR_PARTIES = re.compile(r"/health|/v1/fleet/[a-z-]+")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -37,8 +38,7 @@ class Gate:
 
 def is_allowed(scope: Scope) -> bool:
     """What a party needs, or a request from this machine: from its loopback, or from the address it came to."""
-    path = scope["path"]
-    if any(path == open_path or path.startswith(open_path.rstrip("/") + "/") for open_path in _FOR_PARTIES):
+    if _FOR_PARTIES.fullmatch(scope["path"]):
         return True
     client, server = scope.get("client"), scope.get("server")
     if not client:

@@ -29,7 +29,7 @@ def why_refused(app: bytes) -> str:
             if any(name.endswith(".py") or ".." in name for name in archive.namelist()):
                 return "it brings code of its own"
             components = _components(archive.read("pyproject.toml").decode())
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
         return f"it cannot be read ({error})"
     own = _components((APP / "pyproject.toml").read_text("utf-8"))
     return "" if components == own else f"it runs {components} instead of {own}"

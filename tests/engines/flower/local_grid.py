@@ -30,22 +30,32 @@ class LocalGrid(Grid):
         self.nodes = dict(nodes)
         self.app = app
         self.tampering: dict[int, Tamper] = {}
-        self.sent: dict[str, Message] = {}
+        self.sent: dict[str, Message] = {}  # and not yet answered
+        self.pushed: list[Message] = []  # all of them, where `keeps`
+        self.keeps = False
+        self.replies: list[Message] = []
         self.asked: list[tuple[int, str, str]] = []  # (node, kind, group), in the order of sending
         self.bytes_down: dict[int, int] = {}
         self.bytes_up: dict[int, int] = {}
+        self.script: dict[int, dict[int, dict[str, Any]]] = {}  # from that look on (0, 1, …), these are the nodes
         self.before_push: Callable[[Message], None] = lambda message: None
+        self._looks = itertools.count()
+        self._never: set[str] = set()  # messages that are not answered
         self._numbers = itertools.count(1)
         # Messages are stamped with the task that makes them, which Flower's own processes set when they start.
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
     def get_node_ids(self) -> Iterable[int]:
+        self.nodes = dict(self.script.get(next(self._looks), self.nodes))
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
             self.before_push(message)
+            if message.metadata.dst_node_id not in self.nodes:
+                ids.append("")  # as a SuperLink does
+                continue
             copy, size = over_the_wire(message)
             number = f"message {next(self._numbers)}"
             copy.metadata.__dict__["_message_id"] = number
@@ -53,6 +63,8 @@ class LocalGrid(Grid):
             self.bytes_down[node] = self.bytes_down.get(node, 0) + size
             self.asked.append((node, message.metadata.message_type, message.metadata.group_id))
             self.sent[number] = copy
+            if self.keeps:
+                self.pushed.append(copy)
             ids.append(number)
         return ids
 
@@ -62,17 +74,20 @@ class LocalGrid(Grid):
         for number in message_ids:
             message = self.sent[number]
             node = message.metadata.dst_node_id
-            if node not in self.nodes:
+            if node not in self.nodes or number in self._never:
                 continue
             context = Context(1, node, self.nodes[node], RecordDict(), {})
             reply: Message | None = self.app(message, context)
             if node in self.tampering:
                 reply = self.tampering[node](message, reply)
             if reply is None:
+                self._never.add(number)
                 continue
             copy, size = over_the_wire(reply)
             self.bytes_up[node] = self.bytes_up.get(node, 0) + size
             del self.sent[number]
+            if self.keeps:
+                self.replies.append(copy)
             replies.append(copy)
         return replies
 
@@ -92,9 +107,10 @@ class LocalGrid(Grid):
 def over_the_wire(message: Message) -> tuple[Message, int]:
     """The message as its receiver has it, and how many bytes it was in between."""
     written = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    size = sum(map(len, written.values()))  # now: reading takes the parts away
     copy = inflate_object_from_contents(message.object_id, written)
     assert isinstance(copy, Message)
-    return copy, sum(map(len, written.values()))
+    return copy, size
 
 
 def write_party(folder: Path, split: Split, labels: Iterable[int], names: Iterable[str]) -> Path:

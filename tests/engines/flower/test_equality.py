@@ -6,96 +6,17 @@ their size, float64 ones to 1e-10.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
-from fedalc.collection.hashing import Hasher, canonical_sparse
-from fedalc.collection.keys import Key
-from fedalc.collection.messages import byte_order
-from fedalc.config import FEDERATED, Experiment
-from fedalc.data.clients import Federation
+from fedalc.config import FEDERATED
 from fedalc.data.dataset import Split
-from fedalc.encoders import scale_rows
-from fedalc.engines import make_engine
-from fedalc.engines.flower.server_app import app as server_app
-from fedalc.federated import FederatedTraining, knowledge_for
 from fedalc.resolution import experiment
-from fedalc.trained import TrainedModel
-from tests.engines.flower.local_grid import LocalGrid, write_party
-from tests.problems import random_split
-
-NAMES = [f"label {u}" for u in range(7)]
-OWNED = {101: [0, 4], 7: [1, 2, 3], 55: [5], 9: [6]}  # node → labels
-ROUNDS = 3
-SETTINGS: dict[str, Any] = {
-    "encoder.name": "mlp",
-    "encoder.dim": 6,
-    "encoder.embedding": 5,
-    "encoder.hidden": [8, 7],
-    "encoder.dropout": 0.2,
-    "client.learning_rate": 0.5,
-    "client.row_learning_rate": 0.8,
-    "server.learning_rate": 0.05,
-    "server.optimizer": "momentum",
-    "regularizer.lambda": 10.0,
-    "regularizer.rate": 0.01,
-    "regularizer.neighbours": 2,
-    "fixed.steps": 5,
-    "fixed.rate": 0.1,
-    "hashing.tables": 2,
-    "hashing.buckets": 5,
-}
-LINEAR: dict[str, Any] = {"encoder.name": "linear", "encoder.dim": 8, "encoder.start": "zero", "encoder.output": "raw"}
-LINEAR |= {"client.loss": "square"}
-
-
-@pytest.fixture(scope="module")
-def train() -> Split:
-    """Every instance different, so that `content` tells them apart as their row numbers do."""
-    split = random_split(50, 20, 7, seed=11)
-    kept = np.flatnonzero((split.labels.getnnz(axis=1) > 0) & (split.features.getnnz(axis=1) > 0))
-    return split.rows(kept)
-
-
-@pytest.fixture
-def parties(tmp_path: Path, train: Split) -> dict[int, dict[str, Any]]:
-    key = tmp_path / "key"
-    Key.fresh().write(key)
-    nodes = {}
-    for node, labels in OWNED.items():
-        folder = write_party(tmp_path / f"party {node}", train, labels, [NAMES[u] for u in labels])
-        nodes[node] = {"data": str(folder), "key": str(key), "client": f"party {node}"}
-    return nodes
-
-
-def literal_twin(settings: Experiment, train: Split, key: str) -> FederatedTraining:
-    """The same in one process, with labels in the order of their pseudonyms and instances' digests as their keys."""
-    hasher = Hasher("hmac-sha256", Key.read(key))
-    labels = train.labels[:, byte_order(hasher.labels(NAMES))]
-    digests = hasher.instances(canonical_sparse(train.features))
-    keys = np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()
-    federation = Federation(scale_rows(train.features, settings.encoder.features), labels, keys=keys)
-    knowledge = knowledge_for(settings, Split(train.features, labels))
-    return FederatedTraining(settings, federation, partial(make_engine, settings, federation), knowledge)
-
-
-def asked(method: str, settings: dict[str, Any], **config: Any) -> dict[str, Any]:
-    lines = "\n".join(f"{key}={value!r}".replace("'", '"') for key, value in settings.items())
-    return {
-        "method": method, "num-server-rounds": ROUNDS, "set": lines, "held-out-share": 0.0, "wait": 5.0,
-        "round-timeout": 5.0, "num-parties": len(OWNED), **config,
-    }  # fmt: skip
-
-
-def run(grid: LocalGrid, folder: Path, config: dict[str, Any]) -> TrainedModel:
-    server_app(grid, Context(1, 1, {}, RecordDict(), {"run-folder": str(folder), **config}))
-    return TrainedModel.load(folder / "model")
+from tests.engines.flower.local_grid import LocalGrid
+from tests.engines.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
 
 
 def assert_equal(

@@ -21,6 +21,7 @@ from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Dropout, SparseRows, make_encoder, scale_rows
 from fedalc.engines.clients import ClientsEngine
+from fedalc.engines.flower.limits import check_memory, check_theta, theta_sizes
 from fedalc.engines.flower.party import Party, held_out
 from fedalc.engines.flower.records import BadMessage, pack, pack_theta, read_task, unpack, unpack_theta
 from fedalc.errors import FedalcError
@@ -105,6 +106,9 @@ def train(message: Message, context: Context) -> RecordDict:
 def sums(message: Message, context: Context) -> RecordDict:
     """For methods of one round: Σ x xᵀ/m over its instances, half of it, and a_u Σ x for each of its labels."""
     work = _Work(message, context)
+    if not work.method.one_round:
+        raise BadMessage(f"asks for the sums of {work.settings.method}, which has none")
+    check_memory(2 * work.federation.feature_count**2 * work.dtype.itemsize)
     unit = Model(make_encoder(1, work.settings.encoder, torch.Generator()), torch.eye(work.labels, dtype=work.dtype))
     found = work.engine.sums(unit, work.federation.clients)  # with unit rows, column u of the second is label u's own
     half = found.gram[torch.triu_indices(*found.gram.shape).unbind()]
@@ -187,7 +191,8 @@ class _Work:
     def model(self) -> Model:
         """θ as it was sent, if it is of the shape that the settings say; rows for its own labels only."""
         settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
-        with torch.device("meta"):  # so that settings that ask for too much cost nothing yet
+        check_theta(self.content, settings, self.federation.feature_count)
+        with torch.device("meta"):  # it is filled with what was sent
             encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
             encoder = encoder.to(self.dtype)
         theta = unpack_theta(self.content, "theta", list(encoder.parameters()))
@@ -215,5 +220,7 @@ def _apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray
     """The digests of all instances, and which of these are kept out of training."""
     if not 0 <= share < 1:
         raise BadMessage(f"a share of {share} of the instances is to be kept out of training")
+    if party.collection.identity == "embedding":  # then the server's settings say how large an encoder is built
+        check_memory(4 * sum(size for _, size in theta_sizes(settings, party.holding.split.features.shape[1])))
     digests = party.digests(_encoder(settings))
     return digests, held_out(digests, share)

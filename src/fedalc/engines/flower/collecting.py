@@ -5,7 +5,6 @@ The server sees pseudonyms of labels and keyed digests of instances, and joins t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedalc.collection.contests import settle
+from fedalc.collection.contests import listed, settle
 from fedalc.collection.joining import distinct, join, set_sizes
 from fedalc.collection.messages import Messages, byte_order, protocol_from
 from fedalc.collection.simulation import Collection
@@ -23,7 +22,7 @@ from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.engines.flower.introductions import Introduction
 from fedalc.engines.flower.parties import Parties
-from fedalc.engines.flower.records import BadMessage, config, task, unpack
+from fedalc.engines.flower.records import BadMessage, config, read_json, task, unpack
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import DataError, FedalcError
 from fedalc.federated import planned_looks
@@ -85,7 +84,7 @@ def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
         raise FedalcError("no party's label sets could be used")
-    joined = join([messages[node] for node in known], max_labels=max(1000, *(len(w.labels) for w in known.values())))
+    joined = join([messages[node] for node in known])
     for note in joined.notes:
         parties.say(f"label sets: {note}")
     column = {pseudonym.tobytes(): place for place, pseudonym in enumerate(joined.pseudonyms)}
@@ -112,7 +111,10 @@ def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
 
 def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int, Introduction]:
     """Those with as many features as most have."""
-    usual, _ = Counter(who.features for who in known.values()).most_common(1)[0]
+    (usual, often), *others = Counter(who.features for who in known.values()).most_common()
+    if others and others[0][1] == often:
+        said = listed([f"{who.client} ({who.features})" for who in known.values()])
+        raise FedalcError(f"the parties' data has different numbers of features, and none is the usual one: {said}")
     for who in known.values():
         if who.features != usual:
             parties.leave_out(0, who.client, f"its data has {who.features} features, most have {usual}")
@@ -137,10 +139,7 @@ def _label_sets(
 
 def _read_messages(content: RecordDict, who: Introduction) -> Messages:
     said = config(content, "sender", {"client": str, "protocol": str})
-    try:
-        protocol = protocol_from(json.loads(said["protocol"]))
-    except (json.JSONDecodeError, RecursionError):
-        raise BadMessage("its protocol cannot be read") from None
+    protocol = protocol_from(read_json(said["protocol"], "its protocol"))
     wanted = {
         "pseudonyms": ("uint8", (len(who.labels), len(who.labels[0]))),
         "digests": ("uint8", (None, protocol.digest_bytes)),
@@ -196,10 +195,13 @@ def _roster(
 def _distinct_names(known: dict[int, Introduction]) -> dict[int, Introduction]:
     """Two that call themselves alike are told apart, so that neither speaks for the other."""
     often = Counter(who.client for who in known.values())
-    return {
-        node: who if often[who.client] == 1 else replace(who, client=f"{who.client[:40]} (node {node})"[:64])
+    if len(often) == len(known):
+        return known
+    apart = {
+        node: who if often[who.client] == 1 else replace(who, client=f"{who.client[:32]} (node {node})")
         for node, who in known.items()
     }
+    return _distinct_names(apart)  # one may have called itself as another is called now
 
 
 def _label_name(who: Introduction, place: int) -> str:

@@ -11,6 +11,7 @@ from fedalc.engines.flower.records import BadMessage, config
 from fedalc.errors import DataError
 
 MOST = 1 << 31  # instances of a label
+LONGEST = 1000  # characters of a label's name
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ def read_introduction(content: RecordDict) -> Introduction:
         raise BadMessage("it has no instance to train on")
     if not 0 < said["features"] < MOST:
         raise BadMessage(f"{said['features']} features")
-    if said["names"] and len(said["names"]) != size:
-        raise BadMessage("names are not one for each label")
-    return Introduction(
-        said["client"], labels, said["counts"], said["held-out"], said["features"], [n[:200] for n in said["names"]]
-    )
+    if said["names"] and (len(said["names"]) != size or not all(_is_name(name) for name in said["names"])):
+        raise BadMessage("names are not one for each label, or cannot be printed")
+    return Introduction(said["client"], labels, said["counts"], said["held-out"], said["features"], said["names"])
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= LONGEST and name.isprintable()

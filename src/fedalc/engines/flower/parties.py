@@ -11,6 +11,7 @@ from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedalc.collection.contests import listed
 from fedalc.engines.flower.exchange import GRACE, exchange
 from fedalc.engines.flower.introductions import Introduction, read_introduction
 from fedalc.engines.flower.records import BadMessage
@@ -18,6 +19,7 @@ from fedalc.engines.flower.roster import Roster
 from fedalc.errors import FedalcError
 
 LOG = "parties.jsonl"  # in the run folder: who was left out, when and why
+RESUME = "No finished round is lost: when they are back, go on with resume=true and the same run-folder"
 
 
 class TooFew(FedalcError):
@@ -33,20 +35,21 @@ class Patience:
     for_parties: float = 600.0
     for_replies: float = 600.0
     pause: float = 1.0  # between two looks
+    again: float = 30.0  # before a node that was turned away is asked again: it may have been put right meanwhile
 
 
 @dataclass
 class Parties:
-    """`content` makes the question that a node is asked when it is new here: who are you?"""
+    """`hello` makes the question that a node is asked when it is new here: who are you?"""
 
     grid: Grid
     patience: Patience
     hello: Callable[[], RecordDict]
-    folder: Path | None = None
     say: Callable[[str], None] = print
     node_of: dict[int, int] = field(default_factory=dict)  # party → node
-    _strangers: set[int] = field(default_factory=set)  # nodes that are no party of this run
+    _turned_away: dict[int, tuple[float, str]] = field(default_factory=dict)  # node → when to ask it again, and why
     _away: set[int] = field(default_factory=set)
+    _log: Path | None = None
     _unwritten: list[str] = field(default_factory=list)
 
     def ask(
@@ -57,68 +60,77 @@ class Parties:
         messages = (Message(content, node, kind, ttl=ttl, group_id=group) for node, content in contents)
         return exchange(self.grid, messages, self.patience.for_replies, self.patience.pause)
 
-    def introductions(self, nodes: Iterable[int]) -> dict[int, Introduction]:
-        """Of the nodes that answered with one."""
-        found: dict[int, Introduction] = {}
-        for node, reply in self.ask(((node, self.hello()) for node in nodes), "query.hello", "0"):
-            try:
-                if isinstance(reply, str):
-                    raise BadMessage(reply)
-                found[node] = read_introduction(reply.content)
-            except BadMessage as error:
-                self.leave_out(0, f"node {node}", str(error))
-        return found
-
     def gather(self) -> dict[int, Introduction]:
         """Wait until enough nodes are there to start with, and have them introduce themselves."""
         known: dict[int, Introduction] = {}
         wanted, deadline = self.patience.start_with, time.monotonic() + self.patience.for_parties
         self.say(f"waiting for {wanted} parties")
-        asked: set[int] = set()
         while True:
+            late = time.monotonic() > deadline
             present = set(self.grid.get_node_ids())
-            if len(present) >= wanted and present - asked:
-                known |= self.introductions(sorted(present - asked))
-                asked |= present
             known = {node: who for node, who in known.items() if node in present}
+            if len(present) >= wanted:
+                known |= self._introductions(present - set(known), 0)
             if len(known) >= wanted:
                 return known
-            if time.monotonic() > deadline:
+            if late:
                 raise TooFew(
                     f"{len(known)} of {wanted} parties are here after {self.patience.for_parties:g} seconds; "
                     "start the others, or ask for fewer (num-parties)"
                 )
             time.sleep(self.patience.pause)
 
-    def present(self, roster: Roster, round_number: int, at_least: int) -> dict[int, int]:
+    def present(self, roster: Roster, round_number: int, at_least: int, because: str = "") -> dict[int, int]:
         """Party → node of those who are there now. Waits until there are `at_least` so many."""
         deadline = time.monotonic() + self.patience.for_parties
         while True:
+            late = time.monotonic() > deadline
             nodes = set(self.grid.get_node_ids())
             self._recognise(roster, nodes, round_number)
             here = {party: node for party, node in self.node_of.items() if node in nodes}
             self._note_changes(roster, set(here), round_number)
             if len(here) >= at_least:
                 return here
-            if time.monotonic() > deadline:
+            if late:
+                missing = listed([name for party, name in enumerate(roster.parties) if party not in here])
                 raise TooFew(
-                    f"round {round_number}: {len(here)} parties are here, and at least {at_least} are needed; waited "
-                    f"{self.patience.for_parties:g} seconds"
+                    f"round {round_number}: {len(here)} of {len(roster.parties)} parties are here, and at least "
+                    f"{at_least} are needed{because}; waited {self.patience.for_parties:g} seconds for {missing}. "
+                    + RESUME
                 )
             time.sleep(self.patience.pause)
 
+    def _introductions(self, nodes: set[int], round_number: int) -> dict[int, Introduction]:
+        """Of those of the nodes that answer with one. A node that was turned away is not asked again at once."""
+        self._turned_away = {node: then for node, then in self._turned_away.items() if node in nodes}
+        began = time.monotonic()
+        new = [node for node in sorted(nodes) if self._turned_away.get(node, (began, ""))[0] <= began]
+        found: dict[int, Introduction] = {}
+        for node, reply in self.ask(((node, self.hello()) for node in new), "query.hello", str(round_number)):
+            try:
+                if isinstance(reply, str):
+                    raise BadMessage(reply)
+                found[node] = read_introduction(reply.content)
+            except BadMessage as error:
+                self._turn_away(node, f"node {node}", str(error), round_number, time.monotonic() - began)
+        return found
+
+    def _turn_away(self, node: int, name: str, why: str, round_number: int, took: float = 0.0) -> None:
+        """The longer it took, the later it is asked again, lest one that never answers hold up every round."""
+        if self._turned_away.get(node, (0.0, ""))[1] != why:
+            self.leave_out(round_number, name, why)
+        self._turned_away[node] = (time.monotonic() + max(self.patience.again, 10 * took), why)
+
     def _recognise(self, roster: Roster, nodes: set[int], round_number: int) -> None:
         """A node that is new here may be a party that was restarted. Its labels say which."""
-        self._strangers &= nodes
-        new = nodes - set(self.node_of.values()) - self._strangers
-        for node, who in self.introductions(sorted(new)).items() if new else ():
+        for node, who in self._introductions(nodes - set(self.node_of.values()), round_number).items():
             party = roster.party_with(who.labels)
             if party is None:
-                self._strangers.add(node)
-                self.leave_out(round_number, who.client, "was not there when the labels were collected: the next run")
-            elif self.node_of.get(party) in nodes:
-                self._strangers.add(node)
-                self.leave_out(round_number, who.client, f"claims to be {roster.parties[party]}, which is here already")
+                why = "is no party of this run: not there, or refused, when the labels were collected"
+                self._turn_away(node, who.client, why, round_number)
+            elif self.node_of.get(party) in nodes:  # perhaps the party itself, whose old node is not yet given up
+                why = f"claims to be {roster.parties[party]}, which is here already"
+                self._turn_away(node, who.client, why, round_number)
             else:
                 self.node_of[party] = node
 
@@ -135,11 +147,25 @@ class Parties:
 
     def note(self, round_number: int, party: str, what: str, why: str = "") -> None:
         """For the log, and in the run folder."""
+        party, why = _printable(party), _printable(why)
         when = f"round {round_number}: " if round_number else ""
         self.say(f"{when}{party} {what}" + (f": {why}" if why else ""))
         record: Mapping[str, object] = {"round": round_number, "party": party, "what": what, "why": why}
         self._unwritten.append(json.dumps(record, ensure_ascii=False) + "\n")
-        if self.folder is not None and (self.folder / "config.toml").exists():  # the run has begun
-            with (self.folder / LOG).open("a", encoding="utf-8") as file:
+        self._write()
+
+    def write_to(self, folder: Path) -> None:
+        """Keep the notes there, those made so far too. Not before: until the run has begun the folder is not ours."""
+        self._log = folder / LOG
+        self._write()
+
+    def _write(self) -> None:
+        if self._log is not None and self._unwritten:
+            with self._log.open("a", encoding="utf-8") as file:
                 file.writelines(self._unwritten)
             self._unwritten = []
+
+
+def _printable(text: str) -> str:
+    """What parties say ends up on a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

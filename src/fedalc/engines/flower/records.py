@@ -17,7 +17,7 @@ from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError
 
 VERSION = 1  # of these messages
-HEADER_BYTES = 1024  # more than the header that an array travels with
+RAW = "raw"  # how arrays travel: their numbers, little-endian, row by row. Nothing in them has to be parsed
 Shape = tuple[int | None, ...]
 
 
@@ -26,11 +26,13 @@ class BadMessage(FedalcError):
 
 
 def pack(arrays: Mapping[str, np.ndarray | Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: Array(_as_numpy(value)) for name, value in arrays.items()})
+    return ArrayRecord({name: _as_array(value) for name, value in arrays.items()})
 
 
-def _as_numpy(value: np.ndarray | Tensor) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.ascontiguousarray(value)
+def _as_array(value: np.ndarray | Tensor) -> Array:
+    numbers = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    written = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()
+    return Array(str(numbers.dtype), tuple(numbers.shape), RAW, written)
 
 
 def unpack(content: RecordDict, record: str, wanted: Mapping[str, tuple[str, Shape]]) -> dict[str, np.ndarray]:
@@ -46,28 +48,25 @@ def unpack(content: RecordDict, record: str, wanted: Mapping[str, tuple[str, Sha
 def _read(array: Array, what: str, dtype: str, shape: Shape) -> np.ndarray:
     """Sizes are compared before anything is allocated."""
     said = f"{str(array.dtype)[:20]} {_times(array.shape)}"
-    problem = BadMessage(f"{what} is {said}, and should be {dtype} {_times(shape)}")
     if array.dtype != dtype or not _fits(array.shape, shape):
-        raise problem
-    if len(array.data) > math.prod(array.shape) * np.dtype(dtype).itemsize + HEADER_BYTES:
-        raise BadMessage(f"{what} is longer than it says")
-    try:
-        value = array.numpy()
-    except (ValueError, TypeError, EOFError, OSError, SyntaxError):
-        raise BadMessage(f"{what} cannot be read as an array") from None
-    if str(value.dtype) != dtype or value.shape != tuple(array.shape):
-        raise problem
+        raise BadMessage(f"{what} is {said}, and should be {dtype} {_times(shape)}")
+    size = math.prod(array.shape) * np.dtype(dtype).itemsize
+    if array.stype != RAW or len(array.data) != size:
+        raise BadMessage(f"{what} cannot be read: {len(array.data)} bytes where {size} should be")
+    value = np.frombuffer(array.data, np.dtype(dtype).newbyteorder("<")).reshape(array.shape).astype(dtype)
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise BadMessage(f"{what} has numbers that are not finite")
     return value
 
 
 def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(w in (None, s) and s >= 0 for s, w in zip(shape, wanted, strict=True))
+    return len(shape) == len(wanted) and all(
+        type(s) is int and s >= 0 and w in (None, s) for s, w in zip(shape, wanted, strict=True)
+    )
 
 
 def _times(shape: Sequence[int | None]) -> str:
-    return " × ".join("any" if size is None else str(size) for size in shape[:6])
+    return " × ".join("any" if size is None else str(size)[:12] for size in shape[:6])
 
 
 def _few(names: Any) -> str:
@@ -102,6 +101,13 @@ def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[t
     return found
 
 
+def read_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, or thousands of brackets
+        raise BadMessage(f"{what} cannot be read") from None
+
+
 def task(settings: Experiment, **more: Any) -> ConfigRecord:
     """What a party is asked to do, with the settings that concern it."""
     return ConfigRecord({"version": VERSION, "settings": _for_parties(settings), **more})
@@ -119,13 +125,11 @@ def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]
     said = config(content, "task", {"version": int, "settings": str, **more})
     if said["version"] != VERSION:
         raise BadMessage(f"messages of version {said['version']}, and this fedalc speaks version {VERSION}")
+    values = read_json(said["settings"], "the settings")
+    if not isinstance(values, dict):
+        raise BadMessage("the settings are not a table")
     try:
-        values = json.loads(said["settings"])
-        if not isinstance(values, dict):
-            raise BadMessage("the settings are not a table")
         return Experiment.model_validate(values | {"engine": "clients", "device": device}), said
-    except (json.JSONDecodeError, RecursionError):
-        raise BadMessage("the settings cannot be read") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

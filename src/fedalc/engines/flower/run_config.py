@@ -57,7 +57,7 @@ class Deployment:
 
 
 def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
-    """The settings are new ones also for a run that is resumed: it compares them with its own."""
+    """The experiment is that of a new run: one that is resumed goes on with its own settings."""
     values: dict[str, Any] = {}
     for key, default in DEFAULTS.items():
         value = said.get(key, default)

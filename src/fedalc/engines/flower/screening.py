@@ -20,7 +20,7 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 def bad_rows(rows: Tensor) -> bool:
     """Rows are put back to length 1 by their owners; any other length says that something went wrong."""
-    return bool(((rows.norm(dim=1) - 1).abs() > ROW_ERROR).any())
+    return not bool(((rows.norm(dim=1) - 1).abs() <= ROW_ERROR).all())  # also of numbers that are none
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,16 @@ class NormScreen:
             waiting = []
         yield from self._judged(waiting, bound, accepted)
         if accepted:
-            self.usual = max(self.usual, statistics.median(accepted))
+            self.usual = max(self.usual, statistics.median_low(accepted))  # low: of two, the long one must not raise it
 
     def _bound(self, usual: float) -> float | None:
         return self.limit or (FACTOR * usual if usual > 0 else None)
 
     def _judged(self, changes: list[Change], bound: float | None, accepted: list[float]) -> Iterator[Change | Refusal]:
         for change in changes:
-            if bound is not None and change.norm > bound:
-                yield change.party, f"a change of length {change.norm:.3g}, where at most {bound:.3g} is credible"
+            limit = math.inf if bound is None else bound
+            if change.norm > limit or not math.isfinite(change.norm):
+                yield change.party, f"a change of length {change.norm:.3g}, where at most {limit:.3g} is credible"
             else:
                 accepted.append(change.norm)
                 yield change

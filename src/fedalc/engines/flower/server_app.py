@@ -12,13 +12,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedalc.config import Experiment
 from fedalc.engines.flower.collecting import take_census
-from fedalc.engines.flower.parties import Parties
+from fedalc.engines.flower.parties import Parties, TooFew
 from fedalc.engines.flower.run_config import Deployment, read_run_config
-from fedalc.engines.flower.strategy import FlowerStrategy, hello
+from fedalc.engines.flower.strategy import hello
 from fedalc.engines.flower.training import PartyTraining, load_census, server_data
 from fedalc.errors import FedalcError
-from fedalc.methods import Method
-from fedalc.runs import Run, check_device, check_folder, fill_folder, read_settings
+from fedalc.runs import Run, check_device, check_folder, check_memory, fill_folder, read_settings
 from fedalc.training import Callback
 
 app = ServerApp()
@@ -44,16 +43,18 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     settings = read_settings(folder) if resume else settings
     check_device(settings.device)
     check_folder(folder, settings, resume, overwrite=False)
-    parties = Parties(grid, deployment.patience, partial(hello, settings, deployment.share), folder, say)
     census = load_census(folder) if resume else None
-    census = census or take_census(parties, settings, deployment.share)
+    share = deployment.share if census is None else census.share
+    parties = Parties(grid, deployment.patience, partial(hello, settings, share), say)
+    census = census or take_census(parties, settings, share)
+    least, there = deployment.patience.go_on_with, len(census.roster.parties)
+    if there < least:
+        raise TooFew(
+            f"{there} parties with labels of their own are left, and at least {least} are needed (min-parties)"
+        )
     data = server_data(census.roster, deployment.held_out)
-
-    def strategy_for(method: Method) -> FlowerStrategy:
-        assert census is not None
-        return FlowerStrategy(parties, census, method, settings, deployment.max_norm)
-
-    training = PartyTraining(settings, data, census, strategy_for, folder, [Spoken(settings.rounds)])
+    check_memory(settings, data)
+    training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, [Spoken(settings.rounds)])
     return fill_folder(training, folder, resume, overwrite=False)[0]
 
 

@@ -1,0 +1,153 @@
+"""`make deploy-demo`: a real deployment on this machine, and its result beside that of one process.
+
+A server and three parties with certificates and registered keys; a fourth whose key nobody registered; three rounds;
+then θ and W against engine `clients` on the same data.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fedalc.collection.hashing import Hasher, canonical_sparse
+from fedalc.collection.keys import Key
+from fedalc.collection.messages import byte_order
+from fedalc.config import Experiment
+from fedalc.data.clients import Federation
+from fedalc.data.dataset import Split
+from fedalc.data.demo import make_demo
+from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels, write_data
+from fedalc.deployment.processes import signals_interrupt
+from fedalc.encoders import scale_rows
+from fedalc.engines import make_engine
+from fedalc.errors import FedalcError
+from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.model import Model
+from fedalc.runs import read_settings
+from fedalc.trained import TrainedModel
+
+PARTIES = 3
+ROUNDS = 3
+TOLERANCE = 1e-9
+"""Of the largest number. In double precision sums in another order differ by less, also after Adam has divided them."""
+
+
+class Demo:
+    def __init__(self, folder: Path) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.began = time.monotonic()
+        self.say("certificates for the server, and the key that the parties share")
+        self.deployment = LocalDeployment(folder)
+        self.folder = folder
+        data = make_demo()
+        self.train, self.test, self.names = data.train, data.test, data.label_names
+
+    def say(self, line: str) -> None:
+        self.console.print(f"{time.monotonic() - self.began:6.1f} s  {line}", markup=False)
+
+    def run(self) -> None:
+        with self.deployment:
+            self.start()
+            self.refuse_a_stranger()
+            run_folder = self.let_them_train()
+        if left := self.deployment.processes:
+            raise FedalcError(f"processes are still running: {sorted(left)}")
+        self.say("all processes have ended")
+        self.compare(run_folder)
+
+    def start(self) -> None:
+        self.deployment.start_server()
+        self.say(f"the server is up at 127.0.0.1:{self.deployment.port}, with TLS and node authentication")
+        for number, (held, names) in enumerate(split_by_labels(self.train, self.names, PARTIES), 1):
+            party = f"party-{number}"
+            self.deployment.add_party(party, held, names)
+            self.deployment.start_party(party, wait=False)
+            self.say(f"{party} is registered, and starts with {len(held):,} instances under {len(names)} labels")
+        for party in list(self.deployment.parties):
+            self.deployment.wait_connected(party)
+        self.say("all of them are connected")
+
+    def refuse_a_stranger(self) -> None:
+        held, names = split_by_labels(self.train, self.names, PARTIES)[0]
+        self.deployment.add_party("stranger", held, names, register=False)
+        process = self.deployment.start_party("stranger", "--patience", "0", wait=False)
+        said: list[str] = []
+        code = run_to_its_end(process, said.append, 120)
+        if code == 0 or not any("refused this party" in line for line in said):
+            raise FedalcError("a party whose key is not registered was let in:\n" + "\n".join(said))
+        self.say("a fourth, whose key is not registered, was refused")
+
+    def let_them_train(self) -> Path:
+        held_out = self.folder / "held-out"
+        pseudonyms = Hasher("hmac-sha256", Key.read(self.deployment.key)).labels(self.names)
+        write_data(held_out, self.test, [pseudonym.tobytes().hex() for pseudonym in pseudonyms])
+        options = ["--method", "fedalc", "--rounds", str(ROUNDS), "--parties", str(PARTIES)]
+        options += ["--set", "selection.every=1", "--set", "dtype=float64", "--held-out", str(held_out)]
+        run = self.deployment.start_run(*options, "--out", str(self.folder / "runs"), "--name", "demo")
+        if run_to_its_end(run, self.say, 900) != 0:
+            raise FedalcError("the run failed")
+        return self.folder / "runs" / "demo"
+
+    def compare(self, run_folder: Path) -> None:
+        settings = read_settings(run_folder)
+        found = TrainedModel.load(run_folder / "model").model
+        self.say("the same rounds in one process, engine `clients`")
+        expected = in_one_process(settings, self.train, self.names, self.deployment.key)
+        table = Table("", "numbers", "largest", "largest difference")
+        worst = 0.0
+        for name, ours, theirs in pairs(found, expected):
+            largest, difference = theirs.abs().max().item(), (ours - theirs).abs().max().item()
+            worst = max(worst, difference / largest)
+            table.add_row(name, f"{theirs.numel():,}", f"{largest:.3g}", f"{difference:.2g}")
+        self.console.print(table)
+        if worst > TOLERANCE:
+            raise FedalcError(f"the two differ by {worst:.2g} of the largest number, more than {TOLERANCE:g}")
+        self.say(f"the deployment's model is that of one process, to {worst:.1g} of the largest number")
+
+
+def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key: Path) -> Model:
+    """By engine `clients`: labels in the order of their pseudonyms, as the server has them."""
+    settings = settings.model_copy(update={"engine": "clients"})
+    hasher = Hasher("hmac-sha256", Key.read(key))
+    held = np.flatnonzero(train.labels.getnnz(axis=0))
+    order = held[byte_order(hasher.labels([names[label] for label in held.tolist()]))]
+    train = Split(train.features, train.labels[:, order])
+    train = train.rows(np.flatnonzero(train.labels.getnnz(axis=1)))
+    digests = hasher.instances(canonical_sparse(train.features))
+    keys = np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()
+    federation = Federation(scale_rows(train.features, settings.encoder.features), train.labels, keys=keys)
+    twin = FederatedTraining(
+        settings, federation, partial(make_engine, settings, federation), knowledge_for(settings, train)
+    )
+    for _ in range(settings.rounds):
+        twin.run_round()
+    return twin.averaged_model()
+
+
+def pairs(found: Model, expected: Model) -> list[tuple[str, Tensor, Tensor]]:
+    """What is to be equal."""
+    theta = [(f"θ {place}", *both) for place, both in enumerate(zip(found.theta, expected.theta, strict=True), 1)]
+    return [*theta, ("W", found.W, expected.W)]
+
+
+def main() -> None:
+    try:
+        with tempfile.TemporaryDirectory(prefix="fedalc-demo-") as folder, signals_interrupt():
+            Demo(Path(folder)).run()
+    except FedalcError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped; nothing is left running")
+
+
+if __name__ == "__main__":
+    main()

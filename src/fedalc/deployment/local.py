@@ -1,0 +1,152 @@
+"""A whole deployment on this machine: a server and parties as real processes, with certificates and keys of their own.
+
+For the demonstration and for tests. Everything is in one folder, listens on 127.0.0.1 only, and ends with the `with`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fedalc.collection.keys import Key
+from fedalc.data.dataset import Split
+from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
+from fedalc.deployment.flower import python_module
+from fedalc.deployment.processes import Process, free_port, is_healthy
+from fedalc.deployment.state import ServerState
+from fedalc.errors import FedalcError
+
+HOST = "127.0.0.1"
+_READY_WITHIN = 180.0  # seconds, on a machine that is busy
+
+
+class LocalDeployment:
+    """The commands that people would type, each as a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = folder / "parties.key"
+        self.state = ServerState(folder / "server")
+        self.certificates = Certificates(folder / "certificates")
+        self.port = free_port(HOST)
+        self.server: Process | None = None
+        self.parties: dict[str, Process] = {}
+        self.runs: list[Process] = []
+        Key.fresh().write(self.key)
+        make_certificates(self.certificates.folder, [HOST], days=2)
+
+    def __enter__(self) -> LocalDeployment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Everything ends, parties before the server: so they can take their leave."""
+        for process in (*self.runs, *self.parties.values(), *([self.server] if self.server else [])):
+            process.end()
+
+    @property
+    def processes(self) -> set[int]:
+        """All that is running."""
+        every = (*self.runs, *self.parties.values(), *([self.server] if self.server else []))
+        return set().union(*(process.family() for process in every))
+
+    def start_server(self, environment: Mapping[str, str] | None = None) -> None:
+        words = ["server", "--certificates", str(self.certificates.folder), "--host", HOST, "--port", str(self.port)]
+        self.server = self._command("server", [*words, "--state", str(self.state.folder)], environment)
+        self.server.wait_for(self.answers, _READY_WITHIN, "answering")
+
+    def answers(self) -> bool:
+        return is_healthy(f"{HOST}:{self.port}", self.certificates.authority)
+
+    def add_party(self, name: str, held: Split, label_names: Sequence[str], register: bool = True) -> None:
+        """Its files, its node key, and its registration."""
+        write_data(self.folder / name, held, label_names)
+        public = make_node_key(self.folder / f"{name}.key")
+        if register:
+            self.state.add_party(name, self.state.flower.register(public))
+
+    def start_party(
+        self, name: str, *options: str, environment: Mapping[str, str] | None = None, wait: bool = True
+    ) -> Process:
+        words = ["party", str(self.folder / name), "--key", str(self.key), "--server", f"{HOST}:{self.port}"]
+        words += ["--certificate", str(self.certificates.authority), "--node-key", str(self.folder / f"{name}.key")]
+        process = self._command(name, [*words, "--client", name, *options], environment)
+        self.parties[name] = process
+        if wait:
+            self.wait_connected(name)
+        return process
+
+    def wait_connected(self, name: str) -> None:
+        process, said = self.parties[name], []
+
+        def connected() -> bool:
+            said.extend(process.new_lines())
+            return any("connected" in line for line in said)
+
+        process.wait_for(connected, _READY_WITHIN, "connected")
+
+    def start_run(self, *options: str) -> Process:
+        name = f"run-{len(self.runs) + 1}"
+        process = self._command(name, ["run", "--state", str(self.state.folder), *options])
+        self.runs.append(process)
+        return process
+
+    def _command(self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
+        command = [*python_module("fedalc.cli"), "deploy", *words]
+        # One thread each: many processes share one machine here.
+        around = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
+        return Process(name, command, self.folder / f"{name}.out", around)
+
+
+def split_by_labels(train: Split, names: Sequence[str], parties: int) -> list[tuple[Split, list[str]]]:
+    """To each party every n-th label, the instances that carry one of them, and of their labels only its own."""
+    shares = []
+    for first in range(parties):
+        own = np.arange(first, len(names), parties)
+        held = train.labels[:, own]
+        own, held = own[held.getnnz(axis=0) > 0], held[:, held.getnnz(axis=0) > 0]
+        kept = held.getnnz(axis=1) > 0
+        shares.append((Split(train.features[kept], held[kept]), [names[label] for label in own]))
+    return shares
+
+
+def write_data(folder: Path, split: Split, label_names: Sequence[str]) -> None:
+    """As `fedalc deploy party` reads it. Numbers are written so that they are the same when they are read."""
+    folder.mkdir(parents=True)
+    lines = [f"{len(split)} {split.features.shape[1]} {split.labels.shape[1]}"]
+    for features, labels in zip(_rows(split.features), _rows(split.labels), strict=True):
+        listed = ",".join(str(label) for label, _ in labels)
+        lines.append(" ".join([listed, *(f"{index}:{value!r}" for index, value in features)]))
+    (folder / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "labels.txt").write_text("".join(f"{name}\n" for name in label_names), encoding="utf-8")
+
+
+def _rows(matrix: csr_matrix) -> list[list[tuple[int, float]]]:
+    matrix = matrix.sorted_indices()
+    pairs = list(zip(matrix.indices.tolist(), matrix.data.tolist(), strict=True))
+    return [pairs[start:stop] for start, stop in zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)]
+
+
+def run_to_its_end(process: Process, say: Callable[[str], None], seconds: float) -> int:
+    """Passes on what it says: its exit code."""
+    until = time.monotonic() + seconds
+    while process.alive:
+        for line in process.new_lines():
+            say(line)
+        if time.monotonic() > until:
+            raise FedalcError(f"{process.name} has not ended within {seconds:g} s:\n{process.tail()}")
+        time.sleep(0.2)
+    for line in process.new_lines():
+        say(line)
+    assert process.code is not None
+    return process.code

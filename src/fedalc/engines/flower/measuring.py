@@ -1,0 +1,68 @@
+"""Evaluation at the parties, on what each keeps out of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from flwr.app import MetricRecord, RecordDict
+
+from fedalc.config import Experiment
+from fedalc.engines.flower.collecting import Census
+from fedalc.engines.flower.parties import Parties
+from fedalc.engines.flower.records import BadMessage, pack, pack_theta, task
+from fedalc.engines.flower.replies import Asked, Replies, well_formed
+from fedalc.ledger import Ledger, payload_bytes
+from fedalc.model import Model
+
+
+class PartyEvaluation:
+    """The other half of a Flower strategy. `traffic`: of all evaluations so far."""
+
+    def __init__(self, parties: Parties, census: Census, settings: Experiment) -> None:
+        self.parties = parties
+        self.census = census
+        self.roster = census.roster
+        self.settings = settings
+        self.traffic = Ledger()
+
+    def evaluate(self, model: Model, round_number: int) -> dict[str, float]:
+        """Means over all that is kept. Nobody is waited for: empty, where nobody who is here has any."""
+        here = self.parties.present(self.roster, round_number, at_least=0)
+        measuring = np.flatnonzero(self.roster.held_out)
+        labels = {party: self.roster.labels_of(party, measuring) for party in sorted(here)}
+        asked = {party: own for party, own in labels.items() if len(own)}
+        contents = self.configure_evaluate(model, asked)
+        return self.aggregate_evaluate(round_number, asked, self.parties.ask(contents, "evaluate", str(round_number)))
+
+    def configure_evaluate(self, model: Model, asked: Asked) -> Iterator[tuple[int, RecordDict]]:
+        theta = pack_theta(model.theta)
+        for party, labels in asked.items():
+            pseudonyms = [self.roster.pseudonyms[label].tobytes() for label in labels]
+            said = task(self.settings, labels=pseudonyms, numbers=labels.tolist(), share=self.census.share)
+            rows = pack({"rows": model.W[torch.from_numpy(labels)]})
+            self.traffic.down += payload_bytes([*model.theta, model.W[: len(labels)]])
+            yield self.parties.node_of[party], RecordDict({"task": said, "theta": theta, "rows": rows})
+
+    def aggregate_evaluate(self, round_number: int, asked: Asked, replies: Replies) -> dict[str, float]:
+        """Weighted by how many instances each party said at the start that it keeps: not by what it says now."""
+        names = ("score", "loss") if self.settings.client.loss == "hinge" else ("score",)
+        totals, weights = dict.fromkeys(names, 0.0), 0
+
+        def read(content: RecordDict, party: int) -> tuple[int, dict[str, float]]:
+            return int(self.roster.held_out[asked[party]].sum()), _metrics(content, names)
+
+        for weight, metrics in well_formed(self.parties, self.roster, round_number, replies, read):
+            totals = {name: total + weight * metrics[name] for name, total in totals.items()}
+            weights += weight
+        return {f"party {name}": total / weights for name, total in totals.items()} if weights else {}
+
+
+def _metrics(content: RecordDict, names: tuple[str, ...]) -> dict[str, float]:
+    said = content.get("metrics")
+    values = {name: said.get(name) for name in names} if isinstance(said, MetricRecord) else {}
+    if not values or not all(isinstance(v, float) and math.isfinite(v) for v in values.values()):
+        raise BadMessage("no metrics, or none that are finite numbers")
+    return {name: float(value) for name, value in values.items() if isinstance(value, float)}

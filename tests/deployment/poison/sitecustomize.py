@@ -1,0 +1,28 @@
+"""For one party of a test, whose processes find this folder on their path: its app answers NaN in one round.
+
+The round is in a file, so that a test can say when. Without the file nothing is different.
+"""
+
+import os
+from pathlib import Path
+
+if (said := os.environ.get("FEDALC_TEST_POISON")) and Path(said).exists():
+    import numpy as np
+    from flwr.app import Array, ArrayRecord
+    from flwr.clientapp import ClientApp
+
+    honest = ClientApp.__call__
+
+    def answer(app, message, context):
+        reply = honest(app, message, context)
+        asked = message.metadata
+        if asked.message_type == "train" and asked.group_id == Path(said).read_text().strip():
+            change = reply.content["change"]
+            broken = {
+                name: Array(a.dtype, a.shape, a.stype, np.full(a.shape, np.nan, a.dtype).tobytes())
+                for name, a in change.items()
+            }
+            reply.content["change"] = ArrayRecord(broken)
+        return reply
+
+    ClientApp.__call__ = answer

@@ -1,0 +1,79 @@
+"""Which changes are absurdly long."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fedalc.engines.flower.screening import FACTOR, Change, NormScreen, bad_rows, norm
+
+
+def sifted(screen: NormScreen, *norms: float) -> list[int]:
+    """Which of these are taken, by their place."""
+    changes = (Change(place, [], None, 0.0, length) for place, length in enumerate(norms))
+    return [one.party for one in screen.sift(changes) if isinstance(one, Change)]
+
+
+def test_the_first_three_are_judged_together() -> None:
+    assert sifted(NormScreen(), 1e6, 1.0, 1.0, 1.0) == [1, 2, 3]
+    assert sifted(NormScreen(), 1.0, 1.0, 1e6) == [0, 1]
+    assert sifted(NormScreen(), 1.0, 1.0, 1.0, FACTOR * 1.01, FACTOR) == [0, 1, 2, 4]
+
+
+def test_of_two_nobody_can_say_whose_is_absurd_but_a_limit_helps() -> None:
+    assert sifted(NormScreen(), 1.0, 1e6) == [0, 1]
+    assert sifted(NormScreen(10.0), 1.0, 1e6) == [0]
+    assert sifted(NormScreen(10.0), 10.1, 10.0) == [1]
+
+
+def test_the_limit_alone_counts_where_there_is_one() -> None:
+    assert sifted(NormScreen(1e9), 1.0, 1.0, 1.0, 1e8) == [0, 1, 2, 3]
+
+
+def test_the_usual_length_does_not_fall() -> None:
+    screen = NormScreen()
+    sifted(screen, 10.0, 10.0, 10.0)
+    sifted(screen, 0.01, 0.01, 0.01)
+    assert screen.usual == 10.0
+    assert sifted(screen, 0.01, FACTOR * 10, FACTOR * 10.1) == [0, 1]
+    sifted(screen, 30.0, 30.0, 30.0)
+    assert screen.usual == 30.0
+
+
+def test_one_of_two_cannot_raise_the_usual_length_step_by_step() -> None:
+    screen = NormScreen()
+    sifted(screen, 1.0, 1.0, 1.0)
+    for _ in range(3):
+        assert sifted(screen, 1.0, FACTOR) == [0, 1]
+        assert screen.usual == 1.0
+
+
+def test_what_was_refused_does_not_move_the_usual_length() -> None:
+    screen = NormScreen()
+    sifted(screen, 1.0, 1.0, 1.0, 1e9, 1e9, 1e9, 1e9)
+    assert screen.usual == 1.0
+
+
+def test_from_the_second_round_on_nobody_waits_for_others() -> None:
+    screen = NormScreen()
+    sifted(screen, 1.0, 1.0, 1.0)
+    endless = (Change(place, [], None, 0.0, 1.0) for place in iter(int, 1))
+    assert isinstance(next(iter(screen.sift(endless))), Change)
+
+
+def test_where_most_stand_still_nothing_is_absurd() -> None:
+    assert sifted(NormScreen(), 0.0, 0.0, 5.0, 7.0) == [0, 1, 2, 3]
+
+
+def test_a_length_that_is_no_number_is_refused_also_without_a_bound() -> None:
+    assert sifted(NormScreen(), math.inf, 1.0) == [1]
+    assert sifted(NormScreen(), math.nan, 1.0) == [1]
+    huge = [torch.full((2,), 1e300, dtype=torch.float64)]
+    assert norm(huge) == math.inf
+    assert norm([torch.tensor([3.0]), torch.tensor([[4.0]])]) == 5.0
+
+
+def test_rows_have_length_1() -> None:
+    row = torch.tensor([[0.6, 0.8]])
+    assert not bad_rows(row) and bad_rows(row * 1.01) and bad_rows(row * 0) and bad_rows(row * math.nan)
