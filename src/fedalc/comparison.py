@@ -17,7 +17,7 @@ from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.resolution import experiment
-from fedalc.runs import Run, train_or_continue
+from fedalc.runs import Run, image_options, train_or_continue
 from fedalc.trained import TrainedModel
 from fedalc.training import Callback
 
@@ -85,7 +85,7 @@ def compare(
     if {(s.method, s.seed) for s in plan} != {(m, s) for m in methods for s in seeds}:
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     comparison = Comparison(folder=place, left_out=left_out)
-    data = load_dataset(plan[0].dataset, data_dir)
+    data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0]))
     folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
         for folder_ in folders:

@@ -30,7 +30,7 @@ import torch
 
 from fedalc import history
 from fedalc.config import Experiment
-from fedalc.data import Dataset, load_dataset
+from fedalc.data import Dataset, ImageOptions, Images, load_dataset
 from fedalc.encoders import make_encoder
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
@@ -105,7 +105,8 @@ def _train(
     _forget_peak_memory()
     if place is not None:
         check_folder(place, settings, resume, overwrite)
-    data = data or load_dataset(settings.dataset, data_dir)
+    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings))
+    check_kind(settings, data)
     check_memory(settings, data)
     kind = OracleTraining if settings.method in ORACLES else Training
     training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
@@ -245,6 +246,21 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
                 return made, lock
         lock.close()
     raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
+
+
+def image_options(settings: Experiment) -> ImageOptions:
+    i = settings.images
+    return ImageOptions(i.size, i.difficult, i.broken)
+
+
+def check_kind(settings: Experiment, data: Dataset) -> None:
+    """Pictures want an encoder of pictures, and the other way round."""
+    pictures = isinstance(data.train.features, Images)
+    if pictures and settings.method in ORACLES:
+        raise ConfigError(f"{settings.method} is for sparse features, and {data.name} has pictures", "method")
+    if pictures != settings.encoder.is_image and settings.method not in ORACLES:
+        has = "pictures: use resnet18, resnet50 or resnet-small" if pictures else "no pictures: use linear or mlp"
+        raise ConfigError(f"{settings.encoder.name} does not fit: {data.name} has {has}", "encoder.name")
 
 
 def check_memory(settings: Experiment, data: Dataset) -> None:

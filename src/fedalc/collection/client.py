@@ -23,7 +23,7 @@ from fedalc.collection.hashing import (
 from fedalc.collection.keys import Key
 from fedalc.config import CollectionSettings, EncoderSettings, is_keyed
 from fedalc.data.images import Images
-from fedalc.encoders import make_batch, make_encoder, scale_rows
+from fedalc.encoders import PICTURES_AT_ONCE, make_batch, make_encoder, scale_rows
 from fedalc.seeds import torch_generator
 
 BLOCK_ROWS = 2048  # instances encoded at a time
@@ -49,8 +49,9 @@ class SharedEncoder:
         encoder = make_encoder(features.shape[1], self._spread_out, torch_generator(self.seed, "encoder"))
         scaled = scale_rows(features, self.settings.features)
         blocks = []
-        for start in range(0, scaled.shape[0], BLOCK_ROWS):
-            part = scaled[start : start + BLOCK_ROWS]
+        at_once = PICTURES_AT_ONCE if isinstance(scaled, Images) else BLOCK_ROWS
+        for start in range(0, scaled.shape[0], at_once):
+            part = scaled[start : start + at_once]
             blocks.append(encoder(make_batch(part, np.arange(part.shape[0]), torch.float32, "cpu")).numpy())
         return np.concatenate(blocks)
 

@@ -31,7 +31,6 @@ from fedalc.errors import DataError, FedalcError
 DOMAIN = b"fedalc/1/"
 MIN_DIGEST_BYTES = 8
 _ROWS_AT_ONCE = 1 << 16
-_PICTURES_AT_ONCE = 256
 
 
 class Hasher:
@@ -119,17 +118,15 @@ def canonical_sparse(features: csr_matrix, records: Sequence[str] | None = None)
 
 
 def canonical_pictures(images: Images, records: Sequence[str] | None = None) -> Iterator[bytes]:
-    """Each picture's bytes: its size and pixels as they were brought to that size, then the record's name.
+    """Each picture's bytes: its side in pixels, the digest of its pixels, and the record's name.
 
-    The pixels are those of the small copy: parties have to read pictures with the same library, or know them by record.
+    The pixels are those of the small copy: parties have to decode with the same library, or know pictures by record.
     """
     if records is not None and len(records) != len(images):
         raise DataError(f"{len(records)} records' names for {len(images)} instances")
-    for start in range(0, len(images), _PICTURES_AT_ONCE):
-        block = images[start : start + _PICTURES_AT_ONCE].pixels()
-        for place, pixels in enumerate(block):
-            name = b"" if records is None else unicodedata.normalize("NFC", records[start + place]).encode()
-            yield b"".join((struct.pack("<I", images.size), pixels.tobytes(), struct.pack("<I", len(name)), name))
+    for place, digest in enumerate(images.digests):
+        name = b"" if records is None else unicodedata.normalize("NFC", records[place]).encode()
+        yield b"".join((struct.pack("<I", images.size), digest.tobytes(), struct.pack("<I", len(name)), name))
 
 
 def canonical_embeddings(embeddings: np.ndarray, step: float) -> Iterator[bytes]:
