@@ -47,7 +47,7 @@ class ImageEncoder(nn.Module):
         self.statistics = settings.norm == "batch"  # whether a client's own are used while it works
         self.first_layer = 0  # the number its first layer has in a round's dropout
         with torch.random.fork_rng(devices=[]):  # the library draws from torch's own generator
-            torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator)))
+            torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator, device="cpu")))
             self.backbone = _backbone(settings)
             width = self.backbone.config.hidden_sizes[-1]
             self.head = nn.Linear(width, settings.dim)
