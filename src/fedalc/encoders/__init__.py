@@ -1,5 +1,6 @@
 """Encoders g_θ: an instance in, a unit vector out."""
 
+import torch
 from torch import Generator
 
 from fedalc.config import EncoderSettings
@@ -16,12 +17,20 @@ def make_encoder(feature_count: int, settings: EncoderSettings, generator: Gener
     return encoders[0] if copies == 1 else SideBySide(encoders)
 
 
+def encoder_size(feature_count: int, settings: EncoderSettings) -> int:
+    """How many numbers θ has, of one encoder. It is built without memory, to be counted."""
+    with torch.device("meta"):
+        encoder = make_encoder(feature_count, settings, Generator("cpu"))
+    return sum(parameter.numel() for parameter in encoder.parameters())
+
+
 __all__ = [
     "Dropout",
     "Encoder",
     "SideBySide",
     "SparseRows",
     "TextEncoder",
+    "encoder_size",
     "make_encoder",
     "scale_rows",
     "text_encoder",

@@ -23,6 +23,7 @@ class RoundResult:
     rows: Tensor
     loss: float  # Σ p_u R_u, as met during the clients' first epoch
     traffic: Ledger  # of this round
+    heard: bool = True  # whether anybody answered; without, the round changes nothing
 
 
 @dataclass(frozen=True)
@@ -64,5 +65,5 @@ class Engine(Protocol):
         self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int
     ) -> RoundResult: ...
 
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
-        """For methods of one round."""
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+        """For methods of one round: what is needed to solve for θ, given the class embeddings."""

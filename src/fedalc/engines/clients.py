@@ -48,8 +48,8 @@ class ClientsEngine:
         return RoundResult(change, rows, loss, traffic)
 
     @torch.no_grad()
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
-        features, W, weights = self.federation.features, model.W, self.method.label_weights
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+        features, weights = self.federation.features, self.method.label_weights
         size = features.shape[1]
         gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
         constant = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ class Without:
 
     def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, t: int) -> RoundResult:
         kept = participants[~np.isin(participants, self.absent.get(t, ()))]
-        return self.engine.run(model, kept, dropout, t)
+        return replace(self.engine.run(model, kept, dropout, t), heard=len(kept) > 0)
 
 
 _EXPECTED: dict[str, Model] = {}

@@ -13,12 +13,10 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
-from fedalc.engines.flower.collecting import _distinct_names
+from fedalc.engines.flower.collecting import Census, _distinct_names, question
 from fedalc.engines.flower.introductions import Introduction
 from fedalc.engines.flower.parties import Parties, Patience, TooFew
 from fedalc.engines.flower.roster import Roster
-from fedalc.engines.flower.strategy import hello
-from fedalc.engines.flower.training import load_census
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.resolution import experiment
 from tests.engines.flower.local_grid import LocalGrid, Tamper, write_party
@@ -29,7 +27,7 @@ ODD = 7  # the node that lies
 
 
 def roster_of(folder: Path) -> Roster:
-    census = load_census(folder)
+    census = Census.load(folder)
     assert census is not None
     return census.roster
 
@@ -249,5 +247,5 @@ def test_the_one_that_comes_in_the_last_moment_counts(parties: Nodes) -> None:
     grid.script = {1: dict(parties)}
     settings = experiment({"method": "fedavg", "engine": "flower"})
     patience = Patience(2, 2, for_parties=0.05, for_replies=0.1, pause=0.0)
-    found = Parties(grid, patience, lambda: hello(settings, 0.0), say=lambda line: None).gather()
+    found = Parties(grid, patience, lambda: question(settings, 0.0), say=lambda line: None).gather()
     assert set(found) == set(parties)

@@ -18,7 +18,7 @@ from fedalc.data.dataset import Split
 from fedalc.encoders import SparseRows, scale_rows
 from fedalc.engines.flower.party import held_out
 from fedalc.engines.flower.roster import Roster
-from fedalc.engines.flower.training import server_data
+from fedalc.engines.flower.server_data import server_data
 from fedalc.errors import DataError
 from fedalc.trained import TrainedModel
 from tests.engines.flower.local_grid import LocalGrid, write_xmlc

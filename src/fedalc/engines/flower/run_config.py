@@ -9,6 +9,7 @@ from typing import Any
 
 from fedalc.config import FEDERATED, Experiment
 from fedalc.engines.flower.parties import Patience
+from fedalc.engines.flower.party import SHARES
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
 
@@ -70,8 +71,8 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
     _at_least(values, {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0})
     if values["min-parties"] > values["num-parties"]:
         raise ConfigError(f"{values['min-parties']}, and the run starts with {values['num-parties']}", "min-parties")
-    if not 0 <= values["held-out-share"] < 1:
-        raise ConfigError(f"is a share of the instances, and {values['held-out-share']} is none", "held-out-share")
+    if values["held-out-share"] not in SHARES:
+        raise ConfigError(f"0, 0.05, 0.1, … or 0.5, and is {values['held-out-share']}", "held-out-share")
     held_out = values["held-out"] or None
     deployment = Deployment(
         folder=Path(values["run-folder"] or f"runs/flower-{run_id}"),
