@@ -16,8 +16,7 @@ from fedalc.deployment.local import split_by_labels, write_data
 from fedalc.deployment.party import Party, run_party
 from fedalc.deployment.processes import free_port
 from fedalc.deployment.server import Server
-from fedalc.deployment.state import ServerState, Submitted
-from fedalc.deployment.submission import resumed
+from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
 
 
@@ -161,19 +160,6 @@ def test_parties_are_remembered_by_name(tmp_path: Path) -> None:
     assert list(state.parties()) == ["it's south"]
     with pytest.raises(FedalcError, match="'north' is registered; there are: it's south"):
         run("unregister", "north", "--state", str(tmp_path))
-
-
-def test_a_resumed_run_has_the_settings_it_began_with(tmp_path: Path) -> None:
-    state, folder = ServerState(tmp_path), tmp_path / "runs" / "one"
-    with pytest.raises(FedalcError, match="no such run folder"):
-        resumed(state, folder, {})
-    folder.mkdir(parents=True)
-    state.remember(folder, Submitted("5", {"method": "fedaws", "wait": 5.0, "run-folder": str(folder)}))
-    state.remember(tmp_path / "elsewhere" / "one", Submitted("6", {"method": "fedavg"}))
-    expected = {"method": "fedaws", "wait": 9.0, "run-folder": str(folder), "resume": True}
-    assert resumed(state, folder, {"wait": 9.0}) == expected
-    with pytest.raises(FedalcError, match="--name"):
-        run("run", "--resume", str(folder), "--name", "two", "--state", str(tmp_path))
 
 
 def test_the_app_is_written_for_flowers_users(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(min=1, help="communication rounds (default: the preset's)")] = None,
     config: Annotated[Path | None, typer.Option(help="settings from a TOML file")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value; repeatable")] = None,
-    seed: Annotated[int | None, typer.Option(help="same seed, settings and parties: same result")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="same seed, settings and parties: same result")] = None,
     parties: Annotated[int | None, typer.Option(min=1, help="start when so many are there (default: 2)")] = None,
     min_parties: Annotated[int | None, typer.Option(min=1, help="go on with at least so many (default: 2)")] = None,
     held_out: Annotated[
@@ -211,37 +211,41 @@ def run(
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[float | None, typer.Option(help="seconds for a party's answer (default: 600)")] = None,
     max_norm: Annotated[float | None, typer.Option(help="leave out replies that change more than this")] = None,
-    name: Annotated[str | None, typer.Option(help="the run folder's name (default: method-preset-seed)")] = None,
-    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="go on with a stopped run, from its folder")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="the run folder's name (default: the settings' name, or method-preset-seed)")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="where run folders go (default: runs)")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="go on with a stopped run, from its folder: with its own settings, and with --parties, "
+            "--min-parties, --held-out, --wait, --round-timeout, --max-norm as before or as given now"
+        ),
+    ] = None,
     app_folder: Annotated[Path | None, typer.Option("--app", help="another Flower app than fedalc's own")] = None,
 ) -> None:
     """Train with the parties that are connected. On the server's machine, while the server runs."""
-    from fedalc.deployment.flower import APP
+    from fedalc.deployment.flower import APP, require_flower
+    from fedalc.deployment.request import new_run, overrides_text, resumed_run
     from fedalc.deployment.state import ServerState
-    from fedalc.deployment.submission import listen, resumed, submit
+    from fedalc.deployment.submission import listen, submit
 
+    require_flower()
     known = ServerState(state)
     asked = _given(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
-        set="\n".join(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
+        set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
         max_norm=max_norm,
     )  # fmt: skip
-    if config is not None and not config.is_file():
-        raise FedalcError(f"{config}: there is no such file")
-    if resume is not None:
-        if name is not None:
-            raise ConfigError("--name: --resume goes on in the folder it names")
-        folder = resume.resolve()
-        settings = resumed(known, folder, asked)
+    if resume is None:
+        settings = new_run(asked, out or Path("runs"), name)
     else:
-        folder = (out / (name or f"{method or 'fedalc'}-{preset or 'strong'}-s{seed or 0}")).resolve()
-        settings = {**asked, "run-folder": str(folder)}
+        settings = resumed_run(known, resume.resolve(), {**asked, **_given(name=name, out=out)})
     number = submit(known, settings, app_folder or APP)
     say = _sayer()
-    say(f"run {number} into {folder}")
-    listen(known, number, folder, say)
+    say(f"run {number} into {settings['run-folder']}")
+    listen(known, number, Path(settings["run-folder"]), say)
 
 
 def _given(**options: Any) -> dict[str, Any]:
