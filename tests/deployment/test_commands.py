@@ -13,7 +13,7 @@ from fedalc.data.demo import DemoSize, make_demo
 from fedalc.data.load import load_held
 from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
 from fedalc.deployment.local import split_by_labels, write_data
-from fedalc.deployment.party import Party, run_party
+from fedalc.deployment.party import PartySide, run_party
 from fedalc.deployment.processes import free_port
 from fedalc.deployment.server import Server
 from fedalc.deployment.state import ServerState
@@ -85,9 +85,9 @@ def test_files_taken_for_another_are_named(made: Path, tmp_path: Path) -> None:
         run(*party(made, **{"node-key": str(made / "key")}))
 
 
-def a_party(made: Path, tmp_path: Path, **more: str) -> Party:
+def a_party(made: Path, tmp_path: Path, **more: str) -> PartySide:
     settings = {"data": str(made / "my data"), "key": str(made / "key"), **more}
-    return Party(settings, "127.0.0.1:9443", made / "certificates" / "ca.crt", made / "node", tmp_path / "state")
+    return PartySide(settings, "127.0.0.1:9443", made / "certificates" / "ca.crt", made / "node", tmp_path / "state")
 
 
 def test_a_partys_command_line_has_no_settings_in_it(made: Path, tmp_path: Path) -> None:
@@ -108,10 +108,12 @@ def test_a_server_that_is_not_there_is_waited_for(made: Path, tmp_path: Path, mo
     said: list[str] = []
     side = a_party(made, tmp_path)
     refusing = "print('SuperNode'); print('Exit Code: 305'); raise SystemExit(1)"
-    monkeypatch.setattr(Party, "command", lambda self: ["python3", "-c", refusing])
+    monkeypatch.setattr(PartySide, "command", lambda self: ["python3", "-c", refusing])
     with pytest.raises(FedalcError, match=r"refused this party: its node key is not registered .*node\.pub NAME"):
         run_party(side, said.append, patience=0)
-    monkeypatch.setattr(Party, "command", lambda self: ["python3", "-c", "print('Exit Code: 9'); raise SystemExit(1)"])
+    monkeypatch.setattr(
+        PartySide, "command", lambda self: ["python3", "-c", "print('Exit Code: 9'); raise SystemExit(1)"]
+    )
     with pytest.raises(FedalcError, match=r"(?s)ended by itself.*Exit Code: 9"):
         run_party(side, said.append, patience=60)
 

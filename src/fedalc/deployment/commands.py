@@ -148,11 +148,11 @@ def party(
     patience: Annotated[float, typer.Option(min=0, help="seconds to go on when the server refuses")] = 90.0,
 ) -> None:
     """A party's whole side, in the foreground: checks data and keys, then works for the server until Ctrl-C."""
-    from fedalc.deployment.party import Party, run_party
+    from fedalc.deployment.party import PartySide, run_party
 
     if (certificate is None) != insecure or (node_key is None) != insecure:
         raise ConfigError("give --certificate ca.crt and --node-key FILE, or --insecure for a trial on one machine")
-    side = Party(
+    side = PartySide(
         settings=_given(
             data=_absolute(data),
             key=_absolute(key),
