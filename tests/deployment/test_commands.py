@@ -118,6 +118,16 @@ def test_a_server_that_is_not_there_is_waited_for(made: Path, tmp_path: Path, mo
         run_party(side, said.append, patience=60)
 
 
+def test_a_partys_state_is_its_own(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a folder that everybody could read before."""
+    side = a_party(made, tmp_path)
+    side.state.mkdir()
+    side.state.chmod(0o755)
+    monkeypatch.setattr(PartySide, "command", lambda self: ["true"])
+    side.start().end()
+    assert side.state.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_servers_command_line(tmp_path: Path) -> None:
     secured = Server(ServerState(tmp_path), Certificates(tmp_path / "c"), "0.0.0.0", 9443)
     command = secured.command()

@@ -69,7 +69,8 @@ class PartySide:
         return self.state.resolve() / "node.toml"
 
     def start(self) -> Process:
-        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.state.chmod(0o700)  # also one that was there: it says where data and key are
         write_settings(self.settings_file, self.settings)
         place = self.state.resolve()
         return Process("the party", self.command(), place / "party.log", environment(place / "flower"))
