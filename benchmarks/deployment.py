@@ -120,7 +120,8 @@ class Node(threading.Thread):
 def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, Any]:
     from fedalc.collection.keys import Key
     from fedalc.data import load_dataset
-    from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
+    from fedalc.deployment.certificates import Certificates, make_certificates
+    from fedalc.deployment.node_keys import make_node_key
     from fedalc.deployment.processes import free_port
     from fedalc.deployment.server import Server
     from fedalc.deployment.state import ServerState

@@ -11,8 +11,9 @@ from fedalc.cli import app
 from fedalc.collection.keys import Key
 from fedalc.data.demo import DemoSize, make_demo
 from fedalc.data.load import load_held
-from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
+from fedalc.deployment.certificates import Certificates, make_certificates
 from fedalc.deployment.local import split_by_labels, write_data
+from fedalc.deployment.node_keys import make_node_key
 from fedalc.deployment.party import PartySide, run_party
 from fedalc.deployment.processes import free_port
 from fedalc.deployment.server import Server
@@ -183,7 +184,9 @@ def test_the_app_is_written_for_flowers_users(tmp_path: Path) -> None:
 
 def test_keys_and_certificates_say_who_gets_what(tmp_path: Path) -> None:
     said = run("certificates", str(tmp_path / "c"), "--host", "fl.example.org")
-    assert "ca.crt: give this to every party" in said and "ca.key: signs further certificates" in said
+    assert "ca.crt: give this to every party" in said and "ca.key: signs further server certificates" in said
+    said = run("certificates", str(tmp_path / "c"), "--host", "fl.example.org")
+    assert "parties need nothing new" in said and "started again" in said and "ca.key" not in said
     said = run("node-key", str(tmp_path / "node"))
     assert "nobody else gets it" in said and "fedalc deploy register node.pub NAME" in said
 

@@ -26,24 +26,34 @@ _SERVER_STATE = Path("fedalc-server")
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="where they go; nothing is overwritten")],
+    folder: Annotated[Path, typer.Argument(help="where they go; with ca.crt and ca.key in it: for a new server.crt")],
     host: Annotated[list[str], typer.Option(help="the server's name or address, as parties call it; repeatable")],
-    days: Annotated[int, typer.Option(min=1, help="how long they are valid")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="how long the server's is valid; the authority: ten years")] = 365,
 ) -> None:
-    """A certificate authority and a server certificate, so that parties know whom they talk to."""
-    from fedalc.deployment.credentials import make_certificates
+    """A certificate authority and a server certificate, so that parties know whom they talk to.
 
+    Again, before the server certificate ends: a new one by the same authority. Parties keep their ca.crt.
+    """
+    from fedalc.deployment.certificates import Certificates, make_certificates
+
+    known = Certificates(folder).authority.exists()
     made = make_certificates(folder, host, days)
     say = _sayer()
-    say(f"{made.authority}: give this to every party; it is not secret")
+    if known:
+        say(f"{made.authority}: as before; parties need nothing new")
+    else:
+        say(f"{made.authority}: give this to every party; it is not secret")
     say(f"{made.server}, {made.server_key}: for the server (fedalc deploy server --certificates {folder})")
-    say(f"{made.authority_key}: signs further certificates; keep it to yourself, best on another machine")
+    if known:
+        say("a server that is running takes them when it is started again; those before are kept as *.old")
+    else:
+        say(f"{made.authority_key}: signs further server certificates; keep it to yourself, best on another machine")
 
 
 @app.command("node-key")
 def node_key(file: Annotated[Path, typer.Argument(help="where it goes; never overwritten")]) -> None:
     """A party's key pair, by which the server knows it."""
-    from fedalc.deployment.credentials import make_node_key
+    from fedalc.deployment.node_keys import make_node_key
 
     public = make_node_key(file)
     say = _sayer()
@@ -62,7 +72,7 @@ def server(
     state: State = _SERVER_STATE,
 ) -> None:
     """The server, in the foreground: lets registered parties in, and runs what `fedalc deploy run` submits."""
-    from fedalc.deployment.credentials import Certificates
+    from fedalc.deployment.certificates import Certificates
     from fedalc.deployment.server import Server, run_server
     from fedalc.deployment.state import ServerState
 

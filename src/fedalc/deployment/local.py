@@ -16,8 +16,9 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
-from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
+from fedalc.deployment.certificates import Certificates, make_certificates
 from fedalc.deployment.flower import python_module
+from fedalc.deployment.node_keys import make_node_key
 from fedalc.deployment.processes import Process, free_port, is_healthy
 from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedalc.deployment.credentials import check_node_key
 from fedalc.deployment.flower import environment, plain, program, python_module, require_flower, write_settings
+from fedalc.deployment.node_keys import check_node_key
 from fedalc.deployment.processes import Process, follow, free_port, signals_interrupt
 from fedalc.errors import ConfigError, FedalcError
 

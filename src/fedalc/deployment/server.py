@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedalc.deployment.credentials import Certificates
+from fedalc.deployment.certificates import Certificates
 from fedalc.deployment.flower import environment, python_module, require_flower
 from fedalc.deployment.processes import Process, follow, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState
