@@ -68,34 +68,31 @@ def _wait_until_free(run_folder: Path) -> None:
             time.sleep(_LOOK_EVERY)
 
 
-def resumed(state: ServerState, run_folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the run that stopped, with what is to be different now."""
-    if not run_folder.is_dir():
-        raise FedalcError(f"{run_folder}: there is no such run folder")
-    earlier = state.submitted(run_folder)
-    known = {} if earlier is None else earlier.settings
-    return {**known, **changes, "run-folder": str(run_folder), "resume": True}
-
-
 def listen(state: ServerState, run: str, run_folder: Path, say: Callable[[str], None]) -> None:
     """Passes on what the run says until it is over. An end that is not a success is an error."""
     flower = state.flower
-    resume = shlex.join(["fedalc", "deploy", "run", "--state", str(state.folder), "--resume", str(run_folder)])
     try:
         with signals_interrupt():
             error = _follow_log(state, run, say)
             status, details = _final_status(state, run)
     except _Lost:
-        raise FedalcError(
-            f"the server does not answer any more (its log: {state.log}); start it again, then: {resume}"
-        ) from None
+        then = _how_to_go_on(state, run_folder)
+        raise FedalcError(f"the server does not answer any more (its log: {state.log}); start it; {then}") from None
     except KeyboardInterrupt:
         with contextlib.suppress(FedalcError):
             flower.stop(run)
-        raise Interrupted(f"run {run}; go on with: {resume}") from None
+        raise Interrupted(f"run {run}; {_how_to_go_on(state, run_folder)}") from None
     if status != "finished:completed":
         why = error or (status if details in ("", "N/A") else f"{status}, {details}")
-        raise FedalcError(f"run {run}: {why}\ngo on with: {resume}")
+        raise FedalcError(f"run {run}: {why}\n{_how_to_go_on(state, run_folder)}")
+
+
+def _how_to_go_on(state: ServerState, run_folder: Path) -> str:
+    if not (run_folder / "config.toml").is_file():
+        return "it had not begun to train: give the same command again"
+    return "go on with: " + shlex.join(
+        ["fedalc", "deploy", "run", "--state", str(state.folder), "--resume", str(run_folder)]
+    )
 
 
 class _Speech:

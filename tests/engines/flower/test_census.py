@@ -13,13 +13,14 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
+from fedalc.deployment.local import write_party
 from fedalc.engines.flower.collecting import Census, _distinct_names, question
 from fedalc.engines.flower.introductions import Introduction
 from fedalc.engines.flower.parties import Parties, Patience, TooFew
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.resolution import experiment
-from tests.engines.flower.local_grid import LocalGrid, Tamper, write_party
+from tests.engines.flower.local_grid import LocalGrid, Tamper
 from tests.engines.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, notes, run
 
 ONE = {"num-server-rounds": 1}

@@ -15,13 +15,14 @@ from fedalc.collection.hashing import Hasher, canonical_sparse
 from fedalc.collection.keys import Key
 from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
+from fedalc.deployment.local import write_xmlc
 from fedalc.encoders import SparseRows, scale_rows
 from fedalc.engines.flower.party import held_out
 from fedalc.engines.flower.roster import Roster
 from fedalc.engines.flower.server_data import server_data
 from fedalc.errors import DataError
 from fedalc.trained import TrainedModel
-from tests.engines.flower.local_grid import LocalGrid, write_xmlc
+from tests.engines.flower.local_grid import LocalGrid
 from tests.engines.flower.problem import NAMES, SETTINGS, Nodes, asked, in_round, notes, places, run
 from tests.problems import random_split
 

@@ -13,11 +13,12 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedalc.data.dataset import Split
+from fedalc.deployment.local import write_party
 from fedalc.engines.flower import exchange, run_config
 from fedalc.engines.flower.parties import Patience, TooFew
 from fedalc.engines.flower.records import RAW, pack
 from fedalc.trained import TrainedModel
-from tests.engines.flower.local_grid import LocalGrid, write_party
+from tests.engines.flower.local_grid import LocalGrid
 from tests.engines.flower.problem import (
     LINEAR,
     SETTINGS,
