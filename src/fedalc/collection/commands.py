@@ -14,10 +14,10 @@ from fedalc.config import Algorithm, CollectionSettings, EncoderSettings
 from fedalc.errors import ConfigError, FedalcError
 
 key_app = typer.Typer(
-    help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode=None
+    help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode="rich"
 )
 collect_app = typer.Typer(
-    help="Collect label sets with files: client, server.", no_args_is_help=True, rich_markup_mode=None
+    help="Collect label sets with files: client, server.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from fedalc.errors import DataError
 
-app = typer.Typer(help="Datasets: list, info, check, fetch.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Datasets: list, info, check, fetch.", no_args_is_help=True, rich_markup_mode="rich")
 
 Name = Annotated[str, typer.Argument(help="a dataset's name")]
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]

@@ -15,7 +15,7 @@ from fedalc.errors import ConfigError, FedalcError
 app = typer.Typer(
     help="Parties and a server on machines of their own, over Flower. docs/deployment.md takes you through it.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 State = Annotated[Path, typer.Option("--state", help="the server's folder: database, registered parties, logs")]
