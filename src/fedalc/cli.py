@@ -18,6 +18,21 @@ from fedalc.deployment.commands import app as deploy_app
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.reproduction.commands import reproduce
 
+
+def _keep_the_help_of_arguments() -> None:
+    """Flower asks for typer <0.21, whose arguments lose their help with click 8.4 and later."""
+    from typer.core import TyperArgument
+
+    make = TyperArgument.__init__
+
+    def make_with_help(self: TyperArgument, *words: Any, help: str | None = None, **options: Any) -> None:
+        make(self, *words, help=help, **options)
+        self.help = help
+
+    TyperArgument.__init__ = make_with_help  # type: ignore[method-assign]
+
+
+_keep_the_help_of_arguments()
 app = typer.Typer(
     help="Federated learning when every client has only positive examples of its own label.\n\n"
     "Start with: fedalc compare --preset demo",

@@ -312,7 +312,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "bytes_down": cost["bytes_down"],
         "collection": own["collection"],
         "privacy": own["privacy"],
-        "versions": versions(),
+        "versions": versions() | ({"flwr": version("flwr")} if own.get("parties") else {}),
     }
 
 

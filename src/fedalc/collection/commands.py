@@ -76,7 +76,7 @@ def name_model(
     model, found = named(model, make_hasher(_settings(algorithm, 16, "content", 0.0, key)), read_names(names))
     model.save(out)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{out}: {found} of {len(model.label_names)} labels have their names")
+    console.print(f"{out}: {found} of {len(model.label_names)} labels were given names")
 
 
 @collect_app.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ class PartySide:
         check_address(self.server)
         if self.certificate is not None:
             _check_certificate(self.certificate)
+            _check_server(self.server, self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
         from fedalc.engines.flower.party import Party
@@ -122,6 +125,27 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in address:
         raise ConfigError(f"--server: expected HOST:PORT, found {address!r}")
+
+
+def _check_server(address: str, certificate: Path) -> None:
+    """Whether it is the one that the certificate vouches for. One that does not answer may do so later."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    context = ssl.create_default_context(cafile=str(certificate))
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=5) as plain_,
+            context.wrap_socket(plain_, server_hostname=host),
+        ):
+            pass
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", None) or error.reason or error
+        raise FedalcError(
+            f"{address}: not the server that {certificate} vouches for ({why}); ask the server's side for its ca.crt, "
+            "and call it by the name it was made for"
+        ) from None
+    except OSError:
+        return
 
 
 def _check_certificate(file: Path) -> None:

@@ -50,7 +50,9 @@ class Server:
             self.certificates.check()
         certificate = None if self.certificates is None else self.certificates.authority.resolve()
         if is_healthy(self.own_address, certificate):
-            raise FedalcError(f"{self.own_address}: a server is running there already")
+            raise FedalcError(
+                f"{self.own_address}: a server is running there already; end it, or choose another --port"
+            )
         self.state.folder.mkdir(parents=True, exist_ok=True)
         self.state.folder.chmod(0o700)
         self.state.write_connection(self.own_address, certificate)

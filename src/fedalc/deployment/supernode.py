@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedalc.deployment.flower import APP
+from fedalc.deployment.processes import end_with_parent
 
 _FILES = {"pyproject.toml", "README.md", "LICENSE"}
 _UNKNOWN_FLOWER = "this version of Flower cannot be kept from running a server's code; install flwr 1.41"
@@ -87,6 +88,7 @@ def as_error(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def main() -> None:
+    end_with_parent()
     import flwr.supernode.start_client_internal as internal
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.cli import flower_supernode

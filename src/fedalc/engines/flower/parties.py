@@ -75,8 +75,9 @@ class Parties:
                 return known
             if late:
                 raise TooFew(
-                    f"{len(known)} of {wanted} parties are here after {self.patience.for_parties:g} seconds; "
-                    "start the others, or ask for fewer (num-parties)"
+                    f"{len(present)} parties are connected and {len(known)} have said who they are, after "
+                    f"{self.patience.for_parties:g} seconds, and {wanted} are wanted; start the others, or ask for "
+                    "fewer (--parties, num-parties)"
                 )
             time.sleep(self.patience.pause)
 

@@ -91,7 +91,7 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
         asked["seed"] = values["seed"]
     if values["num-server-rounds"] > 0:
         asked["rounds"] = values["num-server-rounds"]
-    overrides = [part.strip() for line in values["set"].splitlines() for part in line.split(";") if part.strip()]
+    overrides = _separated(values["set"])
     file = Path(values["settings"]) if values["settings"] else None
     settings = experiment(asked, file=file, overrides=[*overrides, *ALWAYS])
     if settings.method not in FEDERATED:
@@ -102,6 +102,16 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
         if getattr(settings.collection, field) is not None:
             raise ConfigError("the parties have the key, and the server collects from them", f"collection.{field}")
     return settings
+
+
+def _separated(overrides: str) -> list[str]:
+    """One per line, as `fedalc deploy run` has them. A text of one line, as one writes it for `flwr run`, is separated
+    at every `;`; with a line's end after it, a `;` belongs to the value.
+
+    >>> _separated("seed=1; rounds=5"), _separated('name="a;b"\\n')
+    (['seed=1', 'rounds=5'], ['name="a;b"'])
+    """
+    return [part.strip() for part in overrides.split("\n" if "\n" in overrides else ";") if part.strip()]
 
 
 def _at_least(values: Mapping[str, Any], limits: Mapping[str, float]) -> None:
