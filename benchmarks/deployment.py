@@ -1,10 +1,10 @@
-"""Bytes on the wire per party and round against the ledger, and the server's memory with 10 and 100 parties.
+"""Bytes on the wire per party and round against the ledger, and the server's memory with 3, 10 and 100 parties.
 
 A real server (TLS, node authentication) and its ServerApp process. The parties are nodes that speak Flower's protocol
 with the real client app, as threads of this process: a hundred SuperNodes would need more memory than most machines
 have, and what is measured is on the server's side and on the wire. Each reaches the server through a proxy that counts.
 
-    python benchmarks/deployment.py [--parties 10,100] [--rounds 4] [--out benchmarks/deployment.json]
+    python benchmarks/deployment.py [--parties 3,10,100] [--rounds 4] [--out benchmarks/deployment.json]
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import logging
 import selectors
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -25,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for the tests' writer of party files
+OUT = Path(__file__).with_suffix(".json")
+ASK_EVERY = 3.0  # seconds: as often as a SuperNode asks for work
 
 
 class CountingProxy(threading.Thread):
@@ -46,6 +45,11 @@ class CountingProxy(threading.Thread):
             except OSError:
                 return
             threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody is let through any more; those who are through end with their sockets."""
+        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which a close does not
+        self.listener.close()
 
     def _carry(self, client: socket.socket) -> None:
         with client, socket.create_connection(("127.0.0.1", self.server_port)) as server:
@@ -85,7 +89,7 @@ class Node(threading.Thread):
             self.address, False, self.certificate.read_bytes(), (private, private.public_key())
         ) as connection:
             self.connected.set()
-            while not self.stopped.wait(3.0):  # as often as a SuperNode asks for work
+            while not self.stopped.wait(ASK_EVERY):
                 self._work(connection)
 
     def _work(self, connection: Any) -> None:
@@ -120,12 +124,13 @@ class Node(threading.Thread):
 def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, Any]:
     from fedalc.collection.keys import Key
     from fedalc.data import load_dataset
-    from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
+    from fedalc.deployment.certificates import Certificates, make_certificates
+    from fedalc.deployment.local import write_party
+    from fedalc.deployment.node_keys import make_node_key
     from fedalc.deployment.processes import free_port
     from fedalc.deployment.server import Server
     from fedalc.deployment.state import ServerState
     from fedalc.deployment.submission import listen, submit
-    from tests.engines.flower.local_grid import write_party
 
     data = load_dataset(dataset)
     held = np.flatnonzero(data.train.labels.getnnz(axis=0))
@@ -146,6 +151,7 @@ def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, A
             state.flower.register(make_node_key(key))
             proxies.append(CountingProxy(server.port))
             proxies[-1].start()
+            ends.callback(proxies[-1].close)
             config = {"data": str(folder), "key": str(place / "parties.key"), "client": f"party {number}"}
             nodes.append(Node(f"127.0.0.1:{proxies[-1].port}", server.certificates.authority, key, config))
             nodes[-1].start()
@@ -166,7 +172,7 @@ def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, A
         before = sum(proxy.down for proxy in proxies), sum(proxy.up for proxy in proxies)
         listen(state, submit(state, settings), folder, say)
         result = json.loads((folder / "result.json").read_text())
-        # All of the run: introductions, the collection of labels, the rounds, and asking for work once a second.
+        # All of the run: introductions, the collection of labels, the rounds, and asking for work every 3 seconds.
         turns = rounds * len(shares)
         down = (sum(proxy.down for proxy in proxies) - before[0]) / turns
         up = (sum(proxy.up for proxy in proxies) - before[1]) / turns
@@ -185,13 +191,27 @@ def peak_memory_mb(pid: int) -> float:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """In Markdown. KB are of 1000 bytes, per party and round; in brackets what the wire has more than the ledger."""
+    lines = [
+        "| parties | to a party, KB | from a party, KB | s per round | ServerApp, MB | SuperLink, MB |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        down = f"{row['wire_down'] / 1000:,.1f} ({row['overhead_down']:+.1%})"
+        up = f"{row['wire_up'] / 1000:,.1f} ({row['overhead_up']:+.1%})"
+        memory = f"{row['server_app_mb']:,.0f} | {row['server_mb']:,.0f}"
+        lines.append(f"| {row['parties']} | {down} | {up} | {row['seconds_per_round']:.1f} | {memory} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parties", default="3,10,100")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--method", default="fedalc")
     parser.add_argument("--dataset", default="bibtex")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "deployment.json")
+    parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     logging.disable(logging.INFO)
     rows = []
@@ -200,6 +220,7 @@ def main() -> None:
         rows.append(measure(parties, asked.rounds, asked.method, asked.dataset))
         print(json.dumps(rows[-1], indent=1))
     asked.out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":

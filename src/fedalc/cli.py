@@ -18,13 +18,28 @@ from fedalc.deployment.commands import app as deploy_app
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.reproduction.commands import reproduce
 
+
+def _keep_the_help_of_arguments() -> None:
+    """Flower asks for typer <0.21, whose arguments lose their help with click 8.4 and later."""
+    from typer.core import TyperArgument
+
+    make = TyperArgument.__init__
+
+    def make_with_help(self: TyperArgument, *words: Any, help: str | None = None, **options: Any) -> None:
+        make(self, *words, help=help, **options)
+        self.help = help
+
+    TyperArgument.__init__ = make_with_help  # type: ignore[method-assign]
+
+
+_keep_the_help_of_arguments()
 app = typer.Typer(
     help="Federated learning when every client has only positive examples of its own label.\n\n"
     "Start with: fedalc compare --preset demo",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 app.add_typer(data_app, name="data")
 app.add_typer(key_app, name="key")

@@ -60,7 +60,7 @@ class EncoderSettings(Settings):
     name: Literal["mlp", "linear", "resnet50", "resnet18", "resnet-small"] = "mlp"
     dim: Count = 512
     embedding: Count = 512  # mlp only: what the sparse features are embedded into
-    hidden: tuple[Count, ...] = (1024, 1024)  # mlp only
+    hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)  # mlp only
     start: Literal["he", "framework", "zero"] = "he"  # zero: linear only
     output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, as the square loss wants it
     features: Literal["unit", "mean", "raw"] = "unit"  # row scaling: length 1, average of the rows used, or as they are
@@ -128,7 +128,7 @@ class EmbeddingSettings(Settings):
 class HashingSettings(Settings):
     """fedmlh: `tables` sub-models, in each of which the labels share `buckets` class embeddings."""
 
-    tables: Count = 4
+    tables: Annotated[int, Field(ge=1, le=256)] = 4
     buckets: Count = 500
 
 

@@ -102,12 +102,13 @@ class FederatedTraining:
             return self._solve(clients, began)
         self.server.aim()
         result = self.engine.run(self.model, clients, self._dropout(t), t)
-        mean = result.loss / len(self.method.parts)  # over sub-models, so that it compares with other methods'
-        loss = self.server.apply(result.change, mean)
-        for kept, observed in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
-            kept.copy_(observed)
-        self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
-        self.average.update([*self.model.theta, self.model.W], t)
+        loss = result.loss / len(self.method.parts)  # over sub-models, so that it compares with other methods'
+        if result.heard:
+            loss = self.server.apply(result.change, loss)
+            for kept, observed in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
+                kept.copy_(observed)
+            self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
+            self.average.update([*self.model.theta, self.model.W], t)
         self.ledger.add(result.traffic)
         self.seconds += time.perf_counter() - began
         return loss
@@ -115,7 +116,7 @@ class FederatedTraining:
     @torch.no_grad()
     def _solve(self, clients: np.ndarray, began: float) -> float:
         """The whole training, where the clients' sums determine it."""
-        sums = self.engine.sums(self.model, clients)
+        sums = self.engine.sums(self.model.W, clients)
         (theta,) = self.model.theta
         theta.copy_(sums.solve(self.settings.server.ridge))
         self.average.update([theta, self.model.W], self.round_number)

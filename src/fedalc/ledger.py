@@ -28,11 +28,10 @@ class Ledger:
         self.up += other.up
 
     @classmethod
-    def of_sums(cls, features: int, number: int, clients: int, parties: int | None = None) -> Ledger:
-        """Once: each party sends half of a symmetric features × features matrix, whole, as a masked sum has to be, and
-        a vector for each client it is. It receives nothing."""
-        parties = clients if parties is None else parties
-        return cls(0, number * (parties * features * (features + 1) // 2 + clients * features))
+    def of_sums(cls, features: int, number: int, clients: int) -> Ledger:
+        """Once: each client sends half of a symmetric features × features matrix, whole, as a masked sum has to be, and
+        a vector. It receives nothing."""
+        return cls(0, clients * number * (features * (features + 1) // 2 + features))
 
     @classmethod
     def of_round(cls, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool) -> Ledger:

@@ -31,7 +31,7 @@ import torch
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.data import Dataset, ImageOptions, Images, load_dataset
-from fedalc.encoders import make_encoder
+from fedalc.encoders import encoder_size
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.interrupt import Interrupt
@@ -40,9 +40,10 @@ from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
 from fedalc.trained import TrainedModel, load_model
-from fedalc.training import Callback, Training
+from fedalc.training import Callback, Training, listening
 
 LOCK = ".lock"  # there only while a process writes to the folder
+CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
 LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
 
 
@@ -114,11 +115,15 @@ def _train(
 
 
 def fill_folder(
-    training: Training | OracleTraining, place: Path | None, resume: bool, overwrite: bool
+    training: Training | OracleTraining,
+    place: Path | None,
+    resume: bool,
+    overwrite: bool,
+    interrupt: Interrupt | None = None,
 ) -> tuple[Run, bool]:
-    """Train, test and save. Nothing is saved where there is no place."""
+    """Train, test and save. Nothing is saved where there is no place. Listens to `interrupt`, or to one of its own."""
     settings = training.settings
-    with Interrupt() as interrupt, nullcontext() if place is None else only_writer(place):
+    with listening(interrupt) as interrupt, nullcontext() if place is None else only_writer(place):
         if place is not None:
             check_folder(place, settings, resume, overwrite)  # again: another process may have been here since
             training.resume() if resume else open_folder(place, settings)
@@ -195,9 +200,9 @@ def _is_litter(path: Path) -> bool:
 
 def open_folder(folder: Path, settings: Experiment) -> None:
     try:
-        for old in ("history.jsonl", "result.json", "report.html", "parties.jsonl"):
+        for old in ("history.jsonl", "result.json", "report.html", PARTIES_LOG):
             (folder / old).unlink(missing_ok=True)
-        for old in ("model", "checkpoint", "checkpoint.old", "census"):
+        for old in ("model", "checkpoint", "checkpoint.old", CENSUS):
             shutil.rmtree(folder / old, ignore_errors=True)
         write_text(folder / "config.toml", settings.to_toml())
         history.rewrite(folder / "history.jsonl", [])
@@ -275,13 +280,11 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
                 "method",
             )
         return
-    sub_models, e = METHODS[settings.method].sub_models(settings), settings.encoder
-    with torch.device("meta"):  # built without memory, to be counted
-        encoder = make_encoder(data.feature_count, e.model_copy(update={"pretrained": None}), torch.Generator("cpu"))
-    theta = sum(parameter.numel() for parameter in encoder.parameters())
+    theta = encoder_size(data.feature_count, settings.encoder)
+    sub_models = METHODS[settings.method].sub_models(settings)
     number = 8 if settings.dtype == "float64" else 4
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
-    needed = number * sub_models * (copies * theta + 4 * data.label_count * e.dim)
+    needed = number * sub_models * (copies * theta + 4 * data.label_count * settings.encoder.dim)
     if METHODS[settings.method].one_round:
         needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
     if settings.device == "cpu" and needed > has:
@@ -325,7 +328,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "bytes_down": cost["bytes_down"],
         "collection": own["collection"],
         "privacy": own["privacy"],
-        "versions": versions(),
+        "versions": versions() | ({"flwr": version("flwr")} if own.get("parties") else {}),
     }
 
 

@@ -162,6 +162,12 @@ class SolveThenTrain:
             optimizer.load_tensors({k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)})
 
 
+def needs_everyone(settings: Experiment, round_number: int) -> bool:
+    """Whether a round's gradient must be of the same objective as the rounds' before: of all clients, always."""
+    solving = not settings.encoder.shortcut or round_number <= settings.server.solve_rounds
+    return settings.server.optimizer == "cg" and solving
+
+
 AnyOptimizer = ServerOptimizer | ConjugateGradients | SolveThenTrain
 
 

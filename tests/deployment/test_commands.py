@@ -11,13 +11,13 @@ from fedalc.cli import app
 from fedalc.collection.keys import Key
 from fedalc.data.demo import DemoSize, make_demo
 from fedalc.data.load import load_held
-from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
+from fedalc.deployment.certificates import Certificates, make_certificates
 from fedalc.deployment.local import split_by_labels, write_data
-from fedalc.deployment.party import Party, run_party
+from fedalc.deployment.node_keys import make_node_key
+from fedalc.deployment.party import PartySide, run_party
 from fedalc.deployment.processes import free_port
 from fedalc.deployment.server import Server
-from fedalc.deployment.state import ServerState, Submitted
-from fedalc.deployment.submission import resumed
+from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
 
 
@@ -86,9 +86,9 @@ def test_files_taken_for_another_are_named(made: Path, tmp_path: Path) -> None:
         run(*party(made, **{"node-key": str(made / "key")}))
 
 
-def a_party(made: Path, tmp_path: Path, **more: str) -> Party:
+def a_party(made: Path, tmp_path: Path, **more: str) -> PartySide:
     settings = {"data": str(made / "my data"), "key": str(made / "key"), **more}
-    return Party(settings, "127.0.0.1:9443", made / "certificates" / "ca.crt", made / "node", tmp_path / "state")
+    return PartySide(settings, "127.0.0.1:9443", made / "certificates" / "ca.crt", made / "node", tmp_path / "state")
 
 
 def test_a_partys_command_line_has_no_settings_in_it(made: Path, tmp_path: Path) -> None:
@@ -109,12 +109,24 @@ def test_a_server_that_is_not_there_is_waited_for(made: Path, tmp_path: Path, mo
     said: list[str] = []
     side = a_party(made, tmp_path)
     refusing = "print('SuperNode'); print('Exit Code: 305'); raise SystemExit(1)"
-    monkeypatch.setattr(Party, "command", lambda self: ["python3", "-c", refusing])
+    monkeypatch.setattr(PartySide, "command", lambda self: ["python3", "-c", refusing])
     with pytest.raises(FedalcError, match=r"refused this party: its node key is not registered .*node\.pub NAME"):
         run_party(side, said.append, patience=0)
-    monkeypatch.setattr(Party, "command", lambda self: ["python3", "-c", "print('Exit Code: 9'); raise SystemExit(1)"])
+    monkeypatch.setattr(
+        PartySide, "command", lambda self: ["python3", "-c", "print('Exit Code: 9'); raise SystemExit(1)"]
+    )
     with pytest.raises(FedalcError, match=r"(?s)ended by itself.*Exit Code: 9"):
         run_party(side, said.append, patience=60)
+
+
+def test_a_partys_state_is_its_own(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a folder that everybody could read before."""
+    side = a_party(made, tmp_path)
+    side.state.mkdir()
+    side.state.chmod(0o755)
+    monkeypatch.setattr(PartySide, "command", lambda self: ["true"])
+    side.start().end()
+    assert side.state.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_servers_command_line(tmp_path: Path) -> None:
@@ -163,19 +175,6 @@ def test_parties_are_remembered_by_name(tmp_path: Path) -> None:
         run("unregister", "north", "--state", str(tmp_path))
 
 
-def test_a_resumed_run_has_the_settings_it_began_with(tmp_path: Path) -> None:
-    state, folder = ServerState(tmp_path), tmp_path / "runs" / "one"
-    with pytest.raises(FedalcError, match="no such run folder"):
-        resumed(state, folder, {})
-    folder.mkdir(parents=True)
-    state.remember(folder, Submitted("5", {"method": "fedaws", "wait": 5.0, "run-folder": str(folder)}))
-    state.remember(tmp_path / "elsewhere" / "one", Submitted("6", {"method": "fedavg"}))
-    expected = {"method": "fedaws", "wait": 9.0, "run-folder": str(folder), "resume": True}
-    assert resumed(state, folder, {"wait": 9.0}) == expected
-    with pytest.raises(FedalcError, match="--name"):
-        run("run", "--resume", str(folder), "--name", "two", "--state", str(tmp_path))
-
-
 def test_the_app_is_written_for_flowers_users(tmp_path: Path) -> None:
     run("app", str(tmp_path / "app"))
     assert sorted(file.name for file in (tmp_path / "app").iterdir()) == ["LICENSE", "README.md", "pyproject.toml"]
@@ -185,7 +184,9 @@ def test_the_app_is_written_for_flowers_users(tmp_path: Path) -> None:
 
 def test_keys_and_certificates_say_who_gets_what(tmp_path: Path) -> None:
     said = run("certificates", str(tmp_path / "c"), "--host", "fl.example.org")
-    assert "ca.crt: give this to every party" in said and "ca.key: signs further certificates" in said
+    assert "ca.crt: give this to every party" in said and "ca.key: signs further server certificates" in said
+    said = run("certificates", str(tmp_path / "c"), "--host", "fl.example.org")
+    assert "parties need nothing new" in said and "started again" in said and "ca.key" not in said
     said = run("node-key", str(tmp_path / "node"))
     assert "nobody else gets it" in said and "fedalc deploy register node.pub NAME" in said
 

@@ -17,10 +17,11 @@ import pytest
 
 from fedalc.data.dataset import Dataset
 from fedalc.data.demo import DemoSize, make_demo
-from fedalc.deployment.demo import in_one_process, pairs
+from fedalc.deployment.demo import pairs
 from fedalc.deployment.flower import APP
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
 from fedalc.deployment.processes import Process
+from fedalc.deployment.twin import model_in_one_process
 from fedalc.runs import read_settings
 from fedalc.trained import TrainedModel
 
@@ -100,7 +101,7 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
     assert "going on after round" in again.said()
     settings = read_settings(run_folder)
     assert settings.rounds == ROUNDS
-    expected = in_one_process(settings, data.train, data.label_names, deployment.key)
+    expected = model_in_one_process(settings, data.train, data.label_names, deployment.key)
     for name, ours, theirs in pairs(TrainedModel.load(run_folder / "model").model, expected):
         difference = (ours - theirs).abs().max().item()
         assert difference <= 1e-9 * theirs.abs().max().item(), name

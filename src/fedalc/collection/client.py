@@ -8,9 +8,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from scipy.sparse import csr_matrix
 
 from fedalc.collection.hashing import (
@@ -21,12 +24,41 @@ from fedalc.collection.hashing import (
     embedding_identity,
 )
 from fedalc.collection.keys import Key
-from fedalc.config import CollectionSettings, EncoderSettings, is_keyed
+from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, is_keyed
+from fedalc.config import Identity as IdentityName
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch, make_encoder, scale_rows
+from fedalc.errors import ConfigError
 from fedalc.seeds import torch_generator
 
 BLOCK_ROWS = 2048  # instances encoded at a time
+
+
+def collection_settings(
+    algorithm: str, digest_bytes: int, identity: str, key: Path | str | None, quantum: float = 1e-3
+) -> CollectionSettings:
+    """As a party asks for them. An error names the field, as it is called on a command line."""
+    for value, known, field in ((algorithm, Algorithm, "algorithm"), (identity, IdentityName, "identity")):
+        if value not in get_args(known):
+            raise ConfigError(f"unknown {value!r}; there are {', '.join(get_args(known))}", field)
+    keyed = is_keyed(algorithm)
+    if keyed and key is None:
+        raise ConfigError("give the key file the clients share (make one: fedalc key new FILE)", "key")
+    if not keyed and key is not None:
+        raise ConfigError(f"{algorithm} uses no key; did you mean hmac-{algorithm}?", "key")
+    try:
+        return CollectionSettings.model_validate(
+            {
+                "algorithm": algorithm,
+                "digest_bytes": digest_bytes,
+                "identity": identity,
+                "quantum": quantum,
+                "key": None if key is None else str(key),
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(str(first["msg"]), str(first["loc"][0]).replace("_", "-")) from None
 
 
 def make_hasher(settings: CollectionSettings) -> Hasher:

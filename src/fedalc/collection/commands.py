@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, Identity, is_keyed
+from fedalc.config import Algorithm, CollectionSettings, EncoderSettings
 from fedalc.errors import ConfigError, FedalcError
 
 key_app = typer.Typer(
-    help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode=None
+    help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode="rich"
 )
 collect_app = typer.Typer(
-    help="Collect label sets with files: client, server.", no_args_is_help=True, rich_markup_mode=None
+    help="Collect label sets with files: client, server.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
@@ -47,14 +47,14 @@ def key_labels(
     names: Annotated[Path, typer.Argument(help="the labels' names, one per line")],
     algorithm: AlgorithmOption = "hmac-sha256",
 ) -> None:
-    """The labels' pseudonyms, as the server knows them: one line each, with the name after a tab."""
+    """The labels' pseudonyms, as the server knows them, in the same order: a labels.txt for data at the server."""
     from fedalc.collection.client import make_hasher
     from fedalc.collection.naming import pseudonyms, read_names
 
     known = read_names(names)
     hasher = make_hasher(_settings(algorithm, 16, "content", 0.0, key))
-    for pseudonym, name in zip(pseudonyms(hasher, known), known, strict=True):
-        typer.echo(f"{pseudonym}\t{name}")
+    for pseudonym in pseudonyms(hasher, known):
+        typer.echo(pseudonym)
 
 
 @key_app.command("name-model")
@@ -76,7 +76,7 @@ def name_model(
     model, found = named(model, make_hasher(_settings(algorithm, 16, "content", 0.0, key)), read_names(names))
     model.save(out)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{out}: {found} of {len(model.label_names)} labels have their names")
+    console.print(f"{out}: {found} of {len(model.label_names)} labels were given names")
 
 
 @collect_app.command()
@@ -214,29 +214,12 @@ def audit(
 
 
 def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, key: Path | None) -> CollectionSettings:
-    from pydantic import ValidationError
+    from fedalc.collection.client import collection_settings
 
-    for value, known, option in ((algorithm, Algorithm, "--algorithm"), (identity, Identity, "--identity")):
-        if value not in get_args(known):
-            raise ConfigError(f"{option}: unknown {value!r}; there are {', '.join(get_args(known))}")
-    keyed = is_keyed(algorithm)
-    if keyed and key is None:
-        raise ConfigError("--key: give the key file the clients share (make one: fedalc key new FILE)")
-    if not keyed and key is not None:
-        raise ConfigError(f"--key: {algorithm} uses no key; did you mean hmac-{algorithm}?")
     try:
-        return CollectionSettings.model_validate(
-            {
-                "algorithm": algorithm,
-                "digest_bytes": digest_bytes,
-                "identity": identity,
-                "quantum": quantum,
-                "key": None if key is None else str(key),
-            }
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+        return collection_settings(algorithm, digest_bytes, identity, key, quantum)
+    except ConfigError as error:
+        raise ConfigError(f"--{error}") from None
 
 
 def _check_out(out: Path, overwrite: bool, kind: str) -> None:

@@ -122,6 +122,11 @@ def load_held(name_or_path: str | Path, data_dir: Path | str | None = None) -> t
     return dataset.train, dataset.label_names
 
 
+def test_file(folder: Path) -> Path | None:
+    """The folder's test file, if it has one."""
+    return _split_files(folder).get("test")
+
+
 def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Dataset:
     files = find_split_files(folder)
     parsed = {split: _parse(path, rule, cache) for split, path in files.items()}

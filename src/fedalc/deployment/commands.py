@@ -15,7 +15,7 @@ from fedalc.errors import ConfigError, FedalcError
 app = typer.Typer(
     help="Parties and a server on machines of their own, over Flower. docs/deployment.md takes you through it.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 State = Annotated[Path, typer.Option("--state", help="the server's folder: database, registered parties, logs")]
@@ -26,24 +26,34 @@ _SERVER_STATE = Path("fedalc-server")
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="where they go; nothing is overwritten")],
+    folder: Annotated[Path, typer.Argument(help="where they go; with ca.crt and ca.key in it: for a new server.crt")],
     host: Annotated[list[str], typer.Option(help="the server's name or address, as parties call it; repeatable")],
-    days: Annotated[int, typer.Option(min=1, help="how long they are valid")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="how long the server's is valid; the authority: ten years")] = 365,
 ) -> None:
-    """A certificate authority and a server certificate, so that parties know whom they talk to."""
-    from fedalc.deployment.credentials import make_certificates
+    """A certificate authority and a server certificate, so that parties know whom they talk to.
 
+    Again, before the server certificate ends: a new one by the same authority. Parties keep their ca.crt.
+    """
+    from fedalc.deployment.certificates import Certificates, make_certificates
+
+    known = Certificates(folder).authority.exists()
     made = make_certificates(folder, host, days)
     say = _sayer()
-    say(f"{made.authority}: give this to every party; it is not secret")
+    if known:
+        say(f"{made.authority}: as before; parties need nothing new")
+    else:
+        say(f"{made.authority}: give this to every party; it is not secret")
     say(f"{made.server}, {made.server_key}: for the server (fedalc deploy server --certificates {folder})")
-    say(f"{made.authority_key}: signs further certificates; keep it to yourself, best on another machine")
+    if known:
+        say("a server that is running takes them when it is started again; those before are kept as *.old")
+    else:
+        say(f"{made.authority_key}: signs further server certificates; keep it to yourself, best on another machine")
 
 
 @app.command("node-key")
 def node_key(file: Annotated[Path, typer.Argument(help="where it goes; never overwritten")]) -> None:
     """A party's key pair, by which the server knows it."""
-    from fedalc.deployment.credentials import make_node_key
+    from fedalc.deployment.node_keys import make_node_key
 
     public = make_node_key(file)
     say = _sayer()
@@ -62,7 +72,7 @@ def server(
     state: State = _SERVER_STATE,
 ) -> None:
     """The server, in the foreground: lets registered parties in, and runs what `fedalc deploy run` submits."""
-    from fedalc.deployment.credentials import Certificates
+    from fedalc.deployment.certificates import Certificates
     from fedalc.deployment.server import Server, run_server
     from fedalc.deployment.state import ServerState
 
@@ -148,11 +158,11 @@ def party(
     patience: Annotated[float, typer.Option(min=0, help="seconds to go on when the server refuses")] = 90.0,
 ) -> None:
     """A party's whole side, in the foreground: checks data and keys, then works for the server until Ctrl-C."""
-    from fedalc.deployment.party import Party, run_party
+    from fedalc.deployment.party import PartySide, run_party
 
     if (certificate is None) != insecure or (node_key is None) != insecure:
         raise ConfigError("give --certificate ca.crt and --node-key FILE, or --insecure for a trial on one machine")
-    side = Party(
+    side = PartySide(
         settings=_given(
             data=_absolute(data),
             key=_absolute(key),
@@ -199,7 +209,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(min=1, help="communication rounds (default: the preset's)")] = None,
     config: Annotated[Path | None, typer.Option(help="settings from a TOML file")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value; repeatable")] = None,
-    seed: Annotated[int | None, typer.Option(help="same seed, settings and parties: same result")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="same seed, settings and parties: same result")] = None,
     parties: Annotated[int | None, typer.Option(min=1, help="start when so many are there (default: 2)")] = None,
     min_parties: Annotated[int | None, typer.Option(min=1, help="go on with at least so many (default: 2)")] = None,
     held_out: Annotated[
@@ -211,37 +221,41 @@ def run(
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[float | None, typer.Option(help="seconds for a party's answer (default: 600)")] = None,
     max_norm: Annotated[float | None, typer.Option(help="leave out replies that change more than this")] = None,
-    name: Annotated[str | None, typer.Option(help="the run folder's name (default: method-preset-seed)")] = None,
-    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="go on with a stopped run, from its folder")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="the run folder's name (default: the settings' name, or method-preset-seed)")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="where run folders go (default: runs)")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="go on with a stopped run, from its folder: with its own settings, and with --parties, "
+            "--min-parties, --held-out, --wait, --round-timeout, --max-norm as before or as given now"
+        ),
+    ] = None,
     app_folder: Annotated[Path | None, typer.Option("--app", help="another Flower app than fedalc's own")] = None,
 ) -> None:
     """Train with the parties that are connected. On the server's machine, while the server runs."""
-    from fedalc.deployment.flower import APP
+    from fedalc.deployment.flower import APP, require_flower
+    from fedalc.deployment.request import new_run, overrides_text, resumed_run
     from fedalc.deployment.state import ServerState
-    from fedalc.deployment.submission import listen, resumed, submit
+    from fedalc.deployment.submission import listen, submit
 
+    require_flower()
     known = ServerState(state)
     asked = _given(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
-        set="\n".join(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
+        set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
         max_norm=max_norm,
     )  # fmt: skip
-    if config is not None and not config.is_file():
-        raise FedalcError(f"{config}: there is no such file")
-    if resume is not None:
-        if name is not None:
-            raise ConfigError("--name: --resume goes on in the folder it names")
-        folder = resume.resolve()
-        settings = resumed(known, folder, asked)
+    if resume is None:
+        settings = new_run(asked, out or Path("runs"), name)
     else:
-        folder = (out / (name or f"{method or 'fedalc'}-{preset or 'strong'}-s{seed or 0}")).resolve()
-        settings = {**asked, "run-folder": str(folder)}
+        settings = resumed_run(known, resume.resolve(), {**asked, **_given(name=name, out=out)})
     number = submit(known, settings, app_folder or APP)
     say = _sayer()
-    say(f"run {number} into {folder}")
-    listen(known, number, folder, say)
+    say(f"run {number} into {settings['run-folder']}")
+    listen(known, number, Path(settings["run-folder"]), say)
 
 
 def _given(**options: Any) -> dict[str, Any]:

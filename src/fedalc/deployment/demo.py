@@ -9,28 +9,19 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedalc.collection.hashing import Hasher, canonical_sparse
+from fedalc.collection.hashing import Hasher
 from fedalc.collection.keys import Key
-from fedalc.collection.messages import byte_order
-from fedalc.config import Experiment
-from fedalc.data.clients import Federation
-from fedalc.data.dataset import Split
 from fedalc.data.demo import make_demo
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels, write_data
 from fedalc.deployment.processes import signals_interrupt
-from fedalc.encoders import scale_rows
-from fedalc.engines import make_engine
+from fedalc.deployment.twin import model_in_one_process
 from fedalc.errors import FedalcError
-from fedalc.federated import FederatedTraining, knowledge_for
 from fedalc.model import Model
 from fedalc.runs import read_settings
 from fedalc.trained import TrainedModel
@@ -101,7 +92,7 @@ class Demo:
         settings = read_settings(run_folder)
         found = TrainedModel.load(run_folder / "model").model
         self.say("the same rounds in one process, engine `clients`")
-        expected = in_one_process(settings, self.train, self.names, self.deployment.key)
+        expected = model_in_one_process(settings, self.train, self.names, self.deployment.key)
         table = Table("", "numbers", "largest", "largest difference")
         worst = 0.0
         for name, ours, theirs in pairs(found, expected):
@@ -112,25 +103,6 @@ class Demo:
         if worst > TOLERANCE:
             raise FedalcError(f"the two differ by {worst:.2g} of the largest number, more than {TOLERANCE:g}")
         self.say(f"the deployment's model is that of one process, to {worst:.1g} of the largest number")
-
-
-def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key: Path) -> Model:
-    """By engine `clients`: labels in the order of their pseudonyms, as the server has them."""
-    settings = settings.model_copy(update={"engine": "clients"})
-    hasher = Hasher("hmac-sha256", Key.read(key))
-    held = np.flatnonzero(train.labels.getnnz(axis=0))
-    order = held[byte_order(hasher.labels([names[label] for label in held.tolist()]))]
-    train = Split(train.features, train.labels[:, order])
-    train = train.rows(np.flatnonzero(train.labels.getnnz(axis=1)))
-    digests = hasher.instances(canonical_sparse(train.features))
-    keys = np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()
-    federation = Federation(scale_rows(train.features, settings.encoder.features), train.labels, keys=keys)
-    twin = FederatedTraining(
-        settings, federation, partial(make_engine, settings, federation), knowledge_for(settings, train)
-    )
-    for _ in range(settings.rounds):
-        twin.run_round()
-    return twin.averaged_model()
 
 
 def pairs(found: Model, expected: Model) -> list[tuple[str, Tensor, Tensor]]:

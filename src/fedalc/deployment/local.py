@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -16,8 +16,9 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
-from fedalc.deployment.credentials import Certificates, make_certificates, make_node_key
+from fedalc.deployment.certificates import Certificates, make_certificates
 from fedalc.deployment.flower import python_module
+from fedalc.deployment.node_keys import make_node_key
 from fedalc.deployment.processes import Process, free_port, is_healthy
 from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
@@ -109,26 +110,38 @@ class LocalDeployment:
 
 
 def split_by_labels(train: Split, names: Sequence[str], parties: int) -> list[tuple[Split, list[str]]]:
-    """To each party every n-th label, the instances that carry one of them, and of their labels only its own."""
-    shares = []
-    for first in range(parties):
-        own = np.arange(first, len(names), parties)
-        held = train.labels[:, own]
-        own, held = own[held.getnnz(axis=0) > 0], held[:, held.getnnz(axis=0) > 0]
-        kept = held.getnnz(axis=1) > 0
-        shares.append((Split(train.features[kept], held[kept]), [names[label] for label in own]))
-    return shares
+    """To each party every n-th of the labels that anything carries."""
+    used = train.labels.getnnz(axis=0) > 0
+    shares = [[label for label in range(first, len(names), parties) if used[label]] for first in range(parties)]
+    return [(held_with(train, own), [names[label] for label in own]) for own in shares]
 
 
-def write_data(folder: Path, split: Split, label_names: Sequence[str]) -> None:
-    """As `fedalc deploy party` reads it. Numbers are written so that they are the same when they are read."""
+def held_with(train: Split, labels: Iterable[int]) -> Split:
+    """What a party with these labels holds: the instances that carry one of them, and of their labels only these."""
+    held = train.labels[:, list(labels)]
+    kept = np.flatnonzero(held.getnnz(axis=1))
+    return Split(train.features[kept], held[kept])
+
+
+def write_party(folder: Path, train: Split, labels: Iterable[int], names: Iterable[str]) -> Path:
+    return write_data(folder, held_with(train, labels), names)
+
+
+def write_data(folder: Path, split: Split, label_names: Iterable[str]) -> Path:
+    """As `fedalc deploy party` reads it."""
     folder.mkdir(parents=True)
-    lines = [f"{len(split)} {split.features.shape[1]} {split.labels.shape[1]}"]
-    for features, labels in zip(_rows(split.features), _rows(split.labels), strict=True):
-        listed = ",".join(str(label) for label, _ in labels)
-        lines.append(" ".join([listed, *(f"{index}:{value!r}" for index, value in features)]))
-    (folder / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_xmlc(folder / "train.txt", split.features, split.labels)
     (folder / "labels.txt").write_text("".join(f"{name}\n" for name in label_names), encoding="utf-8")
+    return folder
+
+
+def write_xmlc(path: Path, features: csr_matrix, labels: csr_matrix) -> None:
+    """Numbers are written so that they are the same when they are read."""
+    lines = [f"{features.shape[0]} {features.shape[1]} {labels.shape[1]}"]
+    for values, carried in zip(_rows(features), _rows(labels), strict=True):
+        listed = ",".join(str(label) for label, _ in carried)
+        lines.append(" ".join([listed, *(f"{index}:{value!r}" for index, value in values)]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _rows(matrix: csr_matrix) -> list[list[tuple[int, float]]]:

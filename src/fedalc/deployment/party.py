@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedalc.deployment.credentials import check_node_key
 from fedalc.deployment.flower import environment, plain, program, python_module, require_flower, write_settings
+from fedalc.deployment.node_keys import check_node_key
 from fedalc.deployment.processes import Process, follow, free_port, signals_interrupt
 from fedalc.errors import ConfigError, FedalcError
 
@@ -24,7 +26,7 @@ NodeSettings = dict[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
-class Party:
+class PartySide:
     """`settings` is what the party's app reads: where data and key are, and how they are to be used."""
 
     settings: NodeSettings
@@ -44,13 +46,14 @@ class Party:
         check_address(self.server)
         if self.certificate is not None:
             _check_certificate(self.certificate)
+            _check_server(self.server, self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
-        from fedalc.engines.flower.party import Party as Reading
+        from fedalc.engines.flower.party import Party
         from fedalc.runs import check_device
 
         check_device(str(self.settings.get("device", "cpu")))
-        holding = Reading.from_node_config(self.settings).holding
+        holding = Party.from_node_config(self.settings).holding
         return f"{self.settings['data']}: {len(holding.split):,} instances under {len(holding.names):,} labels"
 
     def command(self) -> list[str]:
@@ -69,13 +72,14 @@ class Party:
         return self.state.resolve() / "node.toml"
 
     def start(self) -> Process:
-        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.state.chmod(0o700)  # also one that was there: it says where data and key are
         write_settings(self.settings_file, self.settings)
         place = self.state.resolve()
         return Process("the party", self.command(), place / "party.log", environment(place / "flower"))
 
 
-def run_party(party: Party, say: Callable[[str], None], patience: float) -> None:
+def run_party(party: PartySide, say: Callable[[str], None], patience: float) -> None:
     """In the foreground, until it is told to end.
 
     For a minute after a party was cut off, the server takes it to be still there and does not let it in again. So a
@@ -95,7 +99,7 @@ def run_party(party: Party, say: Callable[[str], None], patience: float) -> None
             time.sleep(_AGAIN_AFTER)
 
 
-def _why(party: Party) -> str:
+def _why(party: PartySide) -> str:
     if party.node_key is None:
         return "it wants a node key (--node-key)"
     return f"its node key is not registered there (on the server: fedalc deploy register {party.node_key}.pub NAME)"
@@ -121,6 +125,27 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in address:
         raise ConfigError(f"--server: expected HOST:PORT, found {address!r}")
+
+
+def _check_server(address: str, certificate: Path) -> None:
+    """Whether it is the one that the certificate vouches for. One that does not answer may do so later."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    context = ssl.create_default_context(cafile=str(certificate))
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=5) as plain_,
+            context.wrap_socket(plain_, server_hostname=host),
+        ):
+            pass
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", None) or error.reason or error
+        raise FedalcError(
+            f"{address}: not the server that {certificate} vouches for ({why}); ask the server's side for its ca.crt, "
+            "and call it by the name it was made for"
+        ) from None
+    except OSError:
+        return
 
 
 def _check_certificate(file: Path) -> None:

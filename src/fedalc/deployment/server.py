@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedalc.deployment.credentials import Certificates
+from fedalc.deployment.certificates import Certificates
 from fedalc.deployment.flower import environment, python_module, require_flower
 from fedalc.deployment.processes import Process, follow, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState
@@ -51,9 +50,11 @@ class Server:
             self.certificates.check()
         certificate = None if self.certificates is None else self.certificates.authority.resolve()
         if is_healthy(self.own_address, certificate):
-            raise FedalcError(f"{self.own_address}: a server is running there already")
+            raise FedalcError(
+                f"{self.own_address}: a server is running there already; end it, or choose another --port"
+            )
         self.state.folder.mkdir(parents=True, exist_ok=True)
-        os.chmod(self.state.folder, 0o700)  # noqa: PTH101
+        self.state.folder.chmod(0o700)
         self.state.write_connection(self.own_address, certificate)
         process = Process("the server", self.command(), self.state.log, environment(self.state.home))
         try:

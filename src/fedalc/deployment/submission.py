@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedalc.deployment.flower import APP, environment, plain, write_settings
+from fedalc.deployment.flower import APP, Flower, environment, plain, write_settings
 from fedalc.deployment.processes import Process, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState, Submitted
-from fedalc.errors import FedalcError, Interrupted
+from fedalc.errors import FedalcError, Interrupted, Locked
 
 _LOST_AFTER = 15.0  # seconds without an answer from the server
 _ASK_EVERY = 2.0
 _LOOK_EVERY = 0.3
 _NOISE = ("Using SuperLink", "Starting logstream", "Start `flwr-serverapp`", "Successfully installed", "╭", "│", "╰")
+_FREE_WITHIN = 60.0  # seconds from a run's stop until its process is gone
 _SETTLED_WITHIN = 20.0  # seconds from the last word of a run until Flower says how it ended
 
 
@@ -26,15 +27,17 @@ class _Lost(Exception):
 
 
 def submit(state: ServerState, settings: Mapping[str, Any], app: Path = APP) -> str:
-    """The id of a new run, into the folder `run-folder`. The earlier run into this folder is stopped first."""
+    """The id of a new run, into the folder `run-folder`. One that is to go on takes the place of the earlier one."""
     run_folder = Path(settings["run-folder"])
     flower = state.flower
     _check_server(state)
     earlier = state.submitted(run_folder)
-    if earlier is not None:
-        with contextlib.suppress(FedalcError):  # the server forgot it, or it ended just now
-            if not flower.status(earlier.run)[0].startswith("finished"):
-                flower.stop(earlier.run)
+    if earlier is not None and _is_running(flower, earlier.run):
+        if not settings.get("resume"):
+            raise FedalcError(f"{run_folder}: run {earlier.run} is writing there; name another folder (--name)")
+        flower.stop(earlier.run)
+    if settings.get("resume"):
+        _wait_until_free(run_folder)
     file = state.settings_file(run_folder)
     write_settings(file, settings)
     run = flower.submit(app, file)
@@ -42,34 +45,54 @@ def submit(state: ServerState, settings: Mapping[str, Any], app: Path = APP) -> 
     return run
 
 
-def resumed(state: ServerState, run_folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the run that stopped, with what is to be different now."""
-    if not run_folder.is_dir():
-        raise FedalcError(f"{run_folder}: there is no such run folder")
-    earlier = state.submitted(run_folder)
-    known = {} if earlier is None else earlier.settings
-    return {**known, **changes, "run-folder": str(run_folder), "resume": True}
+def _is_running(flower: Flower, run: str) -> bool:
+    """As far as Flower knows: for a minute after a server's sudden end it still says so of its runs."""
+    try:
+        return not flower.status(run)[0].startswith("finished")
+    except FedalcError:  # a run that the server has forgotten
+        return False
+
+
+def _wait_until_free(run_folder: Path) -> None:
+    """A run that was stopped goes on writing until Flower has told its process, some ten seconds later."""
+    from fedalc.runs import only_writer
+
+    until = time.monotonic() + _FREE_WITHIN
+    while True:
+        try:
+            with only_writer(run_folder):
+                return
+        except Locked:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_EVERY)
 
 
 def listen(state: ServerState, run: str, run_folder: Path, say: Callable[[str], None]) -> None:
     """Passes on what the run says until it is over. An end that is not a success is an error."""
     flower = state.flower
-    resume = shlex.join(["fedalc", "deploy", "run", "--state", str(state.folder), "--resume", str(run_folder)])
     try:
         with signals_interrupt():
             error = _follow_log(state, run, say)
             status, details = _final_status(state, run)
     except _Lost:
-        raise FedalcError(
-            f"the server does not answer any more (its log: {state.log}); start it again, then: {resume}"
-        ) from None
+        then = _how_to_go_on(state, run_folder)
+        raise FedalcError(f"the server does not answer any more (its log: {state.log}); start it; {then}") from None
     except KeyboardInterrupt:
         with contextlib.suppress(FedalcError):
             flower.stop(run)
-        raise Interrupted(f"run {run}; go on with: {resume}") from None
+        raise Interrupted(f"run {run}; {_how_to_go_on(state, run_folder)}") from None
     if status != "finished:completed":
         why = error or (status if details in ("", "N/A") else f"{status}, {details}")
-        raise FedalcError(f"run {run}: {why}\ngo on with: {resume}")
+        raise FedalcError(f"run {run}: {why}\n{_how_to_go_on(state, run_folder)}")
+
+
+def _how_to_go_on(state: ServerState, run_folder: Path) -> str:
+    if not (run_folder / "config.toml").is_file():
+        return "it had not begun to train: give the same command again"
+    return "go on with: " + shlex.join(
+        ["fedalc", "deploy", "run", "--state", str(state.folder), "--resume", str(run_folder)]
+    )
 
 
 class _Speech:

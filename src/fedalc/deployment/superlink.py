@@ -12,6 +12,8 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from fedalc.deployment.processes import end_with_parent
+
 _FOR_PARTIES = re.compile(r"/health|/v1/fleet/[a-z-]+")
 
 Scope = MutableMapping[str, Any]
@@ -52,6 +54,7 @@ def is_allowed(scope: Scope) -> bool:
 
 
 def main() -> None:
+    end_with_parent()
     import flwr.superlink.main as service
     import uvicorn
     from flwr.superlink.cli import flower_superlink

@@ -7,15 +7,20 @@ the party has installed itself. So a party can refuse every app that is more tha
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 from fedalc.deployment.flower import APP
+from fedalc.deployment.processes import end_with_parent
 
 _FILES = {"pyproject.toml", "README.md", "LICENSE"}
+_UNKNOWN_FLOWER = "this version of Flower cannot be kept from running a server's code; install flwr 1.41"
 _OF_FLOWER = ".info/"  # the list of files that Flower adds
 
 
@@ -39,24 +44,85 @@ def _components(pyproject: str) -> dict[str, str]:
     return dict(tomllib.loads(pyproject)["tool"]["flwr"]["app"]["components"])
 
 
+class Guard:
+    """Lets an app run only after it was looked at: what comes to be run in any other way ends the SuperNode."""
+
+    def __init__(self) -> None:
+        self.harmless: set[str] = set()
+        """Hashes of what was looked at, by which Flower finds the app that it runs."""
+
+    def look_at(self, app: bytes) -> str:
+        reason = why_refused(app)
+        if not reason:
+            self.harmless.add(hashlib.sha256(app).hexdigest())
+        return reason
+
+    def before_task(self, make_task: Callable[..., Any]) -> Callable[..., Any]:
+        """A later Flower that reads apps in another way must not run one unseen."""
+
+        def make_checked(*arguments: Any, fab_hash: str | None = None, **named: Any) -> Any:
+            if fab_hash not in self.harmless:
+                print(f"fedalc refused: an app was to run that nobody had looked at; {_UNKNOWN_FLOWER}", flush=True)
+                os._exit(1)  # of all threads: one of them would go on and run it
+            return make_task(*arguments, fab_hash=fab_hash, **named)
+
+        return make_checked
+
+
+def as_error(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step in fetching a message, where the end of the run meanwhile is an error like others.
+
+    Flower takes back what it has begun for a message when an error comes, and forgets to when the run was stopped: the
+    stopped run's app answers then, and the SuperNode takes its answer for that to the message it has fetched next,
+    which it never answers.
+    """
+    from flwr.supercore.run import RunNotRunningException
+
+    def step_or_error(*arguments: Any) -> Any:
+        try:
+            return step(*arguments)
+        except RunNotRunningException:
+            raise RuntimeError("the run was stopped") from None
+
+    return step_or_error
+
+
 def main() -> None:
+    end_with_parent()
     import flwr.supernode.start_client_internal as internal
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.cli import flower_supernode
+    from flwr.supernode.nodestate import NodeStateFactory
 
-    if not hasattr(internal, "get_fused_config_from_fab"):
-        sys.exit("this version of Flower cannot be kept from running a server's code; install flwr 1.41")
+    if not hasattr(internal, "get_fused_config_from_fab") or not hasattr(internal, "_pull_and_store_message"):
+        sys.exit(_UNKNOWN_FLOWER)
+    guard = Guard()
     read_settings: Any = internal.get_fused_config_from_fab
+    fetch: Any = internal._pull_and_store_message
+    make_state: Any = NodeStateFactory.state
 
     def read_own_settings(app: Any, *arguments: Any) -> Any:
         """Called once per run, before anything of the app is stored or run."""
-        reason = why_refused(app)
+        reason = guard.look_at(app)
         if reason:
             print(f"fedalc refused: the server sent an app this party does not run: {reason}", flush=True)
             raise RunNotRunningException  # the one that Flower takes as: leave this message alone
         return read_settings(app, *arguments)
 
+    def fetch_whole(**named: Any) -> Any:
+        steps = {step: as_error(named[step]) for step in ("pull_object", "confirm_message_received")}
+        return fetch(**{**named, **steps})
+
+    def make_guarded_state(factory: Any) -> Any:
+        """Always the same one; nothing runs but by a task in it."""
+        state = make_state(factory)
+        if "create_task" not in vars(state):
+            state.create_task = guard.before_task(state.create_task)
+        return state
+
     vars(internal)["get_fused_config_from_fab"] = read_own_settings
+    vars(internal)["_pull_and_store_message"] = fetch_whole
+    NodeStateFactory.state = make_guarded_state  # type: ignore[assignment, method-assign]
     flower_supernode()
 
 

@@ -40,6 +40,13 @@ def _one_encoder(feature_count: int, settings: EncoderSettings, generator: Gener
     return text_encoder(feature_count, settings, generator)
 
 
+def encoder_size(feature_count: int, settings: EncoderSettings) -> int:
+    """How many numbers θ has, of one encoder. It is built without memory, to be counted."""
+    with torch.device("meta"):
+        encoder = make_encoder(feature_count, settings.model_copy(update={"pretrained": None}), Generator("cpu"))
+    return sum(parameter.numel() for parameter in encoder.parameters())
+
+
 __all__ = [
     "PICTURES_AT_ONCE",
     "Batch",
@@ -50,6 +57,7 @@ __all__ = [
     "SideBySide",
     "SparseRows",
     "TextEncoder",
+    "encoder_size",
     "make_batch",
     "make_encoder",
     "scale_rows",

@@ -23,6 +23,7 @@ class RoundResult:
     rows: Tensor
     loss: float  # Σ p_u R_u, as met during the clients' first epoch
     traffic: Ledger  # of this round
+    heard: bool = True  # whether anybody answered; without, the round changes nothing
     statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' running averages, if any
 
 
@@ -65,5 +66,5 @@ class Engine(Protocol):
         self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int
     ) -> RoundResult: ...
 
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
-        """For methods of one round."""
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+        """For methods of one round: what is needed to solve for θ, given the class embeddings."""

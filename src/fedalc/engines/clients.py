@@ -49,11 +49,11 @@ class ClientsEngine:
                     total.add_(mine, alpha=weight)
         sent = model.theta + model.statistics
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows)
-        return RoundResult(change, rows, loss, traffic, statistics)
+        return RoundResult(change, rows, loss, traffic, statistics=statistics)
 
     @torch.no_grad()
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
-        features, W, weights = self.federation.features, model.W, self.method.label_weights
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+        features, weights = self.federation.features, self.method.label_weights
         size = features.shape[1]
         gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
         constant = 0.0

@@ -91,9 +91,9 @@ class FusedEngine:
         return RoundResult(self._change(model), self._rows(W, row_gradient, clients), total.item(), traffic)
 
     @torch.no_grad()
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         """All clients' at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
-        labels, W = self.federation.labels, model.W
+        labels = self.federation.labels
         features = self.federation.features.astype(getattr(np, self.settings.dtype))
         instance = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
         own = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)

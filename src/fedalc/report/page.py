@@ -20,9 +20,9 @@ from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, merge, number_at, per_client, text, total_bytes, varies
+from fedalc.runs import PARTIES_LOG
 
 NAME = "report.html"
-PARTIES = "parties.jsonl"
 SHOWN = 30  # lines of who was left out
 EXPLAINED = (
     ("max_cosine", "largest cosine", "1: two labels have become one"),
@@ -53,7 +53,7 @@ def write_page(folder: Path) -> Path:
         headline=_headline(result),
         metrics=_metrics(result.get("metrics") or {}, selection.get("metrics") or {}, 4 if by_parties(result) else 2),
         measured="at the parties" if by_parties(result) else "test",
-        parties=read_left_out(folder / PARTIES) if result.get("parties") else None,
+        parties=read_left_out(folder / PARTIES_LOG) if result.get("parties") else None,
         validation=_validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
-from scipy.sparse import csr_matrix
 
-from fedalc.data.dataset import Split
 from fedalc.engines.flower.client_app import app as client_app
 
 Tamper = Callable[[Message, Message], Message | None]
@@ -111,24 +107,3 @@ def over_the_wire(message: Message) -> tuple[Message, int]:
     copy = inflate_object_from_contents(message.object_id, written)
     assert isinstance(copy, Message)
     return copy, size
-
-
-def write_party(folder: Path, split: Split, labels: Iterable[int], names: Iterable[str]) -> Path:
-    """A party's files: the instances that carry one of its labels, and of their labels only its own."""
-    own = list(labels)
-    held = split.labels[:, own]
-    kept = np.flatnonzero(held.getnnz(axis=1))
-    folder.mkdir(parents=True)
-    write_xmlc(folder / "train.txt", split.features[kept], held[kept])
-    (folder / "labels.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-    return folder
-
-
-def write_xmlc(path: Path, features: csr_matrix, labels: csr_matrix) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(f"{features.shape[0]} {features.shape[1]} {labels.shape[1]}\n")
-        for row in range(features.shape[0]):
-            x, y = features[row], labels[row]
-            listed = ",".join(map(str, sorted(y.indices)))
-            values = " ".join(f"{i}:{v!r}" for i, v in sorted(zip(x.indices.tolist(), x.data.tolist(), strict=True)))
-            file.write(f"{listed} {values}\n")

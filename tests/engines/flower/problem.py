@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,22 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from fedalc.collection.hashing import Hasher, canonical_sparse
+from fedalc.collection.hashing import Hasher
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import byte_order
 from fedalc.config import Experiment
-from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
-from fedalc.encoders import Dropout, scale_rows
-from fedalc.engines import Engine, make_engine
+from fedalc.deployment.local import write_party
+from fedalc.deployment.twin import in_one_process
+from fedalc.encoders import Dropout
+from fedalc.engines import Engine
 from fedalc.engines.base import RoundResult
 from fedalc.engines.flower.server_app import app as server_app
-from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.federated import FederatedTraining
 from fedalc.model import Model
 from fedalc.resolution import experiment
 from fedalc.trained import TrainedModel
-from tests.engines.flower.local_grid import LocalGrid, Tamper, write_party
+from tests.engines.flower.local_grid import LocalGrid, Tamper
 from tests.problems import random_split
 
 Nodes = dict[int, dict[str, Any]]
@@ -79,14 +80,7 @@ def places(key: str, labels: Sequence[int]) -> np.ndarray:
 
 
 def literal_twin(settings: Experiment, train: Split, key: str) -> FederatedTraining:
-    """The same in one process, with labels in the order of their pseudonyms and instances' digests as their keys."""
-    hasher = Hasher("hmac-sha256", Key.read(key))
-    labels = train.labels[:, byte_order(hasher.labels(NAMES))]
-    digests = hasher.instances(canonical_sparse(train.features))
-    keys = np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()
-    federation = Federation(scale_rows(train.features, settings.encoder.features), labels, keys=keys)
-    knowledge = knowledge_for(settings, Split(train.features, labels))
-    return FederatedTraining(settings, federation, partial(make_engine, settings, federation), knowledge)
+    return in_one_process(settings, train, NAMES, key)
 
 
 def asked(method: str, settings: dict[str, Any], **config: Any) -> dict[str, Any]:
@@ -116,7 +110,7 @@ class Without:
 
     def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, t: int) -> RoundResult:
         kept = participants[~np.isin(participants, self.absent.get(t, ()))]
-        return self.engine.run(model, kept, dropout, t)
+        return replace(self.engine.run(model, kept, dropout, t), heard=len(kept) > 0)
 
 
 _EXPECTED: dict[str, Model] = {}

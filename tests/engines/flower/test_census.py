@@ -13,15 +13,14 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
-from fedalc.engines.flower.collecting import _distinct_names
+from fedalc.deployment.local import write_party
+from fedalc.engines.flower.collecting import Census, _distinct_names, question
 from fedalc.engines.flower.introductions import Introduction
 from fedalc.engines.flower.parties import Parties, Patience, TooFew
 from fedalc.engines.flower.roster import Roster
-from fedalc.engines.flower.strategy import hello
-from fedalc.engines.flower.training import load_census
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.resolution import experiment
-from tests.engines.flower.local_grid import LocalGrid, Tamper, write_party
+from tests.engines.flower.local_grid import LocalGrid, Tamper
 from tests.engines.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, notes, run
 
 ONE = {"num-server-rounds": 1}
@@ -29,7 +28,7 @@ ODD = 7  # the node that lies
 
 
 def roster_of(folder: Path) -> Roster:
-    census = load_census(folder)
+    census = Census.load(folder)
     assert census is not None
     return census.roster
 
@@ -237,7 +236,7 @@ def test_a_party_that_could_not_start_is_asked_again(tmp_path: Path, parties: No
 
 
 def test_too_few_to_start_with(tmp_path: Path, parties: Nodes) -> None:
-    with pytest.raises(TooFew, match=r"0 of 5 parties .*num-parties"):
+    with pytest.raises(TooFew, match=r"4 parties are connected and 0 have said .* 5 are wanted.*num-parties"):
         run(LocalGrid(parties), tmp_path / "run", asked("fedavg", SETTINGS, **{"num-parties": 5}, wait=1.0))
     assert not (tmp_path / "run").exists()
 
@@ -249,5 +248,5 @@ def test_the_one_that_comes_in_the_last_moment_counts(parties: Nodes) -> None:
     grid.script = {1: dict(parties)}
     settings = experiment({"method": "fedavg", "engine": "flower"})
     patience = Patience(2, 2, for_parties=0.05, for_replies=0.1, pause=0.0)
-    found = Parties(grid, patience, lambda: hello(settings, 0.0), say=lambda line: None).gather()
+    found = Parties(grid, patience, lambda: question(settings, 0.0), say=lambda line: None).gather()
     assert set(found) == set(parties)

@@ -14,8 +14,9 @@ from flwr.app import Message
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
+from fedalc.deployment.local import write_party
 from fedalc.engines.flower import exchange
-from tests.engines.flower.local_grid import LocalGrid, over_the_wire, write_party
+from tests.engines.flower.local_grid import LocalGrid, over_the_wire
 from tests.engines.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, run
 
 OVERHEAD = 0.05  # of the ledger's figure, where θ has 200 kB: names, shapes, hashes and settings of each message

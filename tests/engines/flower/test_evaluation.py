@@ -15,13 +15,14 @@ from fedalc.collection.hashing import Hasher, canonical_sparse
 from fedalc.collection.keys import Key
 from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
+from fedalc.deployment.local import write_xmlc
 from fedalc.encoders import SparseRows, scale_rows
 from fedalc.engines.flower.party import held_out
 from fedalc.engines.flower.roster import Roster
-from fedalc.engines.flower.training import server_data
+from fedalc.engines.flower.server_data import read_held_out, server_data
 from fedalc.errors import DataError
 from fedalc.trained import TrainedModel
-from tests.engines.flower.local_grid import LocalGrid, write_xmlc
+from tests.engines.flower.local_grid import LocalGrid
 from tests.engines.flower.problem import NAMES, SETTINGS, Nodes, asked, in_round, notes, places, run
 from tests.problems import random_split
 
@@ -162,12 +163,12 @@ def roster(names: tuple[str, ...]) -> Roster:
 def test_labels_unknown_to_the_parties(tmp_path: Path) -> None:
     split = random_split(10, 20, 3, seed=1, per_instance=2)
     path = write_held_out(tmp_path / "held", split, ["x", "y", "z"])
-    data = server_data(roster(("z", "w")), str(path))
+    data = server_data(roster(("z", "w")), read_held_out(str(path)), print)
     had = np.flatnonzero(split.labels[:, [2]].toarray().ravel())
     assert len(data.test) == len(had) < 10, "nothing can be measured of an instance with unknown labels only"
     np.testing.assert_array_equal(data.test.labels.toarray(), [[1, 0]] * len(had))
     with pytest.raises(DataError, match="none of its labels"):
-        server_data(roster(("u", "v")), str(path))
+        server_data(roster(("u", "v")), read_held_out(str(path)), print)
 
 
 def test_a_party_cannot_take_anothers_label_by_its_name(tmp_path: Path) -> None:
@@ -175,11 +176,11 @@ def test_a_party_cannot_take_anothers_label_by_its_name(tmp_path: Path) -> None:
     split = random_split(10, 20, 2, seed=1)
     pseudonym = bytes(range(16)).hex()  # of label 0
     path = write_held_out(tmp_path / "held", split, ["same", pseudonym])
-    data = server_data(roster(("same", "same", pseudonym)), str(path))
+    data = server_data(roster(("same", "same", pseudonym)), read_held_out(str(path)), print)
     assert data.test.labels.sum(axis=0).tolist() == [[split.labels[:, 1].sum(), 0, 0]]
 
 
 def test_another_number_of_features(tmp_path: Path) -> None:
     path = write_held_out(tmp_path / "held", random_split(5, 19, 1, seed=1), ["x"])
-    with pytest.raises(DataError, match="19 features, the parties' data 20"):
-        server_data(roster(("x",)), str(path))
+    with pytest.raises(DataError, match="19 features, the parties' data has 20"):
+        server_data(roster(("x",)), read_held_out(str(path)), print)

@@ -13,11 +13,12 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedalc.data.dataset import Split
+from fedalc.deployment.local import write_party
 from fedalc.engines.flower import exchange, run_config
 from fedalc.engines.flower.parties import Patience, TooFew
 from fedalc.engines.flower.records import RAW, pack
 from fedalc.trained import TrainedModel
-from tests.engines.flower.local_grid import LocalGrid, write_party
+from tests.engines.flower.local_grid import LocalGrid
 from tests.engines.flower.problem import (
     LINEAR,
     SETTINGS,
@@ -295,14 +296,14 @@ def test_with_few_clients_a_round_an_absent_party_stops_nothing(
     tmp_path: Path, train: Split, parties: Nodes, participation: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With one client a round, whoever is drawn while its party is away leaves the round without a change."""
-    settings = SETTINGS | {"server.participation": participation, "server.optimizer": "sgd"}
-    settings |= {"server.weight_decay": 0.0}
+    settings = SETTINGS | {"server.participation": participation, "server.optimizer": "momentum"}
+    settings |= {"server.weight_decay": 0.1}  # which must not act either
     grid = LocalGrid(parties)
     grid.script = {1: others(parties)}
     found = run(grid, tmp_path / "run", asked("fedavg", settings, **{"num-server-rounds": 8}))
     absent = {t: [BAD] for t in range(1, 9)}
     assert_same(found.model, expected("fedavg", settings, train, parties[BAD]["key"], absent, 8))
-    assert "changes nothing" in capsys.readouterr().out or participation > 0.2
+    assert "changes nothing" in capsys.readouterr().out
 
 
 def test_too_few_are_asked_again_and_then_it_is_said_what_to_do(tmp_path: Path, parties: Nodes) -> None:

@@ -20,12 +20,11 @@ from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
 from fedalc.engines.flower.client_app import PARTY_ERROR
 from fedalc.engines.flower.client_app import app as client_app
-from fedalc.engines.flower.collecting import take_census
+from fedalc.engines.flower.collecting import Census, question, take_census
 from fedalc.engines.flower.parties import Parties, Patience
 from fedalc.engines.flower.party import Party
 from fedalc.engines.flower.records import pack
-from fedalc.engines.flower.strategy import FlowerStrategy, hello
-from fedalc.engines.flower.training import load_census
+from fedalc.engines.flower.strategy import FlowerStrategy
 from fedalc.errors import FedalcError
 from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment
@@ -67,7 +66,7 @@ def train_message(parties: Nodes, method: str = "fedavg", settings: dict[str, An
     kind = "train.sums" if method == "fedalc-oneshot" else "train"
     grid.tampering[NODE] = in_round(1, keep, kind)
     experiment_settings = experiment({"method": method, "engine": "clients"}, overrides=overrides(settings))
-    talk = Parties(grid, Patience(4, 1, 1.0, 1.0), lambda: hello(experiment_settings, 0.0), say=lambda line: None)
+    talk = Parties(grid, Patience(4, 1, 1.0, 1.0), lambda: question(experiment_settings, 0.0), say=lambda line: None)
     census = take_census(talk, experiment_settings, 0.0)
     federated = FederatedTraining(
         experiment_settings,
@@ -133,9 +132,10 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "gigantic embedding": (lambda c: with_settings(c, encoder__embedding=10**15), "theta"),
     "a billion sub-models": (
         lambda c: with_settings(c, top__method="fedmlh", hashing__tables=10**9, hashing__buckets=9),
-        "theta",
+        "settings",
     ),
-    "a million layers": (lambda c: with_settings(c, encoder__hidden=[1] * 10**6), "theta"),
+    "a million layers": (lambda c: with_settings(c, encoder__hidden=[1] * 10**6), "settings"),
+    "a share that singles out an instance": (lambda c: with_task(c, share=0.10001), "share"),
 }
 
 
@@ -169,6 +169,8 @@ def test_an_encoder_for_hashing_by_embedding_has_to_fit(parties: Nodes, honest: 
 def test_a_matrix_of_features_by_features_has_to_fit(parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     linear = {"encoder.name": "linear", "encoder.dim": 8, "encoder.start": "zero", "encoder.output": "raw"}
     content = train_message(parties, "fedalc-oneshot", linear | {"client.loss": "square"})
+    wide = with_settings(content, encoder__dim=10**12)  # which nothing of the sums needs
+    assert ask(parties[NODE], "train.sums", wide).has_content()
     assert ask(parties[NODE], "train.sums", content).has_content()
     monkeypatch.setattr("os.sysconf", lambda name: 50)  # bytes, so to speak
     assert_refused(ask(parties[NODE], "train.sums", content), "too much for this machine")
@@ -274,7 +276,7 @@ def test_the_key_is_not_in_what_is_printed(
 
 def test_each_party_is_sent_its_own_rows_and_pseudonyms_only(whole: tuple[LocalGrid, Path], parties: Nodes) -> None:
     grid, folder = whole
-    census = load_census(folder)
+    census = Census.load(folder)
     assert census is not None
     roster = census.roster
     place = {int(name.split()[1]): party for party, name in enumerate(roster.parties)}

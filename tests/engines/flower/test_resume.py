@@ -103,6 +103,10 @@ def test_a_crash_before_a_rounds_evaluation_loses_nothing(tmp_path: Path, partie
         run(grid, folder, asked("fedaws", settings, **EVALUATING))
     facts = json.loads((folder / "checkpoint" / "facts.json").read_text())
     assert facts["federated"]["round"] == (2 if kind == "evaluate" else 1)
+    run(LocalGrid(renamed(parties)), folder, asked("fedaws", settings, **EVALUATING, resume=True))
+    records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert all(record["loss"] > 0 and record["metrics"] for record in records)
 
 
 def test_nobody_left_to_evaluate_ends_no_run(tmp_path: Path, parties: Nodes) -> None:
@@ -227,7 +231,7 @@ def test_a_resumed_run_keeps_its_held_out_share(tmp_path: Path, parties: Nodes) 
         run(grid, folder, asked("fedavg", SETTINGS, **EVALUATING))
     again = LocalGrid(parties)
     again.keeps = True
-    run(again, folder, {"resume": True, "wait": 1.0, "round-timeout": 2.0, "num-parties": 4, "held-out-share": 0.9})
+    run(again, folder, {"resume": True, "wait": 1.0, "round-timeout": 2.0, "num-parties": 4, "held-out-share": 0.5})
     assert {message.content["task"]["share"] for message in again.pushed} == {0.2}
 
 

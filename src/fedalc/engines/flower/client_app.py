@@ -19,10 +19,10 @@ from fedalc.collection.client import SharedEncoder
 from fedalc.collection.joining import distinct
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Dropout, SparseRows, make_encoder, scale_rows
+from fedalc.encoders import Dropout, SparseRows, encoder_size, make_encoder, scale_rows
 from fedalc.engines.clients import ClientsEngine
-from fedalc.engines.flower.limits import check_memory, check_theta, theta_sizes
-from fedalc.engines.flower.party import Party, held_out
+from fedalc.engines.flower.limits import check_memory
+from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.engines.flower.records import BadMessage, pack, pack_theta, read_task, unpack, unpack_theta
 from fedalc.errors import FedalcError
 from fedalc.methods import METHODS, Told, make_method
@@ -108,8 +108,8 @@ def sums(message: Message, context: Context) -> RecordDict:
     work = _Work(message, context)
     if not work.method.one_round:
         raise BadMessage(f"asks for the sums of {work.settings.method}, which has none")
-    check_memory(2 * work.federation.feature_count**2 * work.dtype.itemsize)
-    unit = Model(make_encoder(1, work.settings.encoder, torch.Generator()), torch.eye(work.labels, dtype=work.dtype))
+    check_memory(work.federation.feature_count**2 * (work.dtype.itemsize + 28))
+    unit = torch.eye(work.labels, dtype=work.dtype, device=work.settings.device)
     found = work.engine.sums(unit, work.federation.clients)  # with unit rows, column u of the second is label u's own
     half = found.gram[torch.triu_indices(*found.gram.shape).unbind()]
     return RecordDict({"sums": pack({"gram": half, "cross": found.cross}), "outcome": work.outcome(found.constant)})
@@ -158,7 +158,7 @@ class _Work:
             scale_rows(features, self.settings.encoder.features),
             labels[mine],
             numbers=np.array(self.said["numbers"]),
-            keys=np.ascontiguousarray(digests[mine, :8]).view("<i8").ravel(),
+            keys=instance_keys(digests[mine]),
         )
         square = self.settings.client.loss == "square" and not on_held_out
         told = self._told(digests[mine], digests[~out]) if square else None
@@ -191,8 +191,7 @@ class _Work:
     def model(self) -> Model:
         """θ as it was sent, if it is of the shape that the settings say; rows for its own labels only."""
         settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
-        check_theta(self.content, settings, self.federation.feature_count)
-        with torch.device("meta"):  # it is filled with what was sent
+        with torch.device("meta"):  # without memory: it is filled with what was sent, if that fits it
             encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
             encoder = encoder.to(self.dtype)
         theta = unpack_theta(self.content, "theta", list(encoder.parameters()))
@@ -218,9 +217,9 @@ def _encoder(settings: Experiment) -> SharedEncoder:
 
 def _apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray, np.ndarray]:
     """The digests of all instances, and which of these are kept out of training."""
-    if not 0 <= share < 1:
-        raise BadMessage(f"a share of {share} of the instances is to be kept out of training")
+    if share not in SHARES:
+        raise BadMessage(f"a share of {share} of the instances, to be kept out of training, is none of {SHARES}")
     if party.collection.identity == "embedding":  # then the server's settings say how large an encoder is built
-        check_memory(4 * sum(size for _, size in theta_sizes(settings, party.holding.split.features.shape[1])))
+        check_memory(4 * encoder_size(party.holding.split.features.shape[1], settings.encoder))
     digests = party.digests(_encoder(settings))
     return digests, held_out(digests, share)

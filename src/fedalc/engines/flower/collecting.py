@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from fedalc.checkpoint import load_folder, save_folder
 from fedalc.collection.contests import listed, settle
 from fedalc.collection.joining import distinct, join, set_sizes
 from fedalc.collection.messages import Messages, byte_order, protocol_from
@@ -27,6 +29,7 @@ from fedalc.engines.flower.roster import Roster
 from fedalc.errors import DataError, FedalcError
 from fedalc.federated import planned_looks
 from fedalc.knowledge import LabelKnowledge, protected
+from fedalc.runs import CENSUS
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,24 @@ class Census:
             }
         return {"roster": self.roster.facts(), "share": self.share, "knowledge": said}
 
+    def save(self, run: Path) -> None:
+        """Once: in a run folder, so that a resumed run need not ask again."""
+        if not (run / CENSUS).exists():
+            save_folder(run / CENSUS, self.tensors(), self.facts())
+
+    @classmethod
+    def load(cls, run: Path) -> Census | None:
+        """Of a run that is resumed; none, if it was stopped before there was one."""
+        if not (run / CENSUS).exists():
+            if any((run / name).exists() for name in ("checkpoint", "checkpoint.old")):
+                raise FedalcError(f"{run / CENSUS}: is missing, and without it nobody knows which row is whose label")
+            return None
+        tensors, facts = load_folder(run / CENSUS)
+        try:
+            return cls.restored(tensors, facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FedalcError(f"{run / CENSUS}: damaged, it does not fit together: {error}") from None
+
     @classmethod
     def restored(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Census:
         roster = Roster.restored(tensors, facts["roster"])
@@ -72,6 +93,11 @@ class Census:
             labels = Correlations.restored(tensors, said.pop("instances"))
             knowledge = LabelKnowledge(labels, **said)
         return cls(roster, knowledge, sizes, facts["share"])
+
+
+def question(settings: Experiment, share: float) -> RecordDict:
+    """What a node is asked before round 1: who it is, and for its label sets."""
+    return RecordDict({"task": task(settings, share=share)})
 
 
 def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
@@ -125,7 +151,7 @@ def _label_sets(
     parties: Parties, settings: Experiment, share: float, known: dict[int, Introduction]
 ) -> dict[int, Messages]:
     parties.say(f"asking {len(known)} parties for the digests of their instances")
-    contents = ((node, RecordDict({"task": task(settings, share=share)})) for node in known)
+    contents = ((node, question(settings, share)) for node in known)
     found: dict[int, Messages] = {}
     for node, reply in parties.ask(contents, "query.label_sets", "0"):
         try:

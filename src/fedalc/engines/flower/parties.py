@@ -17,8 +17,8 @@ from fedalc.engines.flower.introductions import Introduction, read_introduction
 from fedalc.engines.flower.records import BadMessage
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import FedalcError
+from fedalc.runs import PARTIES_LOG
 
-LOG = "parties.jsonl"  # in the run folder: who was left out, when and why
 RESUME = "No finished round is lost: when they are back, go on with resume=true and the same run-folder"
 
 
@@ -75,8 +75,9 @@ class Parties:
                 return known
             if late:
                 raise TooFew(
-                    f"{len(known)} of {wanted} parties are here after {self.patience.for_parties:g} seconds; "
-                    "start the others, or ask for fewer (num-parties)"
+                    f"{len(present)} parties are connected and {len(known)} have said who they are, after "
+                    f"{self.patience.for_parties:g} seconds, and {wanted} are wanted; start the others, or ask for "
+                    "fewer (--parties, num-parties)"
                 )
             time.sleep(self.patience.pause)
 
@@ -156,7 +157,7 @@ class Parties:
 
     def write_to(self, folder: Path) -> None:
         """Keep the notes there, those made so far too. Not before: until the run has begun the folder is not ours."""
-        self._log = folder / LOG
+        self._log = folder / PARTIES_LOG
         self._write()
 
     def _write(self) -> None:

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from fedalc.collection.client import Identity, SharedEncoder, make_hasher
+from fedalc.collection.client import Identity, SharedEncoder, collection_settings, make_hasher
 from fedalc.collection.hashing import Hasher
 from fedalc.collection.holding import Holding, load_holding
 from fedalc.collection.messages import Messages, byte_order, make_messages
-from fedalc.config import CollectionSettings, is_keyed
+from fedalc.config import CollectionSettings
 from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError
+
+SHARES = tuple(twentieths / 20 for twentieths in range(11))
+"""Of its instances, what a party may keep out of training. A server that knows digests could otherwise move the limit
+between two of them, and so have a single instance to itself."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,15 @@ class Party:
         """From data, key, labels, client, identity, records, algorithm, digest-bytes, device, share-names, data-dir."""
         if "data" not in said:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
-        collection = collection_settings(said)
         records = said.get("records")
+        collection = collection_settings(
+            str(said.get("algorithm", "hmac-sha256")),
+            said.get("digest-bytes", 16),
+            str(said.get("identity", "content")),
+            said.get("key"),
+        )
+        if (collection.identity == "record") != (records is not None):
+            raise ConfigError("identity record and a file of records belong together", "records")
         data_dir = said.get("data-dir")
         holding = load_holding(
             str(said["data"]),
@@ -94,21 +104,6 @@ def held_out(digests: np.ndarray, share: float) -> np.ndarray:
     return place < share
 
 
-def collection_settings(said: Mapping[str, Any]) -> CollectionSettings:
-    values = {
-        "algorithm": said.get("algorithm", "hmac-sha256"),
-        "digest_bytes": said.get("digest-bytes", 16),
-        "identity": said.get("identity", "content"),
-        "key": said.get("key"),
-    }
-    if is_keyed(str(values["algorithm"])) and values["key"] is None:
-        raise ConfigError("give the key file that the parties share (make one: fedalc key new FILE)", "key")
-    if not is_keyed(str(values["algorithm"])) and values["key"] is not None:
-        raise ConfigError(f"{values['algorithm']} uses no key; did you mean hmac-{values['algorithm']}?", "key")
-    if (values["identity"] == "record") != (said.get("records") is not None):
-        raise ConfigError("identity record and a file of records belong together", "records")
-    try:
-        return CollectionSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(str(first["msg"]), str(first["loc"][0]).replace("_", "-")) from None
+def instance_keys(digests: np.ndarray) -> np.ndarray:
+    """By which random draws know an instance: the same wherever it is held."""
+    return np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()

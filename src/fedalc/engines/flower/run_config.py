@@ -9,6 +9,7 @@ from typing import Any
 
 from fedalc.config import FEDERATED, Experiment
 from fedalc.engines.flower.parties import Patience
+from fedalc.engines.flower.party import SHARES
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
 
@@ -70,8 +71,8 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
     _at_least(values, {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0})
     if values["min-parties"] > values["num-parties"]:
         raise ConfigError(f"{values['min-parties']}, and the run starts with {values['num-parties']}", "min-parties")
-    if not 0 <= values["held-out-share"] < 1:
-        raise ConfigError(f"is a share of the instances, and {values['held-out-share']} is none", "held-out-share")
+    if values["held-out-share"] not in SHARES:
+        raise ConfigError(f"0, 0.05, 0.1, … or 0.5, and is {values['held-out-share']}", "held-out-share")
     held_out = values["held-out"] or None
     deployment = Deployment(
         folder=Path(values["run-folder"] or f"runs/flower-{run_id}"),
@@ -90,7 +91,7 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
         asked["seed"] = values["seed"]
     if values["num-server-rounds"] > 0:
         asked["rounds"] = values["num-server-rounds"]
-    overrides = [part.strip() for line in values["set"].splitlines() for part in line.split(";") if part.strip()]
+    overrides = _separated(values["set"])
     file = Path(values["settings"]) if values["settings"] else None
     settings = experiment(asked, file=file, overrides=[*overrides, *ALWAYS])
     if settings.method not in FEDERATED:
@@ -101,6 +102,16 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
         if getattr(settings.collection, field) is not None:
             raise ConfigError("the parties have the key, and the server collects from them", f"collection.{field}")
     return settings
+
+
+def _separated(overrides: str) -> list[str]:
+    """One per line, as `fedalc deploy run` has them. A text of one line, as one writes it for `flwr run`, is separated
+    at every `;`; with a line's end after it, a `;` belongs to the value.
+
+    >>> _separated("seed=1; rounds=5"), _separated('name="a;b"\\n')
+    (['seed=1', 'rounds=5'], ['name="a;b"'])
+    """
+    return [part.strip() for part in overrides.split("\n" if "\n" in overrides else ";") if part.strip()]
 
 
 def _at_least(values: Mapping[str, Any], limits: Mapping[str, float]) -> None:

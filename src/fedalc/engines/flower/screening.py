@@ -28,7 +28,7 @@ class Change:
     """A party's reply, read and well-formed."""
 
     party: int
-    theta: list[Tensor]
+    tensors: list[Tensor]  # the change of θ; of methods of one round, the sums
     rows: Tensor | None
     loss: float
     norm: float

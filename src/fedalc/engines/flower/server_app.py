@@ -11,12 +11,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedalc.config import Experiment
-from fedalc.engines.flower.collecting import take_census
+from fedalc.engines.flower.collecting import Census, question, take_census
 from fedalc.engines.flower.parties import Parties, TooFew
 from fedalc.engines.flower.run_config import Deployment, read_run_config
-from fedalc.engines.flower.strategy import hello
-from fedalc.engines.flower.training import PartyTraining, load_census, server_data
+from fedalc.engines.flower.server_data import read_held_out, server_data
+from fedalc.engines.flower.training import PartyTraining
 from fedalc.errors import FedalcError
+from fedalc.interrupt import Interrupt
 from fedalc.runs import Run, check_device, check_folder, check_memory, fill_folder, read_settings
 from fedalc.training import Callback
 
@@ -43,19 +44,21 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     settings = read_settings(folder) if resume else settings
     check_device(settings.device)
     check_folder(folder, settings, resume, overwrite=False)
-    census = load_census(folder) if resume else None
+    held_out = None if deployment.held_out is None else read_held_out(deployment.held_out)  # before anybody is asked
+    census = Census.load(folder) if resume else None
     share = deployment.share if census is None else census.share
-    parties = Parties(grid, deployment.patience, partial(hello, settings, share), say)
+    parties = Parties(grid, deployment.patience, partial(question, settings, share), say)
     census = census or take_census(parties, settings, share)
     least, there = deployment.patience.go_on_with, len(census.roster.parties)
     if there < least:
         raise TooFew(
             f"{there} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
-    data = server_data(census.roster, deployment.held_out)
+    data = server_data(census.roster, held_out, say)
     check_memory(settings, data)
     training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, [Spoken(settings.rounds)])
-    return fill_folder(training, folder, resume, overwrite=False)[0]
+    # Flower ends its processes by a signal, which must not wait for a round: every finished one is saved.
+    return fill_folder(training, folder, resume, overwrite=False, interrupt=Interrupt())[0]
 
 
 class Spoken(Callback):

@@ -28,6 +28,7 @@ from fedalc.engines.flower.screening import Change, NormScreen, bad_rows, norm
 from fedalc.ledger import Ledger, payload_bytes
 from fedalc.methods import Method
 from fedalc.model import Model
+from fedalc.server import needs_everyone
 
 ATTEMPTS = 3  # at a round to which too few have answered
 
@@ -52,7 +53,7 @@ class FlowerStrategy:
         self.settings = settings
         self.screen = NormScreen(max_norm)
         self._traffic = Ledger()  # of the round, in all its attempts
-        self._loss = 0.0  # of the round before
+        self.loss = 0.0  # of the last round in which somebody was heard
 
     # --- the engine ---
 
@@ -66,38 +67,38 @@ class FlowerStrategy:
             replies = self.parties.ask(messages, "train", str(round_number))
             change, rows, loss, heard = self.aggregate_train(round_number, model, asked, replies, weight)
             if self._enough(asked, heard, round_number, last):
-                self._loss = loss if heard else self._loss
-                return RoundResult(change, rows, self._loss, self._traffic)
-        raise AssertionError
+                self.loss = loss if heard else self.loss
+                return RoundResult(change, rows, self.loss, self._traffic, bool(heard))
+        raise self._too_few(round_number)
 
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         self._traffic = Ledger()
         for asked, last in self._attempts(participants, 1):
             contents = ((self._node(party), self._content(labels)) for party, labels in asked.items())
-            sums, heard = self._add_sums(model, asked, self.parties.ask(contents, "train.sums", "1"))
+            sums, heard = self._add_sums(W, asked, self.parties.ask(contents, "train.sums", "1"))
             if heard and self._enough(asked, heard, 1, last):
                 return sums
-        raise AssertionError
+        raise self._too_few(1)
 
     def _attempts(self, participants: np.ndarray, round_number: int) -> Iterator[tuple[Asked, bool]]:
         """For each attempt whom to ask, of those who are there then, and whether it is the last one."""
-        needed, because = self._needed(round_number)
         for attempt in range(ATTEMPTS):
             if attempt:
                 self.parties.say(f"round {round_number}: too few answers; asking again")
-            here = self.parties.present(self.roster, round_number, needed, because)
+            here = self.parties.present(self.roster, round_number, *self._needed(round_number))
             labels = {party: self.roster.labels_of(party, participants) for party in sorted(here)}
             yield {party: own for party, own in labels.items() if len(own)}, attempt == ATTEMPTS - 1
-        raise TooFew(
+
+    def _too_few(self, round_number: int) -> TooFew:
+        needed, because = self._needed(round_number)
+        return TooFew(
             f"round {round_number}: {ATTEMPTS} times over fewer than {needed} parties gave an answer that could be "
             f"used{because}; the log says who did not and why. {RESUME}"
         )
 
     def _needed(self, round_number: int) -> tuple[int, str]:
         """How many parties have to answer, and why so many."""
-        server = self.settings.server
-        solving = not self.settings.encoder.shortcut or round_number <= server.solve_rounds
-        if server.optimizer != "cg" or self.method.one_round or not solving:
+        if self.method.one_round or not needs_everyone(self.settings, round_number):
             return self.parties.patience.go_on_with, ""
         because = ' (server.optimizer = "cg" solves for one objective, so it needs every party in every round)'
         return len(self.roster.parties), because
@@ -138,8 +139,8 @@ class FlowerStrategy:
         for change in self._credible(round_number, self.screen, read):
             labels = asked[change.party]
             p = sum(weight[label] for label in labels.tolist())
-            for total, theta in zip(totals, change.theta, strict=True):
-                total.add_(theta.to(total), alpha=p)  # in double precision, so that the order of arrival hardly shows
+            for total, tensor in zip(totals, change.tensors, strict=True):
+                total.add_(tensor.to(total), alpha=p)  # in double precision, so that the order of arrival hardly shows
             if change.rows is not None:
                 rows[torch.from_numpy(labels)] = change.rows.to(rows)
             loss, part = loss + p * change.loss, part + p
@@ -161,7 +162,7 @@ class FlowerStrategy:
             return self._read_change(content, party, asked[party], model)
 
         for change in well_formed(self.parties, self.roster, round_number, replies, read):
-            self._traffic.up += payload_bytes([*change.theta, *([] if change.rows is None else [change.rows])])
+            self._traffic.up += payload_bytes([*change.tensors, *([] if change.rows is None else [change.rows])])
             yield change
 
     def _read_change(self, content: RecordDict, party: int, labels: np.ndarray, model: Model) -> Change:
@@ -196,8 +197,8 @@ class FlowerStrategy:
 
     # --- methods of one round ---
 
-    def _add_sums(self, model: Model, asked: Asked, replies: Replies) -> tuple[Sums, set[int]]:
-        size, W = self.roster.feature_count, model.W
+    def _add_sums(self, W: Tensor, asked: Asked, replies: Replies) -> tuple[Sums, set[int]]:
+        size = self.roster.feature_count
         half = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)
         cross = W.new_zeros(size, W.shape[1], dtype=torch.float64)
         constant, pairs, heard = 0.0, 0, set()
@@ -215,7 +216,7 @@ class FlowerStrategy:
 
         changes = well_formed(self.parties, self.roster, 1, replies, read)
         for found in self._credible(1, NormScreen(), changes):  # by their length per instance
-            labels, (own_half, own_cross) = asked[found.party], found.theta
+            labels, (own_half, own_cross) = asked[found.party], found.tensors
             half += own_half
             cross += own_cross.to(W.device).double() @ W[torch.from_numpy(labels)].double()
             constant, pairs = constant + found.loss, pairs + int(self.roster.counts[labels].sum())
@@ -224,8 +225,3 @@ class FlowerStrategy:
         gram[torch.triu_indices(size, size).unbind()] = half.to(W.dtype)
         gram = (gram + gram.triu(1).T).to(W.device)
         return Sums(gram, cross.to(W), constant, pairs, self._traffic), heard
-
-
-def hello(settings: Experiment, share: float) -> RecordDict:
-    """The question to a node that is new here."""
-    return RecordDict({"task": task(settings, share=share)})

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedalc.checkpoint import load_folder, save_folder
+from fedalc import history
 from fedalc.config import Experiment
-from fedalc.data.dataset import Dataset, Split
-from fedalc.data.load import load_held
+from fedalc.data.dataset import Split
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.measuring import PartyEvaluation
 from fedalc.engines.flower.parties import Parties
-from fedalc.engines.flower.roster import Roster
+from fedalc.engines.flower.server_data import ServerData
 from fedalc.engines.flower.strategy import FlowerStrategy
-from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse
@@ -31,48 +25,6 @@ from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.trained import TrainedModel
 from fedalc.training import Callback, Training
-
-CENSUS = "census"  # in the run folder: who takes part and what was collected, so that a resumed run need not ask again
-
-
-@dataclass(frozen=True)
-class ServerData(Dataset):
-    """What the server has itself: instances to measure on, or none. It never has one to train on."""
-
-    def __post_init__(self) -> None:
-        """Empty splits are in order here."""
-
-
-def server_data(roster: Roster, held_out: str | None) -> ServerData:
-    """Labels of held-out data are known by their pseudonyms (as hexadecimal), or by name where parties share names.
-
-    Of instances with no label that a party has, nothing can be measured: they are left out.
-    """
-    features, labels = roster.feature_count, len(roster.counts)
-    nothing = Split(csr_matrix((0, features), dtype=np.float32), csr_matrix((0, labels), dtype=np.float32))
-    test = nothing if held_out is None else _matched(roster, held_out)
-    return ServerData("parties", nothing, test, roster.names)
-
-
-def _matched(roster: Roster, held_out: str) -> Split:
-    split, names = load_held(held_out)
-    if split.features.shape[1] != roster.feature_count:
-        raise DataError(f"has {split.features.shape[1]} features, the parties' data {roster.feature_count}", held_out)
-    often = Counter(roster.names)  # two labels of one name: at least one of these parties has made it up
-    place = {name: label for label, name in enumerate(roster.names) if often[name] == 1}
-    place |= {pseudonym.tobytes().hex(): label for label, pseudonym in enumerate(roster.pseudonyms)}
-    known = [(column, place[name]) for column, name in enumerate(names) if name in place]
-    if not known:
-        raise DataError(
-            "none of its labels is a party's; they are known by pseudonym, or by name where parties start with "
-            "--share-names",
-            held_out,
-        )
-    columns, labels = (list(part) for part in zip(*known, strict=True))
-    chosen = split.labels.tocsc()[:, columns].tocoo()
-    shape = (len(split), len(roster.counts))
-    matched = csr_matrix((chosen.data, (chosen.row, np.array(labels)[chosen.col])), shape=shape)
-    return Split(split.features, matched).rows(np.flatnonzero(matched.getnnz(axis=1)))
 
 
 class PartyTraining(Training):
@@ -100,12 +52,21 @@ class PartyTraining(Training):
     def _run_phase(self, interrupt: Interrupt) -> None:
         if self.folder is not None:
             self.parties.write_to(self.folder)
-            if not (self.folder / CENSUS).exists():
-                save_folder(self.folder / CENSUS, self.census.tensors(), self.census.facts())
+            self.census.save(self.folder)
+            self._catch_up(self.folder)
         super()._run_phase(interrupt)
 
+    def _catch_up(self, folder: Path) -> None:
+        """A run that was stopped while the last round was measured has saved the round, but not what was measured."""
+        done = self.federated.round_number
+        due = done > 0 and (done % self.settings.selection.every == 0 or done == self.rounds)
+        if due and not any(record["round"] == done for record in history.read(folder / "history.jsonl")):
+            strategy = self.federated.engine
+            assert isinstance(strategy, FlowerStrategy)
+            self._evaluate(strategy.loss / len(self.federated.method.parts))
+
     def _begin(self, train: Split) -> FederatedTraining:
-        return Federated(self.settings, self.census.roster, self._strategy, self.census.knowledge)
+        return ScreenedTraining(self.settings, self.census.roster, self._strategy, self.census.knowledge)
 
     def _strategy(self, method: Method) -> FlowerStrategy:
         return FlowerStrategy(self.parties, self.census, method, self.settings, self.max_norm)
@@ -144,27 +105,14 @@ class PartyTraining(Training):
         return self._last[1]
 
 
-class Federated(FederatedTraining):
+class ScreenedTraining(FederatedTraining):
     """What length of change is usual goes into the checkpoint too: a resumed run must not judge otherwise."""
 
     def facts(self) -> dict[str, Any]:
         assert isinstance(self.engine, FlowerStrategy)
-        return super().facts() | {"usual_length": self.engine.screen.usual}
+        return super().facts() | {"usual_length": self.engine.screen.usual, "loss": self.engine.loss}
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         super().restore(tensors, facts)
         assert isinstance(self.engine, FlowerStrategy)
-        self.engine.screen.usual = float(facts["usual_length"])
-
-
-def load_census(folder: Path) -> Census | None:
-    """Of a run that is resumed; none, if it was stopped before there was one."""
-    if not (folder / CENSUS).exists():
-        if any((folder / name).exists() for name in ("checkpoint", "checkpoint.old")):
-            raise FedalcError(f"{folder / CENSUS}: is missing, and without it nobody knows which row is whose label")
-        return None
-    tensors, facts = load_folder(folder / CENSUS)
-    try:
-        return Census.restored(tensors, facts)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FedalcError(f"{folder / CENSUS}: damaged, it does not fit together: {error}") from None
+        self.engine.screen.usual, self.engine.loss = float(facts["usual_length"]), float(facts["loss"])

@@ -1,0 +1,68 @@
+"""What lets the server know a party: a key pair for each.
+
+No private key is ever overwritten: a lost one cannot be made again, and somebody may rely on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from fedalc.deployment.flower import require_flower
+from fedalc.errors import FedalcError
+
+
+def make_node_key(file: Path) -> Path:
+    """A party's key pair, in the form Flower reads. The public half is for the server: FILE.pub."""
+    require_flower()
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    public = file.with_name(f"{file.name}.pub")
+    if public.exists():
+        raise FedalcError(f"{public}: exists already, and is never overwritten; name another file")
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_private(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    return public
+
+
+def check_node_key(file: Path) -> None:
+    """A private key that Flower will take, and that nobody else can read."""
+    require_flower()
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        mode = file.stat().st_mode & 0o777
+        content = file.read_bytes()
+    except OSError as error:
+        raise FedalcError(
+            f"{file}: this party's node key cannot be read: {error.strerror}; make one with `fedalc deploy node-key`"
+        ) from None
+    if mode & 0o077:
+        raise FedalcError(f"{file}: others than its owner have access to it (mode {mode:03o}); run `chmod 600 {file}`")
+    try:
+        key = load_ssh_private_key(content, None)
+    except (ValueError, TypeError):  # also when it wants a password
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise FedalcError(f"{file}: not a party's private key; make one with `fedalc deploy node-key FILE`")
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Nobody else's from its first moment, whole or not there at all."""
+    try:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise FedalcError(f"{file}: exists already, and a key is never overwritten; name another file") from None
+    except OSError as error:
+        raise FedalcError(f"{file}: the key cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.unlink()
+        raise

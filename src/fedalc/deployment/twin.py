@@ -1,0 +1,45 @@
+"""What a deployment's result is compared with: the same training in one process, by engine `clients`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedalc.collection.hashing import Hasher, canonical_sparse
+from fedalc.collection.keys import Key
+from fedalc.collection.messages import byte_order
+from fedalc.config import Experiment
+from fedalc.data.clients import Federation
+from fedalc.data.dataset import Split
+from fedalc.encoders import scale_rows
+from fedalc.engines import make_engine
+from fedalc.engines.flower.party import instance_keys
+from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.model import Model
+
+
+def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key: Path | str) -> FederatedTraining:
+    """Labels in the order of their pseudonyms and instances' digests as their keys, as the server has them."""
+    settings = settings.model_copy(update={"engine": "clients"})
+    hasher = Hasher("hmac-sha256", Key.read(key))
+    held = np.flatnonzero(train.labels.getnnz(axis=0))
+    order = held[byte_order(hasher.labels([names[label] for label in held.tolist()]))]
+    train = Split(train.features, train.labels[:, order])
+    train = train.rows(np.flatnonzero(train.labels.getnnz(axis=1)))
+    digests = hasher.instances(canonical_sparse(train.features))
+    keys = instance_keys(digests)
+    federation = Federation(scale_rows(train.features, settings.encoder.features), train.labels, keys=keys)
+    return FederatedTraining(
+        settings, federation, partial(make_engine, settings, federation), knowledge_for(settings, train)
+    )
+
+
+def model_in_one_process(settings: Experiment, train: Split, names: Sequence[str], key: Path | str) -> Model:
+    """After all rounds."""
+    training = in_one_process(settings, train, names, key)
+    for _ in range(settings.rounds):
+        training.run_round()
+    return training.averaged_model()
