@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint deploy-demo deploy-test bench reproduce results tuning privacy clean
+.PHONY: help setup demo test lint deploy-demo deploy-test bench deploy-bench reproduce results tuning privacy clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ lint: $(READY)  ## ruff and mypy
 bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/joining.py
+
+deploy-bench: $(READY)  ## bytes on the wire and memory with 3, 10 and 100 parties (needs FEDALC_DATA; about a quarter of an hour)
+	$(BIN)/python benchmarks/deployment.py
 
 reproduce: $(READY)  ## the paper's tables again, cell by cell (needs FEDALC_DATA; hours; goes on where it stopped)
 	$(BIN)/fedalc reproduce communication

@@ -20,7 +20,7 @@ from fedalc.data.demo import DemoSize, make_demo
 from fedalc.deployment.demo import pairs
 from fedalc.deployment.flower import APP
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
-from fedalc.deployment.processes import Process
+from fedalc.deployment.processes import Process, running
 from fedalc.deployment.twin import model_in_one_process
 from fedalc.runs import read_settings
 from fedalc.trained import TrainedModel
@@ -151,7 +151,7 @@ def test_everything_ends(deployment: LocalDeployment) -> None:
     assert len(before) > 9
     deployment.close()
     until = time.monotonic() + 5
-    while deployment.processes and time.monotonic() < until:
+    while running(before) and time.monotonic() < until:
         time.sleep(0.1)
     assert not deployment.processes
-    assert not [pid for pid in before if Path(f"/proc/{pid}").exists()]
+    assert not running(before)

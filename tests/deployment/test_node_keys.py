@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedalc.deployment.node_keys import check_node_key, make_node_key
+from fedalc.deployment.node_keys import check_node_key, check_public_key, make_node_key
 from fedalc.errors import FedalcError
 
 
@@ -47,8 +47,23 @@ def test_node_keys_that_are_refused(tmp_path: Path) -> None:
     file.chmod(0o640)
     with pytest.raises(FedalcError, match="chmod 600"):
         check_node_key(file)
-    public = tmp_path / "node.pub"
-    public.chmod(0o600)
+    other = tmp_path / "other"
+    other.write_text("a secret of another kind")
+    other.chmod(0o600)
     with pytest.raises(FedalcError, match="not a party's private key") as error:
+        check_node_key(other)
+    assert "another kind" not in str(error.value)
+
+
+def test_the_halves_are_told_apart(tmp_path: Path) -> None:
+    public = make_node_key(tmp_path / "node")
+    check_public_key(public)
+    with pytest.raises(FedalcError, match="never leaves its party"):
+        check_public_key(tmp_path / "node")
+    with pytest.raises(FedalcError, match="public half"):
         check_node_key(public)
-    assert public.read_text().split()[1] not in str(error.value)
+    (tmp_path / "else").write_text("anything")
+    with pytest.raises(FedalcError, match="not a party's public key"):
+        check_public_key(tmp_path / "else")
+    with pytest.raises(FedalcError, match="cannot be read"):
+        check_public_key(tmp_path / "none")

@@ -89,14 +89,15 @@ def register(
     state: State = _SERVER_STATE,
 ) -> None:
     """Let a party in. On the server's machine, while the server runs."""
+    from fedalc.deployment.node_keys import check_public_key
     from fedalc.deployment.state import ServerState
 
     known = ServerState(state)
     if name in known.parties():
         raise FedalcError(f"{name!r} is registered already; choose another name, or `fedalc deploy unregister` it")
-    if not key.is_file():
-        raise FedalcError(f"{key}: there is no such file")
-    node = known.flower.register(key)
+    flower = known.flower
+    check_public_key(key)
+    node = flower.register(key)
     known.add_party(name, node)
     _sayer()(f"{name} is registered, as node {node}")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from fedalc.deployment.flower import require_flower
 from fedalc.errors import FedalcError
 
+PUBLIC = b"ecdsa-sha2-nistp384 "  # how the public half of a P-384 key begins
+
 
 def make_node_key(file: Path) -> Path:
     """A party's key pair, in the form Flower reads. The public half is for the server: FILE.pub."""
@@ -28,6 +30,19 @@ def make_node_key(file: Path) -> Path:
     return public
 
 
+def check_public_key(file: Path) -> None:
+    """Before it is registered: the public half of a party's key, and not the secret one."""
+    try:
+        with file.open("rb") as content:
+            begins = content.read(64)
+    except OSError as error:
+        raise FedalcError(f"{file}: the party's public key cannot be read: {error.strerror}") from None
+    if b"PRIVATE KEY" in begins:
+        raise FedalcError(f"{file}: a private key, which never leaves its party; ask for its public half, FILE.pub")
+    if not begins.startswith(PUBLIC):
+        raise FedalcError(f"{file}: not a party's public key; it is FILE.pub of `fedalc deploy node-key FILE`")
+
+
 def check_node_key(file: Path) -> None:
     """A private key that Flower will take, and that nobody else can read."""
     require_flower()
@@ -41,6 +56,8 @@ def check_node_key(file: Path) -> None:
         raise FedalcError(
             f"{file}: this party's node key cannot be read: {error.strerror}; make one with `fedalc deploy node-key`"
         ) from None
+    if content.startswith(PUBLIC):
+        raise FedalcError(f"{file}: the public half, which is for the server's side; give the file without .pub")
     if mode & 0o077:
         raise FedalcError(f"{file}: others than its owner have access to it (mode {mode:03o}); run `chmod 600 {file}`")
     try:

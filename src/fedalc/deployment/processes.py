@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -161,6 +161,11 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def running(pids: Iterable[int]) -> set[int]:
+    """Those that are alive. One that is dead and only waited for by its parent is not."""
+    return set(pids) & set(_table())
 
 
 def free_port(host: str = "127.0.0.1") -> int:

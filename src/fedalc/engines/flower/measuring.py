@@ -19,7 +19,7 @@ from fedalc.model import Model
 
 
 class PartyEvaluation:
-    """The other half of a Flower strategy. `traffic`: of all evaluations so far."""
+    """The other half of a Flower strategy. `traffic`: of the last evaluation."""
 
     def __init__(self, parties: Parties, census: Census, settings: Experiment) -> None:
         self.parties = parties
@@ -30,6 +30,7 @@ class PartyEvaluation:
 
     def evaluate(self, model: Model, round_number: int) -> dict[str, float]:
         """Means over all that is kept. Nobody is waited for: empty, where nobody who is here has any."""
+        self.traffic = Ledger()
         here = self.parties.present(self.roster, round_number, at_least=0)
         measuring = np.flatnonzero(self.roster.held_out)
         labels = {party: self.roster.labels_of(party, measuring) for party in sorted(here)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from functools import partial
 from typing import Any
@@ -22,7 +21,6 @@ from fedalc.runs import Run, check_device, check_folder, check_memory, fill_fold
 from fedalc.training import Callback
 
 app = ServerApp()
-log = logging.getLogger("fedalc.server")
 
 
 @app.main()

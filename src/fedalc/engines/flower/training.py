@@ -20,7 +20,6 @@ from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse
 from fedalc.interrupt import Interrupt
-from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.trained import TrainedModel
@@ -99,7 +98,6 @@ class PartyTraining(Training):
     def _measured_at_parties(self, model: Model, t: int) -> dict[str, float]:
         """Each round's model once: the result is that of the last round."""
         if self._last is None or self._last[0] != t:
-            self._at_parties.traffic = Ledger()
             self._last = t, self._at_parties.evaluate(model, t)
             self.federated.ledger.add(self._at_parties.traffic)
         return self._last[1]
