@@ -81,6 +81,7 @@ class ImageSettings(Settings):
     size: Annotated[int, Field(ge=8, le=1024)] = 96  # pixels of a side, to which all are brought
     difficult: bool = False  # VOC: whether objects marked as difficult count as labels
     broken: Literal["refuse", "skip"] = "refuse"  # what to do with pictures that cannot be read
+    augment: Literal["none", "mirror", "mirror-shift"] = "none"  # in training, drawn anew for each round
 
 
 class ClientSettings(Settings):
@@ -88,6 +89,7 @@ class ClientSettings(Settings):
 
     epochs: Count = 1
     batch_size: Count | None = None  # None: the whole client
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of its instances that a client's step is taken on
     learning_rate: Positive = 0.1
     row_learning_rate: NotNegative | None = None  # for the client's own row; None: the same
     momentum: Share = 0.0
@@ -185,7 +187,7 @@ class SelectionSettings(Settings):
     """Choice of the round to keep, on validation data only; the test set is looked at once, at the end."""
 
     validation: Share = 0.1  # share of train held out (unless the dataset ships its own); 0: keep the last round
-    metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5"] = "P@1"
+    metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5", "mAP"] = "P@1"
     every: Count = 5  # evaluate after each this many rounds
     patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
     keep: Literal["best", "last"] = "best"  # last: validation is for the curves only
@@ -266,6 +268,7 @@ class Experiment(Settings):
                         f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
+        self._sample_agrees()
         if self.method == "fedmlh" and self.embeddings.start == "by-frequency":
             raise ConfigError(
                 "fedmlh's class embeddings are buckets', which no label's frequency fits; use orthogonal or random",
@@ -288,6 +291,17 @@ class Experiment(Settings):
         self._square_agrees()
         self._collection_agrees()
         return self
+
+    def _sample_agrees(self) -> None:
+        if self.client.sample == 1:
+            return
+        if self.client.epochs > 1 or self.client.batch_size is not None:
+            raise ConfigError(
+                "is for the one step of a round; batches go through all instances, so leave one of the two out",
+                "client.sample",
+            )
+        if self.method == "fedalc-oneshot" or self.server.optimizer == "cg":
+            raise ConfigError("an exact solution is of all instances, and not of a sample of them", "client.sample")
 
     def _encoder_agrees(self) -> None:
         encoder = self.encoder

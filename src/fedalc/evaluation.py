@@ -12,6 +12,7 @@ from torch import Tensor
 from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
+from fedalc.errors import ConfigError
 from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
 from fedalc.model import Model
 
@@ -58,6 +59,15 @@ class Scorer:
         """The k best labels and their scores; fewer where fewer labels have a client."""
         present = int((~self._absent).sum())
         return top_labels(self.of_instances, len(self.encoded), len(self.W), min(k, present))
+
+
+def check_map_affordable(truth: csr_matrix) -> None:
+    if truth.shape[0] * truth.shape[1] > MAP_LIMIT:
+        raise ConfigError(
+            f"mAP ranks each instance for each label, and {truth.shape[0]} × {truth.shape[1]} are more than "
+            f"{MAP_LIMIT:,}; choose by another",
+            "selection.metric",
+        )
 
 
 def evaluate(

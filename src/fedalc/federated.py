@@ -14,7 +14,7 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Clients, Federation
 from fedalc.data.dataset import Split
-from fedalc.encoders import Dropout, make_encoder
+from fedalc.encoders import Chance, make_encoder
 from fedalc.engines import Engine, make_engine
 from fedalc.geometry import unit_rows
 from fedalc.knowledge import LabelKnowledge, learn_labels
@@ -101,7 +101,7 @@ class FederatedTraining:
         if self.method.one_round:
             return self._solve(clients, began)
         self.server.aim()
-        result = self.engine.run(self.model, clients, self._dropout(t), t)
+        result = self.engine.run(self.model, clients, Chance(settings, t, self.model.W), t)
         loss = result.loss / len(self.method.parts)  # over sub-models, so that it compares with other methods'
         if result.heard:
             loss = self.server.apply(result.change, loss)
@@ -123,10 +123,6 @@ class FederatedTraining:
         self.ledger.add(sums.traffic)
         self.seconds += time.perf_counter() - began
         return sums.objective(theta, self.settings.server.ridge)
-
-    def _dropout(self, t: int) -> Dropout | None:
-        rate = self.settings.encoder.dropout
-        return Dropout(rate, torch_generator(self.settings.seed, "dropout", t), self.model.W) if rate else None
 
     def is_finite(self) -> bool:
         """Whether θ holds numbers and W's rows have their length."""

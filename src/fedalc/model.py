@@ -29,9 +29,10 @@ class Model:
 
 
 @torch.no_grad()
-def model_with(like: Model, theta: list[Tensor], W: Tensor) -> Model:
-    """A model of its own with these weights, on the device of the other."""
-    encoder = copy.deepcopy(like.encoder)
-    for parameter, value in zip(encoder.parameters(), theta, strict=True):
-        parameter.copy_(value)
-    return Model(encoder, W.to(like.W, copy=True))
+def model_with(like: Model, theta: list[Tensor], W: Tensor, statistics: list[Tensor] | None = None) -> Model:
+    """A model of its own with these weights, on the device of the other; with its statistics, where none are given."""
+    model = Model(copy.deepcopy(like.encoder), W.to(like.W, copy=True))
+    values = theta + (like.statistics if statistics is None else statistics)
+    for kept, value in zip(model.theta + model.statistics, values, strict=True):
+        kept.copy_(value)
+    return model

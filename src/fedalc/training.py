@@ -26,7 +26,7 @@ from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.errors import FedalcError, Interrupted
-from fedalc.evaluation import evaluate
+from fedalc.evaluation import check_map_affordable, evaluate
 from fedalc.federated import FederatedTraining, knowledge_for, planned_looks, simulated
 from fedalc.geometry import collapse
 from fedalc.interrupt import Interrupt
@@ -77,6 +77,10 @@ class AnyTraining:
         self.validation = None if validation is None else self._scaled(validation)
         own_validation = dataset.validation is not None
         self.refits = settings.selection.refit and self.validation is not None and not own_validation
+        # Pictures are compared by mAP, so their curves show it; for many labels it takes long, and is left to the end.
+        self._maps = settings.encoder.is_image or settings.selection.metric == "mAP"
+        if settings.selection.metric == "mAP" and self.validation is not None:
+            check_map_affordable(self.validation.labels)
         self.chosen: dict[str, Any] | None = None  # the best of `select`: its round, figures and what else was chosen
 
     def _scaled(self, split: Split) -> Split:
@@ -155,11 +159,11 @@ class Training(AnyTraining):
         model = self.federated.averaged_model()
         if self.phase == "select":
             assert self.validation is not None
-            metrics = evaluate(model, self.validation, self.federated.held)
+            metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps)
             record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
             self._choose(record, metrics[self.settings.selection.metric], model)
         elif self.phase == "fit" and self.settings.selection.test_curve:
-            metrics = evaluate(model, self._scaled_test, self.federated.held)
+            metrics = evaluate(model, self._scaled_test, self.federated.held, with_map=self._maps)
             record["metrics"] = {f"test {name}": value for name, value in metrics.items()}
         else:
             record["metrics"] = {}
@@ -173,7 +177,7 @@ class Training(AnyTraining):
             self.stale = 0
             self.chosen = {"round": record["round"], "value": value, "metrics": record["metrics"]}
             if not self.refits:  # otherwise the number of rounds is all that is kept
-                tensors = [*model.theta, model.W]
+                tensors = [*model.theta, *model.statistics, model.W]
                 self.chosen_tensors = {f"chosen.{i}": tensor.detach() for i, tensor in enumerate(tensors)}
 
     def _start_refit(self) -> None:
@@ -184,8 +188,9 @@ class Training(AnyTraining):
         self._save_if_due(force=True)
 
     def _chosen_model(self) -> Model:
-        *theta, W = (self.chosen_tensors[f"chosen.{i}"] for i in range(len(self.chosen_tensors)))
-        return model_with(self.federated.model, theta, W)
+        *encoder, W = (self.chosen_tensors[f"chosen.{i}"] for i in range(len(self.chosen_tensors)))
+        parameters = len(self.federated.model.theta)
+        return model_with(self.federated.model, encoder[:parameters], W, encoder[parameters:])
 
     @property
     def kept_round(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedalc.config import FEDERATED as METHODS
+from fedalc.encoders import Chance
 from fedalc.errors import ConfigError
 from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment
@@ -109,6 +110,8 @@ def test_every_server_optimiser(optimizer: str) -> None:
         {"encoder": {"name": "linear"}},
         # Not adam: it would blow a gradient of 1e-18, which is 0 in the other engine, up to a step of 1e-11.
         {"encoder": {"dropout": 0.4}, "server": {"optimizer": "momentum"}},
+        {"client": {"sample": 0.4}, "server": {"optimizer": "momentum"}},
+        {"client": {"sample": 0.05}, "server": {"optimizer": "momentum"}},  # most clients have none of their instances
         {"client": {"weight_decay": 0.3}},
         {"client": {"momentum": 0.9}},  # one step: momentum has nothing to remember yet
         {"encoder": {"start": "framework"}},
@@ -192,7 +195,7 @@ def test_batches_cover_every_instance_once_an_epoch() -> None:
     training = federated(settings("clients", client={"batch_size": 2, "epochs": 2}), TRAIN)
     engine: Any = training.engine
     for client in training.federation.clients.tolist():
-        batches = engine._batches(client, 0, 1)
+        batches = engine._batches(client, Chance(training.settings, 1, training.model.W), 0, 1)
         assert max(map(len, batches)) <= 2
         assert sorted(np.concatenate(batches)) == training.federation.instances_of(client).tolist()
     first, again = engine._batches(0, 0, 1), engine._batches(0, 0, 1)

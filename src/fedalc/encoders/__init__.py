@@ -9,11 +9,12 @@ from torch import Generator
 
 from fedalc.config import EncoderSettings
 from fedalc.data.images import Images
+from fedalc.encoders.chance import Chance, Dropout
 from fedalc.encoders.image import ImageEncoder
 from fedalc.encoders.pictures import PictureRows
 from fedalc.encoders.side_by_side import SideBySide
 from fedalc.encoders.sparse import SparseRows, scale_rows
-from fedalc.encoders.text import Dropout, TextEncoder, text_encoder
+from fedalc.encoders.text import TextEncoder, text_encoder
 
 Encoder = TextEncoder | ImageEncoder | SideBySide
 Batch = SparseRows | PictureRows
@@ -50,6 +51,7 @@ def encoder_size(feature_count: int, settings: EncoderSettings) -> int:
 __all__ = [
     "PICTURES_AT_ONCE",
     "Batch",
+    "Chance",
     "Dropout",
     "Encoder",
     "ImageEncoder",

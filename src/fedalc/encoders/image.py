@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from fedalc.config import EncoderSettings
+from fedalc.encoders.chance import Chance
 from fedalc.encoders.pictures import PictureRows
-from fedalc.encoders.text import Dropout
 from fedalc.errors import ConfigError
 from fedalc.geometry import unit_rows
 
@@ -57,12 +57,12 @@ class ImageEncoder(nn.Module):
             _use_groups(self.backbone)
         self.eval()
 
-    def forward(self, rows: PictureRows, dropout: Dropout | None = None) -> Tensor:
-        pixels = rows.pixels()
+    def forward(self, rows: PictureRows, chance: Chance | None = None) -> Tensor:
+        pixels = rows.pixels(chance)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.mixed):
             h = self.backbone(pixels).pooler_output.flatten(1)
-            if dropout:
-                h = dropout(h, rows.keys, self.first_layer)
+            if chance:
+                h = chance.drop(h, rows.keys, self.first_layer)
             h = self.head(h)
         h = h.to(self.head.weight.dtype)
         return unit_rows(h) if self.unit else h

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalc.data.images import Images
+from fedalc.encoders.chance import Chance
 
 # Of ImageNet, per channel, in [0, 1]: what published ResNets are trained with.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -31,13 +32,16 @@ class PictureRows:
         if self._coming is None:
             self._coming = _Coming(self._images)
 
-    def pixels(self) -> Tensor:
+    def pixels(self, chance: Chance | None = None) -> Tensor:
         """N × 3 × size × size, scaled as published networks expect it. Not kept: a block is as large as it is."""
         self.prefetch()
         assert self._coming is not None
         raw, self._coming = self._coming.get(), None
         device = self.keys.device
-        pixels = torch.from_numpy(raw).to(device).permute(0, 3, 1, 2).to(self._dtype).div_(255)
+        pictures = torch.from_numpy(raw).to(device)
+        if chance:
+            pictures = chance.moved(pictures, self.keys)
+        pixels = pictures.permute(0, 3, 1, 2).to(self._dtype).div_(255)
         mean, deviation = (torch.tensor(v, dtype=self._dtype, device=device).view(3, 1, 1) for v in (MEAN, DEVIATION))
         return pixels.sub_(mean).div_(deviation).contiguous(memory_format=torch.channels_last)
 

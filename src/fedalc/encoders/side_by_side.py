@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedalc.encoders.chance import Chance
 from fedalc.encoders.image import ImageEncoder
 from fedalc.encoders.pictures import PictureRows
 from fedalc.encoders.sparse import SparseRows
-from fedalc.encoders.text import Dropout, TextEncoder
+from fedalc.encoders.text import TextEncoder
 
 
 class SideBySide(nn.Module):
@@ -25,5 +26,5 @@ class SideBySide(nn.Module):
     def feature_count(self) -> int:
         return self._feature_count
 
-    def forward(self, rows: SparseRows | PictureRows, dropout: Dropout | None = None) -> Tensor:
-        return torch.cat([encoder(rows, dropout) for encoder in self.encoders], dim=1)
+    def forward(self, rows: SparseRows | PictureRows, chance: Chance | None = None) -> Tensor:
+        return torch.cat([encoder(rows, chance) for encoder in self.encoders], dim=1)

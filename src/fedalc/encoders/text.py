@@ -9,29 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedalc.config import EncoderSettings
+from fedalc.encoders.chance import Chance
 from fedalc.encoders.sparse import SparseRows
 from fedalc.geometry import unit_rows
-
-
-class Dropout:
-    """One round's dropout. What is dropped of an instance depends on the round and the instance's key alone.
-
-    So it makes no difference whether an instance is encoded once for all its clients or by each of them, and engines
-    can be held equal. Each instance takes its masks from a place of its own in one long row of random switches.
-    """
-
-    POOL = 1 << 20
-
-    def __init__(self, rate: float, generator: torch.Generator, like: Tensor) -> None:
-        keep = torch.rand(self.POOL, generator=generator) >= rate
-        self._pool = (keep.to(like.dtype) / (1 - rate)).to(like.device)
-        self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
-
-    def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
-        places = self.POOL - h.shape[1]
-        mixed = (keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D  # wraps: a multiplicative hash
-        start = (mixed >> 20).remainder(places)
-        return h * self._pool.unfold(0, h.shape[1], 1)[start]
 
 
 class TextEncoder(nn.Module):
@@ -69,14 +49,14 @@ class TextEncoder(nn.Module):
     def dropout_layers(self) -> int:
         return len(self.layers)
 
-    def forward(self, rows: SparseRows, dropout: Dropout | None = None) -> Tensor:
+    def forward(self, rows: SparseRows, chance: Chance | None = None) -> Tensor:
         h = rows @ self.embedding
         with torch.autocast(h.device.type, torch.bfloat16, enabled=self.mixed):
             for depth, layer in enumerate(self.layers):
                 if depth:
                     h = torch.relu(h)
-                if dropout:
-                    h = dropout(h, rows.keys, self.first_layer + depth)
+                if chance:
+                    h = chance.drop(h, rows.keys, self.first_layer + depth)
                 h = layer(h)
         h = h.to(self.embedding.dtype)
         if self.shortcut is not None:

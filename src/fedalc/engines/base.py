@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.encoders import Dropout
+from fedalc.encoders import Chance
 from fedalc.errors import ConfigError
 from fedalc.ledger import Ledger
 from fedalc.model import Model
@@ -62,9 +62,7 @@ class Engine(Protocol):
     def clients_keep_rows(self) -> bool:
         """Whether a row that never changes travels only once."""
 
-    def run(
-        self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int
-    ) -> RoundResult: ...
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult: ...
 
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         """For methods of one round: what is needed to solve for θ, given the class embeddings."""

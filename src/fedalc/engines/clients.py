@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Dropout, make_batch
+from fedalc.encoders import Chance, make_batch
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
@@ -29,7 +29,7 @@ class ClientsEngine:
         self.method = method
         self.settings = settings
 
-    def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int) -> RoundResult:
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         change = [torch.zeros_like(p) for p in model.theta]
         rows = model.W.clone()
@@ -40,7 +40,7 @@ class ClientsEngine:
             with torch.no_grad():
                 for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
                     mine.copy_(server)
-            rows[client], client_loss = self._local_work(local, client, dropout, round_number)
+            rows[client], client_loss = self._local_work(local, client, chance, round_number)
             loss += weight * client_loss
             with torch.no_grad():
                 for total, mine, server in zip(change, local.theta, model.theta, strict=True):
@@ -70,42 +70,41 @@ class ClientsEngine:
         traffic = Ledger.of_sums(size, W.element_size(), len(participants))
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
-    def _local_work(
-        self, local: Model, client: int, dropout: Dropout | None, round_number: int
-    ) -> tuple[Tensor, float]:
+    def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
         """The client's steps on its encoder, in place; returns its row and its loss during the first epoch."""
         settings = self.settings.client
         row = local.W[client].clone().requires_grad_(self.method.trains_rows)
         # Decay is for θ: a row's length is fixed. Momentum lives for the round, as the client keeps no state.
+        learned = local.theta + [row] * self.method.trains_rows
         groups = [{"params": local.theta, "weight_decay": settings.weight_decay}]
         if self.method.trains_rows:
             groups.append({"params": [row], "lr": settings.row_rate})
         optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
         first_epoch = 0.0
         for epoch in range(settings.epochs):
-            for instances in self._batches(client, epoch, round_number):
-                optimizer.zero_grad()
+            for instances in self._batches(client, chance, epoch, round_number):
+                gradient = [torch.zeros_like(parameter) for parameter in learned]
+                for parameter, total in zip(learned, gradient, strict=True):
+                    parameter.grad = total
                 loss = sum(
-                    self._add_gradient(local, row, client, instances[start : start + self.settings.block_rows], dropout)
+                    self._add_gradient(local, row, client, instances[start : start + self.settings.block_rows], chance)
                     for start in range(0, len(instances), self.settings.block_rows)
                 )
-                for parameter in optimizer.param_groups[0]["params"] + [row] * self.method.trains_rows:
-                    parameter.grad /= len(instances)
+                for total in gradient:
+                    total /= self._counted(client, instances)
                 optimizer.step()
                 if self.method.trains_rows:
                     with torch.no_grad():
                         row.copy_(unit_rows(row))
                 if epoch == 0:
-                    first_epoch += loss / self.federation.counts[client]
+                    first_epoch += loss / (self.federation.counts[client] * settings.sample)
         return row.detach(), first_epoch
 
-    def _add_gradient(
-        self, local: Model, row: Tensor, client: int, instances: np.ndarray, dropout: Dropout | None
-    ) -> float:
+    def _add_gradient(self, local: Model, row: Tensor, client: int, instances: np.ndarray, chance: Chance) -> float:
         """Of the summed loss of some of a batch's instances: no more are encoded at a time. Returns that sum."""
         keys = self.federation.keys_of(instances)
         batch = make_batch(self.federation.features[instances], keys, row.dtype, row.device)
-        g = local.encoder(batch, dropout)
+        g = local.encoder(batch, chance)
         own = torch.full_like(batch.keys, client)
         held = torch.from_numpy(instances).to(row.device)
         losses = [
@@ -116,8 +115,14 @@ class ClientsEngine:
         loss.backward()
         return loss.item()
 
-    def _batches(self, client: int, epoch: int, round_number: int) -> list[np.ndarray]:
+    def _counted(self, client: int, batch: np.ndarray) -> float:
+        """What a batch's sum is divided by. A sample's by how many it has on average, as a client's may be empty."""
+        sample = self.settings.client.sample
+        return len(batch) if sample == 1 else sample * float(self.federation.counts[client])
+
+    def _batches(self, client: int, chance: Chance, epoch: int, round_number: int) -> list[np.ndarray]:
         instances = self.federation.instances_of(client)
+        instances = instances[chance.chosen(self.federation.keys_of(instances))]
         size = self.settings.client.batch_size
         if size is None or size >= len(instances):
             return [instances]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Batch, Dropout, make_batch
+from fedalc.encoders import Batch, Chance, make_batch
 from fedalc.encoders.sparse import WeightedBags
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.geometry import unit_rows
@@ -52,21 +52,22 @@ class FusedEngine:
         self.settings = settings
         self._everyone: list[_Block] | None = None
 
-    def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int) -> RoundResult:
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         W = model.W
         counts = torch.from_numpy(self.federation.counts[participants]).to(W)
         share = torch.zeros(len(W), dtype=W.dtype, device=W.device)  # p_u / n_u
         inverse = torch.zeros_like(share)  # 1 / n_u
         clients = torch.from_numpy(participants).to(W.device)
-        share[clients] = self.method.weights(counts) / counts
-        inverse[clients] = 1 / counts
+        counted = counts * self.settings.client.sample  # how many take part, on average
+        share[clients] = self.method.weights(counts) / counted
+        inverse[clients] = 1 / counted
 
         row_gradient = torch.zeros_like(W) if self.method.trains_rows else None
         total = torch.zeros((), dtype=torch.float64, device=W.device)
         for parameter in model.theta:
             parameter.grad = torch.zeros_like(parameter)
-        for block in _one_ahead(self._blocks(participants, W)):
-            g = model.encoder(block.rows, dropout)
+        for block in _one_ahead(self._blocks(participants, chance, W)):
+            g = model.encoder(block.rows, chance)
             fixed = g.detach()
             pulls = []
             for part in self.method.parts:
@@ -123,22 +124,23 @@ class FusedEngine:
             rows[clients] = unit_rows(W[clients] - self.settings.client.row_rate * gradient[clients])
         return rows
 
-    def _blocks(self, participants: np.ndarray, like: Tensor) -> Iterator[_Block]:
-        if len(participants) < len(self.federation.clients):
-            yield from self._cut(participants, like)
+    def _blocks(self, participants: np.ndarray, chance: Chance, like: Tensor) -> Iterator[_Block]:
+        if len(participants) < len(self.federation.clients) or self.settings.client.sample < 1:
+            yield from self._cut(participants, chance, like)
             return
         if self._everyone is None:
-            self._everyone = list(self._cut(participants, like))
+            self._everyone = list(self._cut(participants, chance, like))
         yield from self._everyone
 
-    def _cut(self, participants: np.ndarray, like: Tensor) -> Iterator[_Block]:
-        """The participants' instances in blocks: only theirs, so a sampled round costs what its clients hold."""
+    def _cut(self, participants: np.ndarray, chance: Chance, like: Tensor) -> Iterator[_Block]:
+        """The round's instances in blocks: only the participants', so a sampled round costs what its clients hold."""
         features, labels = self.federation.features, self.federation.labels
         if len(participants) < len(self.federation.clients):
             held = np.zeros(labels.shape[1], dtype=bool)
             held[participants] = True
             labels = _keep_columns(labels, held)
         instances = np.flatnonzero(np.diff(labels.indptr))
+        instances = instances[chance.chosen(self.federation.keys_of(instances))]
         for start in range(0, len(instances), self.settings.block_rows):
             chosen = instances[start : start + self.settings.block_rows]
             pairs = labels[chosen]

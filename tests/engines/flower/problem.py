@@ -19,7 +19,7 @@ from fedalc.config import Experiment
 from fedalc.data.dataset import Split
 from fedalc.deployment.local import write_party
 from fedalc.deployment.twin import in_one_process
-from fedalc.encoders import Dropout
+from fedalc.encoders import Chance
 from fedalc.engines import Engine
 from fedalc.engines.base import RoundResult
 from fedalc.engines.flower.server_app import app as server_app
@@ -108,9 +108,9 @@ class Without:
 
     clients_keep_rows = True
 
-    def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, t: int) -> RoundResult:
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, t: int) -> RoundResult:
         kept = participants[~np.isin(participants, self.absent.get(t, ()))]
-        return replace(self.engine.run(model, kept, dropout, t), heard=len(kept) > 0)
+        return replace(self.engine.run(model, kept, chance, t), heard=len(kept) > 0)
 
 
 _EXPECTED: dict[str, Model] = {}

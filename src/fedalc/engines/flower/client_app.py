@@ -19,7 +19,7 @@ from fedalc.collection.client import SharedEncoder
 from fedalc.collection.joining import distinct
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Dropout, SparseRows, encoder_size, make_encoder, scale_rows
+from fedalc.encoders import Chance, SparseRows, encoder_size, make_encoder, scale_rows
 from fedalc.engines.clients import ClientsEngine
 from fedalc.engines.flower.limits import check_memory
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
@@ -27,7 +27,6 @@ from fedalc.engines.flower.records import BadMessage, pack, pack_theta, read_tas
 from fedalc.errors import FedalcError
 from fedalc.methods import METHODS, Told, make_method
 from fedalc.model import Model
-from fedalc.seeds import torch_generator
 
 app = ClientApp()
 log = logging.getLogger("fedalc.party")
@@ -94,7 +93,7 @@ def train(message: Message, context: Context) -> RecordDict:
     """One round's local work: the mean change of θ over its labels, and their rows."""
     work = _Work(message, context, round=int)
     model, t = work.model(), work.said["round"]
-    result = work.engine.run(model, work.federation.clients, work.dropout(model, t), t)
+    result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)
     reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
     if work.method.trains_rows:
         reply["rows"] = pack({"rows": result.rows})
@@ -202,10 +201,6 @@ class _Work:
             for parameter, value in zip(encoder.parameters(), theta, strict=True):
                 parameter.copy_(value)
         return Model(encoder, torch.from_numpy(rows).to(settings.device))
-
-    def dropout(self, model: Model, t: int) -> Dropout | None:
-        rate = self.settings.encoder.dropout
-        return Dropout(rate, torch_generator(self.settings.seed, "dropout", t), model.W) if rate else None
 
     def outcome(self, loss: float) -> ConfigRecord:
         return ConfigRecord({"labels": self.said["labels"], "loss": float(loss)})

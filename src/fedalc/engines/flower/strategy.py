@@ -18,7 +18,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from fedalc.config import Experiment
-from fedalc.encoders import Dropout
+from fedalc.encoders import Chance
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import RESUME, Parties, TooFew
@@ -57,8 +57,8 @@ class FlowerStrategy:
 
     # --- the engine ---
 
-    def run(self, model: Model, participants: np.ndarray, dropout: Dropout | None, round_number: int) -> RoundResult:
-        """Dropout is drawn by the parties, from the round's number."""
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        """Chance is drawn by the parties, from the round's number."""
         counts = torch.from_numpy(self.roster.counts[participants]).to(model.W)
         weight = dict(zip(participants.tolist(), self.method.weights(counts).tolist(), strict=True))
         self._traffic = Ledger()
