@@ -194,11 +194,12 @@ def test_several_local_steps_are_what_a_plain_loop_does() -> None:
 def test_batches_cover_every_instance_once_an_epoch() -> None:
     training = federated(settings("clients", client={"batch_size": 2, "epochs": 2}), TRAIN)
     engine: Any = training.engine
+    chance = Chance(training.settings, 1, training.model.W)
     for client in training.federation.clients.tolist():
-        batches = engine._batches(client, Chance(training.settings, 1, training.model.W), 0, 1)
+        batches = engine._batches(client, chance, 0, 1)
         assert max(map(len, batches)) <= 2
         assert sorted(np.concatenate(batches)) == training.federation.instances_of(client).tolist()
-    first, again = engine._batches(0, 0, 1), engine._batches(0, 0, 1)
+    first, again = engine._batches(0, chance, 0, 1), engine._batches(0, chance, 0, 1)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
