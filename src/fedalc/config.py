@@ -81,7 +81,7 @@ class ImageSettings(Settings):
     size: Annotated[int, Field(ge=8, le=1024)] = 96  # pixels of a side, to which all are brought
     difficult: bool = False  # VOC: whether objects marked as difficult count as labels
     broken: Literal["refuse", "skip"] = "refuse"  # what to do with pictures that cannot be read
-    augment: Literal["none", "mirror", "mirror-shift"] = "none"  # in training, drawn anew for each round
+    augment: Literal["off", "mirror", "mirror-shift"] = "off"  # in training, drawn anew for each round
 
 
 class ClientSettings(Settings):

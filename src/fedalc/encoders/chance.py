@@ -34,7 +34,7 @@ class Chance:
 
     def moved(self, pictures: Tensor, keys: Tensor) -> Tensor:
         """N × size × size × colours: half of them mirrored, and all shifted by up to an eighth, edges reflected."""
-        if self._augment == "none":
+        if self._augment == "off":
             return pictures
         names, (size, device) = keys.cpu().numpy(), (pictures.shape[1], pictures.device)
         place = torch.arange(size).repeat(len(names), 1)
