@@ -86,11 +86,14 @@ def measure(dataset: str, engine: str) -> dict[str, Any]:
     if engine == "clients" and dataset in SAMPLED_CLIENTS:
         import numpy as np
 
+        from fedalc.encoders import Chance
+
+        chance = Chance(federated.settings, 1, federated.model.W)
         clients, held = federated.federation.clients, federated.federation.counts
         chosen = np.sort(np.random.default_rng(0).choice(clients, SAMPLED_CLIENTS[dataset], replace=False))
-        federated.engine.run(federated.model, chosen[:5], None, 1)
+        federated.engine.run(federated.model, chosen[:5], chance, 1)
         began = time.perf_counter()
-        federated.engine.run(federated.model, chosen, None, 1)
+        federated.engine.run(federated.model, chosen, chance, 1)
         # A client costs something for itself and something for its instances: the note sets the sample's mean size
         # beside that of all, so that nobody takes a lucky draw for the truth.
         seconds = (time.perf_counter() - began) * len(clients) / len(chosen)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fedalc
 from fedalc.data import load_dataset
-from fedalc.encoders import TextEncoder
+from fedalc.encoders import Chance, TextEncoder
 from fedalc.federated import FederatedTraining
 from tests.problems import federated, random_split, real_data, small_dataset
 
@@ -87,7 +87,8 @@ def counted(set_size: str) -> np.ndarray:
 
 def from_clients(training: FederatedTraining) -> tuple[list[Tensor], float]:
     """The clients' averaged change as a gradient of the sum over pairs, and their loss as that sum."""
-    result = training.engine.run(training.model, training.federation.clients, None, 1)
+    chance = Chance(training.settings, 1, training.model.W)
+    result = training.engine.run(training.model, training.federation.clients, chance, 1)
     rate = training.settings.client.learning_rate
     return [change / rate * PAIRS for change in result.change], result.loss * PAIRS
 
