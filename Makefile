@@ -51,8 +51,9 @@ reproduce: $(READY)  ## the paper's tables again, cell by cell (needs FEDALC_DAT
 results: $(READY)  ## five seeds of seven methods, for README (needs FEDALC_DATA; about an hour)
 	$(BIN)/python benchmarks/results.py
 
-tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about an hour)
-	$(BIN)/python benchmarks/tuning.py
+tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about two hours)
+	$(BIN)/python benchmarks/tuning.py text
+	$(BIN)/python benchmarks/tuning.py pictures
 
 privacy: $(READY)  ## P@1 against ε, again (needs FEDALC_DATA; about half an hour)
 	$(BIN)/python benchmarks/privacy.py

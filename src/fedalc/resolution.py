@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedalc.config import METHODS, PRESETS, SQUARE_ONLY, Experiment
+from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
 
 
@@ -39,7 +40,11 @@ def experiment(
     name = _one_of(PRESETS, asked.get("preset", Experiment.model_fields["preset"].default), "preset")
     asked = _for_method(asked, method, file)
     encoder = asked.get("encoder")
-    values = preset(name, method, encoder.get("name") if isinstance(encoder, Mapping) else None)
+    named = encoder.get("name") if isinstance(encoder, Mapping) else None
+    if named is None and has_pictures(str(asked.get("dataset", Experiment.model_fields["dataset"].default))):
+        named = _preset_file(name)["pictures"]["encoder"]
+        _merge(asked, {"encoder": {"name": named}})
+    values = preset(name, method, named)
     _merge(values, asked)
     _fill_in(values, method)
     return _validated(values, file)
@@ -82,15 +87,20 @@ def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[s
 
 
 def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
-    """What the preset says for all methods, then for this one; then for this encoder, if it was asked for by name."""
+    """What the preset says for all methods, then for this one; then for this encoder, if it was asked for by name.
+
+    What it says for `resnet` is for all of them.
+    """
     files = [_preset_file(file) for file in (name, "exact", "oracles")]  # the last two: the same in every preset
     values: dict[str, Any] = {"preset": name}
     for key in ("all", method):
         for tables in files:
             _merge(values, tables.get(key, {}))
-    for key in ("all", method) if isinstance(encoder, str) else ():
-        for tables in files:
-            _merge(values, tables.get("encoder", {}).get(encoder, {}).get(key, {}))
+    named = encoder if isinstance(encoder, str) else ""
+    for family in ("resnet", named) if named.startswith("resnet") else (named,):
+        for key in ("all", method):
+            for tables in files:
+                _merge(values, tables.get("encoder", {}).get(family, {}).get(key, {}))
     return values
 
 

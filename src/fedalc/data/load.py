@@ -64,6 +64,13 @@ def load_dataset(
     raise AssertionError
 
 
+def has_pictures(name_or_path: str) -> bool:
+    """Whether a dataset has pictures, without reading it."""
+    return catalog.is_known(name_or_path) and (
+        name_or_path.lower() == "mosaics" or catalog.entry(name_or_path).images is not None
+    )
+
+
 def data_root(data_dir: Path | str | None = None) -> Path:
     """The folder of the datasets' folders."""
     return Path(data_dir if data_dir is not None else os.environ.get("FEDALC_DATA") or "data")
