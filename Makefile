@@ -5,10 +5,10 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint deploy-demo deploy-test bench deploy-bench reproduce results tuning privacy clean
+.PHONY: help setup demo test lint deploy-demo deploy-test bench bench-pictures deploy-bench reproduce results tuning privacy clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedalc needs Python 3.11 or newer; say which with: make PYTHON=python3.12 ..."; exit 1; }
@@ -39,6 +39,9 @@ lint: $(READY)  ## ruff and mypy
 bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/joining.py
+
+bench-pictures: $(READY)  ## what a picture costs with each encoder (needs FEDALC_DATA; a few minutes)
+	$(BIN)/python benchmarks/pictures.py
 
 deploy-bench: $(READY)  ## bytes on the wire and memory with 3, 10 and 100 parties (needs FEDALC_DATA; about a quarter of an hour)
 	$(BIN)/python benchmarks/deployment.py
