@@ -268,7 +268,6 @@ class Experiment(Settings):
                         f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
-        self._sample_agrees()
         if self.method == "fedmlh" and self.embeddings.start == "by-frequency":
             raise ConfigError(
                 "fedmlh's class embeddings are buckets', which no label's frequency fits; use orthogonal or random",
@@ -289,6 +288,7 @@ class Experiment(Settings):
                 "regularizer.margin",
             )
         self._square_agrees()
+        self._sample_agrees()
         self._collection_agrees()
         return self
 
