@@ -308,6 +308,10 @@ class Experiment(Settings):
         if encoder.precision == "mixed" and (encoder.name == "linear" or self.dtype == "float64"):
             raise ConfigError("is for the dense layers of an mlp or a resnet in float32", "encoder.precision")
         if encoder.is_image:
+            if self.method == "fedalc-oneshot":
+                raise ConfigError(
+                    f"solves for a linear encoder, and a {encoder.name} is none; use fedalc-exact", "method"
+                )
             if encoder.shortcut or encoder.start == "zero":
                 raise ConfigError(f"a {encoder.name} has neither a shortcut nor a start at zero", "encoder.start")
             if encoder.norm == "batch" and self.engine == "fused":
