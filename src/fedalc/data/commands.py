@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -124,8 +125,8 @@ def _print_folder(folder: Path, console: Console) -> None:
         console.print(f"  {sizes}, {len(found.label_names):,} labels{known}; no picture has been opened")
         for note in listed.overlaps(found):
             console.print(f"  {note}")
-    console.print(f"  read all of it with: fedalc data check {folder}")
-    console.print(f"  train on it with: fedalc train --dataset {folder}")
+    console.print(f"  read all of it with: fedalc data check {shlex.quote(str(folder))}")
+    console.print(f"  train on it with: fedalc train --dataset {shlex.quote(str(folder))}")
 
 
 @app.command()

@@ -95,18 +95,19 @@ def folder_kind(folder: Path) -> Literal["pictures", "sparse"]:
 
 
 def _refuse_published(folder: Path) -> None:
-    """One of the catalog's datasets of pictures is asked for by name, which says how it is split."""
-    found = [
-        entry
-        for entry in catalog.ENTRIES
-        if entry.images is not None and any((folder / marker).exists() for marker in entry.images.markers)
-    ]
-    if found:
-        homes = " or ".join(dict.fromkeys(f"DIR/{entry.folder}" for entry in found))
-        names = " or ".join(entry.name for entry in found)
+    """One of the catalog's datasets of pictures is asked for by its name, which says how it is split too."""
+    at = folder.resolve()
+    here = [(entry, pictures_at(entry.images, folder)) for entry in catalog.ENTRIES if entry.images is not None]
+    in_its_place = [entry.name for entry, what in here if what != "no" and entry.folder == at.name]
+    if in_its_place:
+        names = " or ".join(in_its_place)
+        raise DataError(f"is loaded by name, which says how to split it: --dataset {names} --data-dir {at.parent}", at)
+    if unpacked := [entry for entry, what in here if what == "yes"]:
+        names = " or ".join(entry.name for entry in unpacked)
+        places = " or ".join(dict.fromkeys(f"DIR/{entry.folder}" for entry in unpacked))
         raise DataError(
-            f"looks like a published dataset, which is loaded by its name: have the folder at {homes} (a link will "
-            f"do), and give --data-dir DIR with --dataset {names}",
+            f"looks like {names}, which is loaded by that name: have the folder, or a link to it, at {places}, and "
+            "give --data-dir DIR",
             folder,
         )
 
