@@ -136,7 +136,7 @@ def _merged(lists: Mapping[str, list[_Row]], files: Mapping[str, Path]) -> dict[
 
 def _read_list(path: Path, number: dict[str, int], complete: bool) -> list[_Row]:
     """Labels not seen so far get the next `number`, unless those are `complete`."""
-    records = _records(path)
+    records, folder = _records(path), path.parent
     columns = _columns(next(records, None), path)
     rows: list[_Row] = []
     lines: dict[str, int] = {}
@@ -151,7 +151,7 @@ def _read_list(path: Path, number: dict[str, int], complete: bool) -> list[_Row]
             )
         found = dict(zip(columns, fields, strict=True))
         try:
-            picture = _picture(found["picture"])
+            picture = _picture(found["picture"], folder)
             if picture in lines:
                 raise _Fault(f"picture: {picture} is listed a second time, first in line {lines[picture]}")
             user = _user(found["user"]) if "user" in found else ""
@@ -204,14 +204,14 @@ def _columns(first: tuple[int, list[str]] | None, path: Path) -> list[str]:
     )
 
 
-def _picture(text: str) -> str:
+def _picture(text: str, folder: Path) -> str:
     if not text.strip():
         raise _Fault("picture: is empty")
     _check_characters(text, "picture")
     if "\\" in text or ":" in text:
         raise _Fault(f"picture: {_shown(text)} has a \\ or a : in it. A path is relative, with / between its parts")
     try:
-        return safe_name(text, Path())
+        return safe_name(text, folder)
     except DataError:
         raise _Fault(f"picture: refused: {_shown(text)} leads out of the folder") from None
 
