@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from fedalc.data import coco, flair, voc
+from fedalc.data import coco, flair, listed, voc
 from fedalc.data.annotations import Annotations, kept_annotations, make_dataset
 from fedalc.data.catalog import ImageSet
 from fedalc.data.dataset import Dataset
@@ -24,6 +24,22 @@ def load_pictures(name: str, kind: ImageSet, path: Path, options: ImageOptions, 
     # Loose files are known by their sizes and times; where there are none, the archives are.
     key = "\0".join((*facts, place.stamp(place.loose(files))))
     return make_dataset(name, place, kept_annotations(key, read, cache), options, cache)
+
+
+def load_listed(name: str, folder: Path, options: ImageOptions, cache: bool = True) -> Dataset:
+    """The pictures that the folder's own lists name. `options.tell` hears of those in two splits."""
+    need_pillow()
+    place = Place(folder)
+    annotations = listed_annotations(place, cache)
+    for note in listed.overlaps(annotations):
+        options.tell(f"{folder}: {note}")
+    return make_dataset(name, place, annotations, options, cache)
+
+
+def listed_annotations(place: Place, cache: bool = True) -> Annotations:
+    """What the folder's lists say, without a look at the pictures."""
+    key = "\0".join(("listed", str(listed.VERSION), place.stamp(listed.files_read(place.path))))
+    return kept_annotations(key, lambda: listed.read_listed(place), cache)
 
 
 def pictures_at(kind: ImageSet, path: Path) -> Literal["yes", "packed", "no"]:
