@@ -129,7 +129,7 @@ def train(
             follower.close()
     _note_absent_labels(console, run.result)
     console.print(rich_table([dict(run.result)]))
-    console.print(f"run folder: {folder}    report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"run folder: {folder}    report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -199,7 +199,7 @@ def compare(
         console.print(f"note: {method} is left out: {reason}", highlight=False, markup=False, soft_wrap=True)
     console.print(rich_table([dict(result) for result in comparison.results]))
     pictures = f"curves: {folder / 'curves.png'}    precision for bytes: {folder / 'bytes.png'}"
-    console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
