@@ -129,7 +129,9 @@ def train(
             follower.close()
     _note_absent_labels(console, run.result)
     console.print(rich_table([dict(run.result)]))
-    console.print(f"run folder: {folder}    report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"run folder: {folder}    report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 @app.command()
