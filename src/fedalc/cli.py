@@ -222,7 +222,7 @@ def predict(
         str, typer.Option(help="pictures that cannot be decoded: refuse, or skip with a note")
     ] = "refuse",
     sheet: Annotated[Path | None, typer.Option(help="a PNG file: the first pictures with their labels")] = None,
-    sheet_pictures: Annotated[int, typer.Option(min=1, max=600, help="how many pictures --sheet shows")] = 36,
+    sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="how many pictures --sheet shows")] = 36,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
     """The best labels of new instances, with names and scores."""

@@ -55,16 +55,18 @@ def write_contact_sheet(
         for row in range(len(images))
     ]
     columns = min(COLUMNS, len(images))
-    rows = -(-len(images) // columns)
-    pitch = SIDE + (2 + max(map(len, below))) * LINE + 0.1  # of rows, with the picture's name and a line's room
-    width, height = columns * (SIDE + GAP) + GAP, rows * pitch + 0.1
+    # Each row of pictures is as high as it needs: a line for their names, those below, and a free one.
+    heights = [
+        SIDE + LINE * (2 + max(map(len, below[start : start + columns]))) for start in range(0, len(images), columns)
+    ]
+    width, height = columns * (SIDE + GAP) + GAP, sum(heights) + 0.1
     figure = new_figure(width, height)
     figure.set_layout_engine("none")
     for at, picture in enumerate(images.pixels()):
         row, column = divmod(at, columns)
-        left, top = GAP + column * (SIDE + GAP), height - 0.1 - row * pitch - LINE
+        left, top = GAP + column * (SIDE + GAP), height - 0.1 - LINE - sum(heights[:row])
         axes = figure.add_axes((left / width, (top - SIDE) / height, SIDE / width, SIDE / height))
-        axes.imshow(picture, interpolation="nearest")
+        axes.imshow(picture, interpolation="antialiased")
         axes.axis("off")
         name = (_tail(text(images.names[at])), QUIET)
         for line, (words, colour) in enumerate((name, *below[at])):
