@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -94,3 +96,24 @@ def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgres
     if quiet:
         return []
     return [LiveProgress(console, title) if console.is_terminal else PlainProgress(console, title)]
+
+
+@contextmanager
+def counting(console: Console, what: str, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar for what is told (done, of how many), gone at the end. None: how many there are is not known."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # Standard output is left alone: what is written to it meanwhile may be going to a file.
+    with Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield show

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, merge, number_at, per_client, text, total_bytes, varies
-from fedalc.runs import PARTIES_LOG
+from fedalc.runs import PARTIES_LOG, SHEET
 
 NAME = "report.html"
 SHOWN = 30  # lines of who was left out
@@ -57,6 +58,7 @@ def write_page(folder: Path) -> Path:
         validation=_validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),
+        sheet=_base64(folder / SHEET),
         settings=config.read_text(encoding="utf-8") if config.exists() else "",
         versions=result.get("versions") or {},
         **_curves({} if centralised else {name: records}, chosen),
@@ -120,6 +122,11 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
             "no other label, so it cannot say how well they are told apart; see how far W has collapsed."
         )
     return f"{start} {how}{rest} {looks}"
+
+
+def _base64(file: Path) -> str:
+    """A file's content as a page can hold it; nothing where there is no such file."""
+    return base64.b64encode(file.read_bytes()).decode() if file.exists() else ""
 
 
 def by_parties(result: Result) -> bool:
