@@ -163,6 +163,7 @@ def _count_bytes(console: Console, folder: Path, out: Path) -> None:
     from fedalc.reproduction.writing import alone_in
 
     place = out / folder.resolve().name
+    console.print("running a few rounds with a real ResNet-50, to count their bytes: about a minute", highlight=False)
     with alone_in(place):
         counted = communication(folder, place)
     for table in rich_tables(counted):
@@ -178,7 +179,7 @@ def _list_tables(console: Console) -> None:
         find_folder("any")  # raises, and says what to do
     for folder in folders:
         if is_communication(folder):
-            console.print(f"{folder.name:14} bytes between server and clients: counted, nothing is trained")
+            console.print(f"{folder.name:14} bytes between server and clients: counted in a few small rounds")
             continue
         table = read_table(folder)
         seeds = ", ".join(map(str, table.seeds))

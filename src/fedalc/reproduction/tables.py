@@ -139,7 +139,7 @@ def table_folders() -> list[Path]:
 
 
 def is_communication(folder: Path) -> bool:
-    """Whether this table is of bytes, which are counted: nothing is trained for it."""
+    """Whether this table is of bytes, which are counted, and not of trained models."""
     return read_toml(folder / FILE).get("kind") == "communication"
 
 
