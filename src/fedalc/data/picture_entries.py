@@ -96,7 +96,7 @@ PICTURES: tuple[Entry, ...] = (
         ),
         note=(
             "Trained on train2017, tested on val2017. The paper has other pictures: 73,873 and 8,208 to train and "
-            "validate, 40,136 to test. It does not say of which year; by their number they may be those of 2014 that have "
+            "validate, 40,136 to test. It does not say of which year; by their number they may be those of 2014 with "
             "a label."
         ),
         images=ImageSet("coco", "2017", 118287, 5000, 80, markers=("annotations/instances_train2017.json",)),
