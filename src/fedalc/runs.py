@@ -268,13 +268,16 @@ def image_options(settings: Experiment) -> ImageOptions:
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:
+    refuse_other_kind(settings, data.name, isinstance(data.train.features, Images))
+
+
+def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> None:
     """Pictures want an encoder of pictures, and the other way round."""
-    pictures = isinstance(data.train.features, Images)
     if pictures and settings.method in ORACLES:
-        raise ConfigError(f"{settings.method} is for sparse features, and {data.name} has pictures", "method")
+        raise ConfigError(f"{settings.method} is for sparse features, and {dataset} has pictures", "method")
     if pictures != settings.encoder.is_image and settings.method not in ORACLES:
         has = "pictures: use resnet18, resnet50 or resnet-small" if pictures else "no pictures: use linear or mlp"
-        raise ConfigError(f"{settings.encoder.name} does not fit: {data.name} has {has}", "encoder.name")
+        raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}", "encoder.name")
 
 
 def check_memory(settings: Experiment, data: Dataset) -> None:
