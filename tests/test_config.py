@@ -231,7 +231,7 @@ SAMPLED = {"sample": 0.5}
         (
             {"encoder": {**RESNET, "norm": "batch"}},
             "encoder.norm: batch normalisation makes an instance's embedding depend on the others in its client's "
-            "batch, so no fused step can express it; use norm = \"group\" or \"frozen\", or engine = \"clients\"",
+            'batch, so no fused step can express it; use norm = "group" or "frozen", or engine = "clients"',
         ),
         (
             {"encoder": {**RESNET, "norm": "batch"}, "engine": "flower"},

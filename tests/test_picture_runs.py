@@ -98,7 +98,7 @@ def test_one_round_is_for_linear_encoders() -> None:
 
 
 def test_parties_of_their_own_are_not_started_by_train() -> None:
-    with pytest.raises(ConfigError, match="^engine: its clients are parties of their own"):
+    with pytest.raises(ConfigError, match=r"^engine: its clients are parties of their own"):
         fedalc.train(data=DATA, engine="flower", **SMALL)
 
 
@@ -109,7 +109,7 @@ def test_a_model_that_cannot_fit_is_refused_to_the_byte(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "sysconf", memory.get)
     check_memory(settings, DATA)
     memory["SC_PHYS_PAGES"] -= 1
-    with pytest.raises(ConfigError, match="^encoder: training needs .* GB for the model"):
+    with pytest.raises(ConfigError, match=r"^encoder: training needs .* GB for the model"):
         check_memory(settings, DATA)
 
 
@@ -182,9 +182,9 @@ def test_a_saved_model_comes_back(tmp_path: Path, norm: str) -> None:
     run = fedalc.train(data=DATA, folder=tmp_path / "run", **(BATCH if norm == "batch" else SMALL))
     loaded = fedalc.load_run(tmp_path / "run")
     assert same_bits(run, loaded)
-    for ours, theirs in zip(run.model.predict(DATA.test.features), loaded.model.predict(DATA.test.features)):
-        assert np.array_equal(ours, theirs)
-    with pytest.raises(DataError, match="^the model was trained on 768 features, this has 1728$"):
+    predicted = (each.model.predict(DATA.test.features) for each in (run, loaded))
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(*predicted, strict=True))
+    with pytest.raises(DataError, match=r"^the model was trained on 768 features, this has 1728$"):
         loaded.model.predict(random_pictures(2, 24, 4, seed=0).features)
 
 

@@ -310,7 +310,9 @@ class Experiment(Settings):
         if encoder.is_image:
             for asked, field in ((encoder.shortcut, "shortcut"), (encoder.start == "zero", "start")):
                 if asked:
-                    raise ConfigError(f"a {encoder.name} has neither a shortcut nor a start at zero", f"encoder.{field}")
+                    raise ConfigError(
+                        f"a {encoder.name} has neither a shortcut nor a start at zero", f"encoder.{field}"
+                    )
             if encoder.norm == "batch" and self.engine == "fused":
                 raise ConfigError(
                     "batch normalisation makes an instance's embedding depend on the others in its client's batch, so "

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from fedalc.config import EncoderSettings
 from fedalc.data.images import Images
@@ -51,7 +51,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def literal_norm(x: Tensor, p: dict[str, Tensor], at: str, norm: str) -> Tensor:
-    count, channels, high, wide = x.shape
+    count, channels = x.shape[:2]
     scale, shift = (p[f"{at}.{name}"].view(1, -1, 1, 1) for name in ("weight", "bias"))
     if norm == "frozen":
         mean, variance = (p[f"{at}.running_{name}"].view(1, -1, 1, 1) for name in ("mean", "var"))
@@ -77,10 +77,10 @@ def literal_embedding(p: dict[str, Tensor], norm: str) -> Tensor:
     x = ((torch.from_numpy(PIXELS).double() / 255 - mean) / deviation).permute(0, 3, 1, 2)
 
     def layer(x: Tensor, at: str, stride: int, edge: int) -> Tensor:
-        x = F.conv2d(x, p[f"{at}.convolution.weight"], stride=stride, padding=edge)
+        x = functional.conv2d(x, p[f"{at}.convolution.weight"], stride=stride, padding=edge)
         return literal_norm(x, p, f"{at}.normalization", norm)
 
-    x = F.max_pool2d(torch.relu(layer(x, "backbone.embedder.embedder", 2, 3)), 3, 2, 1)
+    x = functional.max_pool2d(torch.relu(layer(x, "backbone.embedder.embedder", 2, 3)), 3, 2, 1)
     for stage, stride in enumerate((1, 2, 2, 2)):
         at = f"backbone.encoder.stages.{stage}.layers.0"
         y = layer(torch.relu(layer(x, f"{at}.layer.0", stride, 1)), f"{at}.layer.1", 1, 1)
@@ -258,7 +258,7 @@ def test_mixed_precision_is_near(norm: str) -> None:
 def test_pretrained_weights_arrive(norm: str, tmp_path: Path) -> None:
     theirs = save_resnet(tmp_path).state_dict()
     ours = encoder(double=False, norm=norm, pretrained=str(tmp_path)).backbone.state_dict()
-    kept = {name for name in theirs if norm != "group" or "running" not in name and "tracked" not in name}
+    kept = {name for name in theirs if norm != "group" or ("running" not in name and "tracked" not in name)}
     assert set(ours) == kept
     assert all(torch.equal(ours[name], theirs[name]) for name in kept)
     if norm == "frozen":

@@ -1,4 +1,4 @@
-"""A block of pictures: scaled as published networks expect it, read once, ahead where asked, and errors where awaited."""
+"""A block of pictures: scaled as published networks expect it, read once, ahead where asked; errors where awaited."""
 
 from __future__ import annotations
 

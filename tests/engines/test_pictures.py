@@ -1,4 +1,4 @@
-"""Engines on pictures: fused equals clients in float64; blocks change nothing; batch normalisation by a literal twin."""
+"""Engines on pictures: fused equals clients in float64, blocks change nothing, batch normalisation has a twin."""
 
 from __future__ import annotations
 

@@ -102,15 +102,17 @@ def _pretrained(settings: EncoderSettings, shape: Any) -> Any:
             theirs, ours = (_plain(getattr(config, key)) for config in (found, shape))
             if theirs != ours:
                 raise ConfigError(f"{place}: is no {settings.name}: its {key} is {theirs}", "encoder.pretrained")
-        model, told = ResNetModel.from_pretrained(
+        # Never a pickle. (The library's type hints forget that the report comes too.)
+        loaded: Any = ResNetModel.from_pretrained(
             place, config=found, use_safetensors=True, dtype=torch.float32, output_loading_info=True
-        )  # never a pickle
+        )
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"{place}: no such weights, by name or folder: {first}", "encoder.pretrained") from None
     except (RuntimeError, SafetensorError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"{place}: damaged, or weights of another network: {first}", "encoder.pretrained") from None
+    model, told = loaded
     lacking = sorted(key for key in told["missing_keys"] if not key.endswith("num_batches_tracked"))
     if lacking:
         raise ConfigError(
