@@ -312,12 +312,20 @@ class Experiment(Settings):
                 raise ConfigError(
                     f"solves for a linear encoder, and a {encoder.name} is none; use fedalc-exact", "method"
                 )
-            if encoder.shortcut or encoder.start == "zero":
-                raise ConfigError(f"a {encoder.name} has neither a shortcut nor a start at zero", "encoder.start")
+            for asked, field in ((encoder.shortcut, "shortcut"), (encoder.start == "zero", "start")):
+                if asked:
+                    raise ConfigError(
+                        f"a {encoder.name} has neither a shortcut nor a start at zero", f"encoder.{field}"
+                    )
             if encoder.norm == "batch" and self.engine == "fused":
                 raise ConfigError(
                     "batch normalisation makes an instance's embedding depend on the others in its client's batch, so "
                     'no fused step can express it; use norm = "group" or "frozen", or engine = "clients"',
+                    "encoder.norm",
+                )
+            if encoder.norm == "batch" and self.engine == "flower":
+                raise ConfigError(
+                    'what parties observe for batch normalisation does not travel; use norm = "group" or "frozen"',
                     "encoder.norm",
                 )
             if encoder.norm == "frozen" and encoder.pretrained is None:
