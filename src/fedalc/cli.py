@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -318,6 +320,7 @@ def main() -> None:
     """The console script: errors meant for a person become one line and exit code 2, an interruption 130."""
     # Threads that wait for work by spinning slow everything down on a shared machine. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.showwarning = _note(warnings.showwarning)
     try:
         app()
     except FedalcError as error:
@@ -332,6 +335,18 @@ def main() -> None:
     except KeyboardInterrupt:
         _complain("stopped")
         sys.exit(130)
+
+
+def _note(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """What warnings are shown by: those meant for a person as a line of their own, without the place in the code."""
+
+    def show(message: Any, category: type[Warning], *where: Any, **how: Any) -> None:
+        if category is not UserWarning:
+            otherwise(message, category, *where, **how)
+            return
+        Console(stderr=True).print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
+
+    return show
 
 
 def _complain(line: str) -> None:

@@ -37,6 +37,13 @@ class LiveProgress(Callback):
             console=console,
         )
         self._task: TaskID | None = None
+        self._reading: TaskID | None = None
+
+    def reading(self, done: int, pictures: int) -> None:
+        self._bar.start()
+        if self._reading is None:
+            self._reading = self._bar.add_task("pictures", total=pictures, loss="made small", p1="")
+        self._bar.update(self._reading, completed=done)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
@@ -69,6 +76,10 @@ class PlainProgress(Callback):
         self.console, self.title = console, title
         self._rounds = self._shown = 0
         self._phase = ""
+
+    def reading(self, done: int, pictures: int) -> None:
+        if done == pictures:
+            self.console.print(f"{pictures} pictures made small", highlight=False)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._phase, self._rounds, self._shown = name, rounds, done

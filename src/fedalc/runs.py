@@ -108,7 +108,7 @@ def _train(
     _forget_peak_memory()
     if place is not None:
         check_folder(place, settings, resume, overwrite)
-    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings))
+    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings, callbacks))
     check_kind(settings, data)
     check_memory(settings, data)
     kind = OracleTraining if settings.method in ORACLES else Training
@@ -262,9 +262,13 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
     raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
 
 
-def image_options(settings: Experiment) -> ImageOptions:
+def image_options(settings: Experiment, callbacks: Sequence[Callback] = ()) -> ImageOptions:
+    def tell(done: int, pictures: int) -> None:
+        for callback in callbacks:
+            callback.reading(done, pictures)
+
     i = settings.images
-    return ImageOptions(i.size, i.difficult, i.broken)
+    return ImageOptions(i.size, i.difficult, i.broken, progress=tell)
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:

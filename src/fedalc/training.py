@@ -40,6 +40,9 @@ from fedalc.trained import TrainedModel
 class Callback:
     """What may follow a run as it goes. Every hook does nothing unless overridden."""
 
+    def reading(self, done: int, pictures: int) -> None:
+        """Before anything else, where pictures have to be brought to their size first."""
+
     def phase(self, name: str, rounds: int, done: int) -> None:
         """A phase begins, or goes on after `done` of its rounds."""
 

@@ -17,8 +17,12 @@ KEYS = np.arange(5000)
 
 
 def chance(round_number: int = 1, seed: int = 0, **keys: Any) -> Chance:
-    encoder = {"name": "resnet-small", **keys.pop("encoder", {})}
-    return Chance(experiment({"seed": seed, "encoder": encoder, **keys}), round_number, LIKE)
+    asked: dict[str, Any] = {
+        "encoder": {"name": "resnet-small", **keys.pop("encoder", {})},
+        "client": {"sample": 1.0, **keys.pop("client", {})},
+        "images": {"augment": "off", **keys.pop("images", {})},
+    }
+    return Chance(experiment({"seed": seed, **asked, **keys}), round_number, LIKE)
 
 
 def literal_draw(seed: int, purpose: str, round_number: int, key: int) -> float:
