@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -332,3 +333,21 @@ def test_a_damaged_file_is_refused(tmp_path: Path, weights: Path) -> None:
     with pytest.raises(ConfigError, match=r"^encoder\.pretrained: .*: damaged, or weights of another network: "):
         encoder(pretrained=str(tmp_path / "cut"))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_picture_alone_is_normalised_by_the_running_averages() -> None:
+    settings = EncoderSettings(name="resnet-small", dim=4, norm="batch")
+    encoder = ImageEncoder(16 * 16 * 3, settings, torch.Generator().manual_seed(0))
+    images = Images(np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8), list("abc"))
+
+    def rows(of: Images) -> PictureRows:
+        return PictureRows(of, np.arange(len(of)), torch.float32, "cpu")
+
+    alone = encoder(rows(images[:1]))
+    encoder.train()
+    before = copy.deepcopy(encoder.state_dict())
+    assert torch.equal(encoder(rows(images[:1])), alone)
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+    encoder(rows(images))  # several: by their own, which are remembered
+    assert not torch.equal(encoder.state_dict()["backbone.embedder.embedder.normalization.running_mean"],
+                           before["backbone.embedder.embedder.normalization.running_mean"])  # fmt: skip

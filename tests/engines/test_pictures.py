@@ -31,7 +31,8 @@ SMALL: dict[str, Any] = {
     "encoder": {"name": "resnet-small", "dim": 8, "start": "he"},
     # Not adam: it would blow a gradient of 1e-18, which is 0 in the other engine, up to a step of 1e-11.
     "server": {"optimizer": "momentum", "learning_rate": 0.5, "weight_decay": 0.1, "ema": 0.5},
-    "client": {"learning_rate": 0.5, "row_learning_rate": 0.8},
+    "client": {"learning_rate": 0.5, "row_learning_rate": 0.8, "sample": 1.0},
+    "images": {"augment": "off"},
     "regularizer": {"lambda": 10.0, "rate": 0.01, "neighbours": 2},
     "fixed": {"steps": 5, "rate": 0.1},
     "hashing": {"tables": 2, "buckets": 3},

@@ -53,7 +53,7 @@ def test_what_does_not_fit_pictures_is_left_out_with_the_reason(tmp_path: Path) 
     assert table.left_out["oracles/sleec"] == "method: sleec is for sparse features, and voc2012 has pictures"
     assert table.left_out["oracles/ovr"] == "method: ovr is for sparse features, and voc2012 has pictures"
     assert "strong/fedavg" not in table.left_out and not any(job.preset == "oracles" for job in table.jobs)
-    other = plan_of("bibtex", tmp_path, keys={"dataset": "voc2012"})
+    other = plan_of("bibtex", tmp_path, keys={"dataset": "voc2012", "encoder": {"name": "mlp"}})
     assert other.left_out["paper/fedavg"].startswith("encoder.name: mlp does not fit: voc2012 has pictures")
     assert not other.jobs
     text_only = plan_of("voc2007", tmp_path, keys={"dataset": "demo"})

@@ -65,6 +65,8 @@ class ImageEncoder(nn.Module):
 
     def forward(self, rows: PictureRows, chance: Chance | None = None) -> Tensor:
         pixels = rows.pixels(chance)
+        # One picture has no spread: it is normalised by the running averages, and leaves them as they are.
+        self.backbone.train(self.training and len(rows) > 1)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.mixed):
             h = self.backbone(pixels).pooler_output.flatten(1)
             if chance:
