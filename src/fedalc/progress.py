@@ -22,7 +22,7 @@ from fedalc.training import Callback
 
 
 class LiveProgress(Callback):
-    """One bar per phase: loss, P@1 where it is evaluated, rounds, time left. Close it when the run is over."""
+    """One bar per phase: loss, P@1 or mAP where it is evaluated, rounds, time left. Close it when the run is over."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title

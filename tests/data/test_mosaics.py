@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from fedalc.data import Dataset, Images, load_dataset
+from fedalc.data import Dataset, ImageOptions, Images, load_dataset
 from fedalc.data.mosaics import MosaicsSize, _handwritings, make_mosaics
 
 
@@ -65,3 +65,13 @@ def test_its_size_can_be_changed_and_it_needs_neither_pillow_nor_torch() -> None
     begin = time.perf_counter()
     make_mosaics(MosaicsSize(200, 50))
     assert time.perf_counter() - begin < 2
+
+
+def test_they_are_brought_to_the_size_asked_for() -> None:
+    own, large = load_dataset("mosaics"), load_dataset("mosaics", images=ImageOptions(size=64))
+    assert (own.train.features.size, large.train.features.size, large.test.features.size) == (32, 64, 64)
+    assert (large.train.labels != own.train.labels).nnz == 0
+    smaller = large.train.features[:20].pixels().reshape(20, 32, 2, 32, 2, 3).astype(float).mean((2, 4))
+    assert np.abs(smaller - own.train.features[:20].pixels()).mean() < 10  # bilinear and back: a little smoother
+    same = load_dataset("mosaics", images=ImageOptions(size=32))
+    assert same.train.features.fingerprint == own.train.features.fingerprint

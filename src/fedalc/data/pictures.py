@@ -91,6 +91,19 @@ def small_copy(file: Path, size: int) -> np.ndarray:
     return np.frombuffer(made.pixels, dtype=np.uint8).reshape(size, size, CHANNELS).copy()
 
 
+def of_size(images: Images, size: int) -> Images:
+    """Pictures that are in memory, all of them, brought to another size."""
+    if images.size == size:
+        return images
+    need_pillow()
+    from PIL import Image
+
+    scaled = [
+        np.asarray(Image.fromarray(one).resize((size, size), Image.Resampling.BILINEAR)) for one in images.pixels()
+    ]
+    return Images(np.stack(scaled), images.names)
+
+
 def _processors() -> int:
     """Those this process may use, which may be fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
