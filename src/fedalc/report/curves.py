@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 Histories = Mapping[str, Sequence[Record]]
 Points = list[tuple[float, float]]
 
-# What rounds may be evaluated on, as in the records and on an axis. The first that a run has is shown: pictures have mAP.
+# What rounds may be evaluated on, as in the records and on an axis. The first that a run has is shown.
 WATCHED = {
     "validation mAP": "mAP on validation data (%)",
     "test mAP": "mAP on the test set, for the curve only (%)",
