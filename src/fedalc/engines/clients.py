@@ -34,16 +34,15 @@ class ClientsEngine:
         labels = self.federation.label_of[participants]
         weights = self.method.weights(counts, labels)
         change = [torch.zeros_like(p) for p in model.theta]
-        copies = []
+        copies = model.W.new_empty(len(participants), model.W.shape[1])
         statistics = [torch.zeros_like(s) for s in model.statistics]
         local = Model(copy.deepcopy(model.encoder).train(), model.W)
         loss = 0.0
-        for client, weight in zip(participants.tolist(), weights.tolist(), strict=True):
+        for place, (client, weight) in enumerate(zip(participants.tolist(), weights.tolist(), strict=True)):
             with torch.no_grad():
                 for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
                     mine.copy_(server)
-            row, client_loss = self._local_work(local, client, chance, round_number)
-            copies.append(row)
+            copies[place], client_loss = self._local_work(local, client, chance, round_number)
             loss += weight * client_loss
             with torch.no_grad():
                 for total, mine, server in zip(change, local.theta, model.theta, strict=True):
@@ -52,7 +51,7 @@ class ClientsEngine:
                     total.add_(mine, alpha=weight)
         rows = model.W.clone()
         if self.method.trains_rows:
-            rows = stack_rows(model.W, torch.from_numpy(labels).to(model.W.device), torch.stack(copies), weights)
+            rows = stack_rows(model.W, torch.from_numpy(labels).to(model.W.device), copies, weights)
         sent, users = model.theta + model.statistics, self.federation.user_count(participants)
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(change, rows, loss, traffic, statistics=statistics)
