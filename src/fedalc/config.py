@@ -233,6 +233,7 @@ class Experiment(Settings):
     method: MethodName = "fedalc"
     preset: PresetName = "strong"
     engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties, see docs/deployment.md
+    clients: Literal["labels", "users"] = "labels"  # users: one for each label of each user, where a dataset knows them
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "cpu"
@@ -268,6 +269,12 @@ class Experiment(Settings):
                         f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
+        if self.engine == "flower" and self.clients != "labels":
+            raise ConfigError(
+                "real parties have the labels they have, whoever's the instances are: leave it out, or use engine "
+                '"fused" or "clients"',
+                "clients",
+            )
         if self.method == "fedmlh" and self.embeddings.start == "by-frequency":
             raise ConfigError(
                 "fedmlh's class embeddings are buckets', which no label's frequency fits; use orthogonal or random",

@@ -333,6 +333,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "selection": training.chosen,
         "collapse": own["collapse"],
         "clients": own["clients"],
+        "users": own.get("users"),  # how many, where each has clients of its own
         "parties": own.get("parties"),  # how many, where they are machines of their own
         "labels": len(held),
         "labels_without_client": int((~held).sum()),

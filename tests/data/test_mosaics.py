@@ -3,11 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedalc.data import Dataset, ImageOptions, Images, load_dataset
+from fedalc.data.catalog import entry
 from fedalc.data.mosaics import MosaicsSize, _handwritings, make_mosaics
 
 
@@ -27,6 +29,22 @@ def test_its_shape(mosaics: Dataset) -> None:
 def test_it_is_the_same_always(mosaics: Dataset) -> None:
     assert load_dataset("mosaics").fingerprint == mosaics.fingerprint == make_mosaics().fingerprint
     assert make_mosaics(seed=11).fingerprint != mosaics.fingerprint
+
+
+def test_pictures_and_labels_are_those_from_before_there_were_users(mosaics: Dataset) -> None:
+    without = Dataset("mosaics", replace(mosaics.train, users=None), mosaics.test, mosaics.label_names)
+    assert without.fingerprint.startswith("9f73daca7c7e971c")
+
+
+def test_users_are_of_uneven_size_and_each_has_a_taste(mosaics: Dataset) -> None:
+    assert mosaics.users is not None
+    names, user, sizes = np.unique(mosaics.users, return_inverse=True, return_counts=True)
+    assert len(names) == entry("mosaics").users == 40 and (sizes.min(), sizes.max()) == (11, 361)
+    labels = mosaics.train.labels.toarray()
+    usual = labels.mean(axis=0)
+    own = np.array([labels[user == each].mean(axis=0) for each in range(40)])
+    assert ((own > 1.5 * usual).any(axis=1)).sum() > 30, "most have a digit far more often than others have"
+    assert make_mosaics(seed=11).users != mosaics.users
 
 
 def test_no_handwriting_is_in_both_splits() -> None:

@@ -198,3 +198,8 @@ def test_sentence() -> None:
     assert "was kept. 3 labels have no training instance" in sentence(result(labels_without_client=3), [record(18)])
     assert sentence(result(rounds=1), [record(1), record(1, "refit")]).count("for 1 round.") == 1
     assert "without validation data; the last round was kept" in sentence(result(selection=None), [record(1, "fit")])
+
+
+def test_sentence_where_clients_are_users() -> None:
+    assert ": 10 clients of 4 users with one label each, " in sentence(result(users=4), [record(1)])
+    assert ": 10 clients with one label each, " in sentence(result(users=None), [record(1)])

@@ -76,17 +76,9 @@ def make_dataset(name: str, place: Place, annotations: Annotations, options: Ima
         kept = rows[usable[rows]]
         if not len(kept):
             raise DataError(f"none of the pictures of its {part} split can be used", place.path)
-        parts[part] = Split(images[position[kept]], annotations.labels[kept])
-    users = annotations.users
-    train = annotations.splits["train"]
-    return Dataset(
-        name,
-        parts["train"],
-        parts["test"],
-        annotations.label_names,
-        parts.get("validation"),
-        None if users is None else tuple(users[row] for row in train[usable[train]].tolist()),
-    )
+        users = None if annotations.users is None else tuple(annotations.users[row] for row in kept.tolist())
+        parts[part] = Split(images[position[kept]], annotations.labels[kept], users)
+    return Dataset(name, parts["train"], parts["test"], annotations.label_names, parts.get("validation"))
 
 
 def _to_arrays(found: Annotations) -> dict[str, np.ndarray]:

@@ -22,6 +22,7 @@ PICTURES: tuple[Entry, ...] = (
         files=(),
         how_to_get="Nothing to get: it is made on the spot, always the same.",
         note="3,000 train and 1,000 test pictures, 10 labels; digits of a group (012, 345, 6789) come together.",
+        users=40,
     ),
     Entry(
         name="voc2007",
@@ -135,6 +136,7 @@ PICTURES: tuple[Entry, ...] = (
         how_to_get=_GET_FLAIR,
         note="Its own partition into train, validation and test, which have no user in common. The paper: flair-fine.",
         images=ImageSet("flair", "coarse", 345879, 43960, 17, 39239, markers=("labels_and_metadata.json",)),
+        users=51414,
     ),
     Entry(
         name="flair-fine",
@@ -148,6 +150,7 @@ PICTURES: tuple[Entry, ...] = (
             "validation and test, which have no user in common."
         ),
         images=ImageSet("flair", "fine", 345879, 43960, 1628, 39239, markers=("labels_and_metadata.json",)),
+        users=51414,
         shared_folder="flair",
     ),
 )

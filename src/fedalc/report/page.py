@@ -91,14 +91,15 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     if result.get("centralised"):
         return _oracle_sentence(result, records)
     phases = {record.get("phase") for record in records}
-    clients, parties = text(result.get("clients")), result.get("parties")
+    clients, parties, users = text(result.get("clients")), result.get("parties"), result.get("users")
+    of = f" of {text(users)} users" if users else ""
     start = (
         f"Method {text(result.get('method'))} with preset {text(result.get('preset'))}"
         + ("" if parties else f" on dataset {text(result.get('dataset'))}")
         + (
             f": {clients} labels at {text(parties)} parties, "
             if parties
-            else f": {clients} clients with one label each, "
+            else f": {clients} clients{of} with one label each, "
         )
         + f"engine {text(result.get('engine'))}, seed {text(result.get('seed'))}."
     )
@@ -200,7 +201,7 @@ def _headline(result: Result) -> list[tuple[str, str]]:
 
 
 def _sender(result: Result) -> str:
-    return "party" if result.get("parties") else "client"
+    return "party" if result.get("parties") else "user" if result.get("users") else "client"
 
 
 def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any], digits: int) -> list[tuple[str, str, str]]:

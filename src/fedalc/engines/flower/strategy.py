@@ -60,7 +60,7 @@ class FlowerStrategy:
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         """Chance is drawn by the parties, from the round's number."""
         counts = torch.from_numpy(self.roster.counts[participants]).to(model.W)
-        weight = dict(zip(participants.tolist(), self.method.weights(counts).tolist(), strict=True))
+        weight = dict(zip(participants.tolist(), self.method.weights(counts, participants).tolist(), strict=True))
         self._traffic = Ledger()
         for asked, last in self._attempts(participants, round_number):
             messages = self.configure_train(round_number, model, asked)
