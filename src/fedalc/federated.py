@@ -128,7 +128,9 @@ class FederatedTraining:
     def is_finite(self) -> bool:
         """Whether θ holds numbers and W's rows have their length."""
         rows_are_long = bool((self.model.W.norm(dim=1) > 0.5).all())  # false for NaN too
-        return rows_are_long and all(bool(torch.isfinite(parameter).all()) for parameter in self.model.theta)
+        return rows_are_long and all(
+            bool(torch.isfinite(numbers).all()) for numbers in self.model.theta + self.model.statistics
+        )
 
     def averaged_model(self) -> Model:
         """The model to evaluate and keep: the averaged weights (the current ones, where the average's decay is 0)."""

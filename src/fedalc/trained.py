@@ -85,7 +85,7 @@ class TrainedModel:
             encoder = encoder.to(dtype=W.dtype)
             prefix = "encoder."
             encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            if not all(torch.isfinite(parameter).all() for parameter in encoder.parameters()):
+            if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
             return cls(Model(encoder.to(device), W.to(device)), settings, names, held)
         except DAMAGE as error:
