@@ -57,7 +57,8 @@ class ImageEncoder(nn.Module):
             self.backbone = _backbone(settings)
             width = self.backbone.config.hidden_sizes[-1]
             self.head = nn.Linear(width, settings.dim)
-            nn.init.normal_(self.head.weight, 0, 1 / math.sqrt(width))
+            # A raw output starts at zero: the square loss would first have to shrink whatever else it is.
+            nn.init.normal_(self.head.weight, 0, 1 / math.sqrt(width) if self.unit else 0.0)
             nn.init.zeros_(self.head.bias)
         if settings.norm == "group":
             _use_groups(self.backbone)
