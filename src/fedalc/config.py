@@ -316,6 +316,12 @@ class Experiment(Settings):
                     'no fused step can express it; use norm = "group" or "frozen", or engine = "clients"',
                     "encoder.norm",
                 )
+            if encoder.norm == "batch" and self.engine == "flower":
+                raise ConfigError(
+                    "the running averages of a client's pictures would have to travel, and parties send changes of θ "
+                    'only; use norm = "group" or "frozen"',
+                    "encoder.norm",
+                )
             if encoder.norm == "frozen" and encoder.pretrained is None:
                 raise ConfigError(
                     "there are no statistics to keep without pretrained weights; use group", "encoder.norm"

@@ -114,7 +114,9 @@ def load_file(
     return split
 
 
-def load_held(name_or_path: str | Path, data_dir: Path | str | None = None) -> tuple[Split, tuple[str, ...]]:
+def load_held(
+    name_or_path: str | Path, data_dir: Path | str | None = None, images: ImageOptions | None = None
+) -> tuple[Split, tuple[str, ...]]:
     """What a party holds, and the labels' names: a file, the train file of a folder, or that of a known dataset."""
     path = Path(name_or_path)
     if path.is_file():
@@ -125,7 +127,7 @@ def load_held(name_or_path: str | Path, data_dir: Path | str | None = None) -> t
         if "train" not in found:
             raise DataError("expected a file whose name ends with train.txt or train.arff (.gz, .bz2)", path)
         return load_held(found["train"])
-    dataset = load_dataset(name_or_path, data_dir)
+    dataset = load_dataset(name_or_path, data_dir, images=images)
     return dataset.train, dataset.label_names
 
 

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.model import Model
 
 VERSION = 1  # of these messages
 RAW = "raw"  # how arrays travel: their numbers, little-endian, row by row. Nothing in them has to be parsed
+SENT = "sent"  # in place of the server's pretrained weights: they are in θ and the statistics, which are sent
 Shape = tuple[int | None, ...]
 
 
@@ -85,6 +87,18 @@ def unpack_theta(content: RecordDict, record: str, like: Sequence[Tensor]) -> li
     return [torch.from_numpy(arrays[str(place)]) for place in range(len(like))]
 
 
+def pack_encoder(model: Model) -> dict[str, ArrayRecord]:
+    """θ and, of batch normalisation that keeps them as they are, its statistics: no parameters, but needed to encode."""
+    parts = {"theta": model.theta, "statistics": model.statistics}
+    return {name: pack_theta(tensors) for name, tensors in parts.items() if tensors}
+
+
+def unpack_encoder(content: RecordDict, like: Model) -> list[Tensor]:
+    """One tensor for each of θ and the statistics of this one."""
+    parts = {"theta": like.theta, "statistics": like.statistics}
+    return [value for name, tensors in parts.items() if tensors for value in unpack_theta(content, name, tensors)]
+
+
 def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[type, type]]) -> dict[str, Any]:
     """The values of a record, if each is of the type wanted. (list, bytes) is a list of bytes."""
     values = content.get(record)
@@ -116,7 +130,10 @@ def task(settings: Experiment, **more: Any) -> ConfigRecord:
 def _for_parties(settings: Experiment) -> str:
     """Neither files nor privacy nor what only the server does."""
     every = settings.to_dict()
-    kept = {key: every[key] for key in ("method", "seed", "dtype", "block_rows", "encoder", "client", "hashing")}
+    concerned = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing")
+    kept = {key: every[key] for key in concerned}
+    if settings.encoder.pretrained is not None:
+        kept["encoder"]["pretrained"] = SENT
     return json.dumps(kept | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 
@@ -129,10 +146,13 @@ def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]
     if not isinstance(values, dict):
         raise BadMessage("the settings are not a table")
     try:
-        return Experiment.model_validate(values | {"engine": "clients", "device": device}), said
+        settings = Experiment.model_validate(values | {"engine": "flower", "device": device})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadMessage(f"the settings are not valid: {where}: {first['msg']}") from None
     except ConfigError as error:
         raise BadMessage(f"the settings are not valid: {error}") from None
+    # Whatever folder or name they say, nothing is read from there: what the server starts from comes as numbers.
+    encoder = settings.encoder.model_copy(update={"pretrained": None})
+    return settings.model_copy(update={"encoder": encoder}), said
