@@ -60,7 +60,24 @@ def kept_annotations(key: str, read: Callable[[], Annotations], cache: bool = Tr
 
 
 def make_dataset(name: str, place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> Dataset:
-    """The pictures' small copies beside their labels. Pictures that had to be left out take their labels with them."""
+    parts, usable = make_splits(place, annotations, options, cache)
+    users = annotations.users
+    train = annotations.splits["train"]
+    return Dataset(
+        name,
+        parts["train"],
+        parts["test"],
+        annotations.label_names,
+        parts.get("validation"),
+        None if users is None else tuple(users[row] for row in train[usable[train]].tolist()),
+    )
+
+
+def make_splits(
+    place: Place, annotations: Annotations, options: ImageOptions, cache: bool
+) -> tuple[dict[str, Split], np.ndarray]:
+    """The pictures' small copies beside their labels, and which pictures are among them. Those that had to be left out
+    take their labels with them."""
     images, usable = small_copies(
         place,
         annotations.pictures,
@@ -77,16 +94,7 @@ def make_dataset(name: str, place: Place, annotations: Annotations, options: Ima
         if not len(kept):
             raise DataError(f"none of the pictures of its {part} split can be used", place.path)
         parts[part] = Split(images[position[kept]], annotations.labels[kept])
-    users = annotations.users
-    train = annotations.splits["train"]
-    return Dataset(
-        name,
-        parts["train"],
-        parts["test"],
-        annotations.label_names,
-        parts.get("validation"),
-        None if users is None else tuple(users[row] for row in train[usable[train]].tolist()),
-    )
+    return parts, usable
 
 
 def _to_arrays(found: Annotations) -> dict[str, np.ndarray]:

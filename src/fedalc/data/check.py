@@ -1,4 +1,4 @@
-"""Whether what was read is what the catalog says it should be."""
+"""Whether what was read is what the catalog says it should be; and what is in it, where the catalog says nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from fedalc.data._stream import LineReader
 from fedalc.data.catalog import Entry, ImageSet
 from fedalc.data.dataset import Dataset
+from fedalc.data.images import Images
 
 _ROUNDING = 0.0051
 """Published averages have two digits behind the point."""
@@ -28,8 +31,7 @@ def check(dataset: Dataset, entry: Entry) -> list[Check]:
     expected = entry.statistics
     if expected is None:
         return []
-    splits = [split for split in (dataset.train, dataset.test, dataset.validation) if split is not None]
-    averaged = [dataset.train] if expected.averages_over_train else splits
+    averaged = [dataset.train] if expected.averages_over_train else list(dataset.splits.values())
     instances = sum(len(split) for split in averaged)
     marks = sum(int(split.labels.nnz) for split in averaged)
     counts = [
@@ -50,7 +52,6 @@ def check(dataset: Dataset, entry: Entry) -> list[Check]:
 
 def _check_pictures(dataset: Dataset, expected: ImageSet) -> list[Check]:
     """The size of the copies is the user's choice, so features are not compared."""
-    splits = [split for split in (dataset.train, dataset.test, dataset.validation) if split is not None]
     checks = [
         _same("train instances", expected.train, len(dataset.train)),
         _same("test instances", expected.test, len(dataset.test)),
@@ -60,9 +61,36 @@ def _check_pictures(dataset: Dataset, expected: ImageSet) -> list[Check]:
         found = 0 if dataset.validation is None else len(dataset.validation)
         checks.insert(2, _same("validation instances", expected.validation or 0, found))
     if expected.labels_per_instance is not None:
-        average = sum(int(split.labels.nnz) for split in splits) / sum(map(len, splits))
-        checks.append(_about("labels per instance", expected.labels_per_instance, average))
+        checks.append(_about("labels per instance", expected.labels_per_instance, _labels_per_instance(dataset)))
     return checks
+
+
+def count(dataset: Dataset) -> list[tuple[str, str]]:
+    """What is in a dataset that nothing was published about, to be looked at."""
+    held = dataset.train.labels.getnnz(axis=0)
+    lines = [(f"{split} instances", f"{len(part):,}") for split, part in dataset.splits.items()]
+    lines += [
+        (f"{split} instances without a label", f"{without:,}")
+        for split, part in dataset.splits.items()
+        if (without := int((part.labels.getnnz(axis=1) == 0).sum()))
+    ]
+    if not isinstance(dataset.train.features, Images):
+        lines.append(("features", f"{dataset.feature_count:,}"))
+    lines.append(("labels", f"{dataset.label_count:,}"))
+    if alone := int((held == 0).sum()):
+        lines.append(("labels without a training instance", f"{alone:,}"))
+    lines += [
+        ("training instances of a label", f"{held.min():,} to {held.max():,}, {np.median(held):,g} in the middle"),
+        ("labels per instance", f"{_labels_per_instance(dataset):.2f}"),
+    ]
+    if dataset.users is not None:
+        lines.append(("users with training instances", f"{len(set(dataset.users)):,}"))
+    return lines
+
+
+def _labels_per_instance(dataset: Dataset) -> float:
+    splits = dataset.splits.values()
+    return sum(int(split.labels.nnz) for split in splits) / sum(map(len, splits))
 
 
 def _same(what: str, wanted: int, found: int) -> Check:

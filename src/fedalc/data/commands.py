@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,12 @@ from fedalc.errors import DataError
 
 if TYPE_CHECKING:
     from fedalc.data.catalog import Entry
+    from fedalc.data.dataset import Dataset
 
 app = typer.Typer(help="Datasets: list, info, check, fetch.", no_args_is_help=True, rich_markup_mode="rich")
 
 Name = Annotated[str, typer.Argument(help="a dataset's name")]
+NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or a folder with one of your own")]
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
 
 
@@ -54,13 +57,16 @@ def _numbers(entry: Entry) -> list[str]:
 
 
 @app.command()
-def info(name: Name, data_dir: DataDir = None) -> None:
-    """What a dataset is, where to get it, and where its files go."""
+def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
+    """What a dataset is, where to get it, and where its files go; or what files a folder has."""
     from fedalc.data.catalog import entry as find
     from fedalc.data.load import dataset_dir
 
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if _is_folder(name):
+        _print_folder(Path(name), console)
+        return
     entry = find(name)
-    console = Console(highlight=False, soft_wrap=True)
     console.print(f"{entry.name}: {entry.title}")
     s = entry.statistics
     if s:
@@ -93,28 +99,71 @@ def info(name: Name, data_dir: DataDir = None) -> None:
         console.print(f"  {entry.how_to_get}")
 
 
+def _is_folder(name: str) -> bool:
+    """Whether it is one's own: what the catalog knows goes by its name, as everywhere. A path is not a name."""
+    from fedalc.data.catalog import is_known
+
+    return not is_known(name) and (Path(name).is_dir() or len(Path(name).parts) > 1)
+
+
+def _print_folder(folder: Path, console: Console) -> None:
+    from fedalc.data import listed
+    from fedalc.data.load import find_split_files, folder_kind
+    from fedalc.data.load_pictures import listed_annotations
+    from fedalc.data.places import Place
+
+    if not folder.is_dir():
+        raise DataError("no such folder", folder)
+    if folder_kind(folder) == "sparse":
+        names = ", ".join(path.name for path in find_split_files(folder).values())
+        console.print(f"{folder}: sparse features in {names}")
+    else:
+        found = listed_annotations(Place(folder))
+        console.print(f"{folder}: pictures listed in {', '.join(p.name for p in listed.find_lists(folder).values())}")
+        sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in found.splits.items())
+        known = "" if found.users is None else ", with the names of users"
+        console.print(f"  {sizes}, {len(found.label_names):,} labels{known}; no picture has been opened")
+        for note in listed.overlaps(found):
+            console.print(f"  {note}")
+    console.print(f"  read all of it with: fedalc data check {shlex.quote(str(folder))}")
+    console.print(f"  train on it with: fedalc train --dataset {shlex.quote(str(folder))}")
+
+
 @app.command()
-def check(name: Name, data_dir: DataDir = None) -> None:
-    """Read a dataset and compare it with what it should be. Exits with 1 where it differs."""
+def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
+    """Read a dataset and compare it with what it should be. Exits with 1 where it differs.
+
+    In a folder of your own, everything is read and counted. Exits with 1 where pictures are broken or in two splits.
+    """
     from rich.progress import Progress
 
     from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog import entry as find
     from fedalc.data.check import check as compare
     from fedalc.data.check import check_files
-    from fedalc.data.load import dataset_dir
+    from fedalc.data.load import dataset_dir, has_pictures
 
-    entry = find(name)
-    console = Console(highlight=False, soft_wrap=True)
+    own = _is_folder(name)
+    asked = name if own else find(name).name
+    notes: list[str] = []
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("pictures", total=None, visible=entry.images is not None)
+        task = bar.add_task("pictures", total=None, visible=has_pictures(asked))
 
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
         # What is broken is listed, and missing in the counts.
-        options = ImageOptions(broken="skip", progress=show, tell=console.print)
-        dataset = load_dataset(entry.name, data_dir, images=options)
+        options = ImageOptions(broken="skip", progress=show, tell=notes.append)
+        dataset = load_dataset(asked, data_dir, images=options)
+    for note in notes:
+        console.print(note)
+    if own:
+        _print_counts(dataset)
+        if notes:
+            raise typer.Exit(1)
+        return
+    entry = find(name)
     checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
     if not checks:
         raise DataError(f"{entry.name}: there is nothing to check it against")
@@ -124,6 +173,15 @@ def check(name: Name, data_dir: DataDir = None) -> None:
     Console().print(table)
     if not all(line.ok for line in checks):
         raise typer.Exit(1)
+
+
+def _print_counts(dataset: Dataset) -> None:
+    from fedalc.data.check import count
+
+    table = Table("what", Column("found", overflow="fold"))
+    for what, found in count(dataset):
+        table.add_row(what, found)
+    Console().print(table)
 
 
 @app.command()

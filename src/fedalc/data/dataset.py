@@ -84,6 +84,12 @@ class Dataset:
             )
 
     @property
+    def splits(self) -> dict[str, Split]:
+        """Those that are there, by name."""
+        every = {"train": self.train, "test": self.test, "validation": self.validation}
+        return {name: split for name, split in every.items() if split is not None}
+
+    @property
     def feature_count(self) -> int:
         return int(self.train.features.shape[1])
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from fedalc.data import arff, catalog, xmlc
+from fedalc.data import arff, catalog, listed, xmlc
 from fedalc.data._arff_header import LabelRule, find_labels_file
 from fedalc.data._stream import LineReader
 from fedalc.data.cache import Parsed, cached
@@ -16,7 +16,7 @@ from fedalc.data.catalog import Entry
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.demo import make_demo
 from fedalc.data.images import ImageOptions
-from fedalc.data.load_pictures import load_pictures, pictures_at
+from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pictures_at
 from fedalc.data.mosaics import make_mosaics
 from fedalc.errors import DataError
 
@@ -34,9 +34,9 @@ def load_dataset(
     """A dataset of the catalog by its name, or the one in a folder.
 
     A known name is looked for in the folder of that name in `data_dir`, or else in $FEDALC_DATA, or else in ./data.
-    A folder should hold a train and a test file (and perhaps one for validation) in either format, and may hold the
-    labels' names in `labels.txt`. What was parsed is kept in the cache unless `cache` is false. `images` says how
-    pictures are read, and means nothing to other datasets.
+    A folder should hold a train and a test file (and perhaps one for validation) in either format, or `train.csv` and
+    `test.csv` with pictures; and it may hold the labels' names in `labels.txt`. What was parsed is kept in the cache
+    unless `cache` is false. `images` says how pictures are read, and means nothing to other datasets.
     """
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
         entry = catalog.entry(name_or_path)
@@ -55,7 +55,10 @@ def load_dataset(
         return _load_folder(folder, entry.name, LabelRule(prefix=entry.label_prefix), cache)
     folder = Path(name_or_path)
     if folder.is_dir():
-        return _load_folder(folder, folder.resolve().name, LabelRule(), cache)
+        name = folder.resolve().name
+        if folder_kind(folder) == "pictures":
+            return load_listed(name, folder, images or ImageOptions(), cache)
+        return _load_folder(folder, name, LabelRule(), cache)
     if folder.is_file():
         raise DataError("is a file: a dataset is a folder with a train and a test file", folder)
     if isinstance(name_or_path, Path) or len(folder.parts) != 1:
@@ -64,11 +67,49 @@ def load_dataset(
     raise AssertionError
 
 
-def has_pictures(name_or_path: str) -> bool:
-    """Whether a dataset has pictures, without reading it."""
-    return catalog.is_known(name_or_path) and (
-        name_or_path.lower() == "mosaics" or catalog.entry(name_or_path).images is not None
-    )
+def has_pictures(name_or_path: str | Path, data_dir: Path | str | None = None) -> bool:
+    """Whether this is a dataset of pictures, told without reading it and without a word on whether it can be read.
+
+    It takes what `load_dataset` takes; in which `data_dir` a dataset of the catalog is makes no difference.
+    """
+    if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
+        entry = catalog.entry(name_or_path)
+        return entry.images is not None or entry.name == "mosaics"
+    return listed.is_listed(Path(name_or_path))
+
+
+def folder_kind(folder: Path) -> Literal["pictures", "sparse"]:
+    """What a user's own folder has, by the names of its files."""
+    sparse = _candidates(folder).get("train")
+    if not listed.is_listed(folder):
+        if not sparse:
+            _refuse_published(folder)
+        return "sparse"
+    if sparse:
+        raise DataError(
+            f"has pictures in {listed.TRAIN} and sparse features in {sparse[0].name}: leave one of them, or move each "
+            "to a folder of its own",
+            folder,
+        )
+    return "pictures"
+
+
+def _refuse_published(folder: Path) -> None:
+    """One of the catalog's datasets of pictures is asked for by its name, which says how it is split too."""
+    at = folder.resolve()
+    here = [(entry, pictures_at(entry.images, folder)) for entry in catalog.ENTRIES if entry.images is not None]
+    in_its_place = [entry.name for entry, what in here if what != "no" and entry.folder == at.name]
+    if in_its_place:
+        names = " or ".join(in_its_place)
+        raise DataError(f"is loaded by name, which says how to split it: --dataset {names} --data-dir {at.parent}", at)
+    if unpacked := [entry for entry, what in here if what == "yes"]:
+        names = " or ".join(entry.name for entry in unpacked)
+        places = " or ".join(dict.fromkeys(f"DIR/{entry.folder}" for entry in unpacked))
+        raise DataError(
+            f"looks like {names}, which is loaded by that name: have the folder, or a link to it, at {places}, and "
+            "give --data-dir DIR",
+            folder,
+        )
 
 
 def data_root(data_dir: Path | str | None = None) -> Path:
@@ -117,12 +158,20 @@ def load_file(
 def load_held(
     name_or_path: str | Path, data_dir: Path | str | None = None, images: ImageOptions | None = None
 ) -> tuple[Split, tuple[str, ...]]:
-    """What a party holds, and the labels' names: a file, the train file of a folder, or that of a known dataset."""
+    """What a party holds, and the labels' names: a file, the train file of a folder, or that of a known dataset.
+
+    A list of pictures is read along with the others of its folder, of which none has to be there. `images` says how.
+    """
     path = Path(name_or_path)
+    if path.is_file() and (part := listed.split_of(path)) is not None:
+        splits, names = load_lists(path.parent, images or ImageOptions())
+        return splits[part], names
     if path.is_file():
         read = _parse(path, LabelRule(), cache=False)
         return read.split, read.label_names or _label_names(path.parent, read.split.labels.shape[1])
     if path.is_dir() and not catalog.is_known(str(name_or_path)):
+        if folder_kind(path) == "pictures":
+            return load_held(path / listed.TRAIN, images=images)
         found = _split_files(path)
         if "train" not in found:
             raise DataError("expected a file whose name ends with train.txt or train.arff (.gz, .bz2)", path)
@@ -133,7 +182,7 @@ def load_held(
 
 def test_file(folder: Path) -> Path | None:
     """The folder's test file, if it has one."""
-    return _split_files(folder).get("test")
+    return listed.find_lists(folder, needed=()).get("test") or _split_files(folder).get("test")
 
 
 def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Dataset:
@@ -159,35 +208,42 @@ def find_split_files(folder: Path) -> dict[str, Path]:
     for split in ("train", "test"):
         if split not in found:
             raise DataError(
-                f"no {split} file: expected one whose name ends with {split}.txt or {split}.arff (.gz, .bz2)",
+                f"no {split} file: expected one whose name ends with {split}.txt or {split}.arff (.gz, .bz2)"
+                + (f"; or, for pictures, {listed.TRAIN} and test.csv" if not found else ""),
                 folder,
             )
     return found
 
 
 def _split_files(folder: Path) -> dict[str, Path]:
+    candidates = _candidates(folder)
+    for split, paths in candidates.items():
+        if len(paths) > 1:
+            names = ", ".join(path.name for path in paths)
+            raise DataError(f"several files could be the {split} split: {names}. Leave one", folder)
+    return {split: paths[0] for split, paths in candidates.items()}
+
+
+def _candidates(folder: Path) -> dict[str, list[Path]]:
+    """The files of sparse features that could be meant, by split."""
     candidates: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name)
         if match is not None and path.is_file():
             candidates.setdefault(_SPLIT_OF[match[1].lower()], []).append(path)
-    for split, paths in candidates.items():
-        if len(paths) > 1:
-            listed = ", ".join(path.name for path in paths)
-            raise DataError(f"several files could be the {split} split: {listed}. Leave one", folder)
-    return {split: paths[0] for split, paths in candidates.items()}
+    return candidates
 
 
 def _parse(path: Path, rule: LabelRule, cache: bool) -> Parsed:
     if _is_arff(path):
         labels_file = find_labels_file(path)
-        listed = "" if labels_file is None else hashlib.sha256(labels_file.read_bytes()).hexdigest()
+        known = "" if labels_file is None else hashlib.sha256(labels_file.read_bytes()).hexdigest()
 
         def parse() -> Parsed:
             read = arff.read_arff(path, rule, labels_file)
             return Parsed(read.split, read.feature_names, read.label_names)
 
-        return cached(path, f"arff {arff.VERSION}", f"{rule} {listed}", parse) if cache else parse()
+        return cached(path, f"arff {arff.VERSION}", f"{rule} {known}", parse) if cache else parse()
 
     def parse_xmlc() -> Parsed:
         return Parsed(xmlc.read_xmlc(path))

@@ -220,7 +220,7 @@ def _read(
     """What is asked, and the party. The settings come first: they say how pictures are read."""
     config = context.node_config
     settings, said = read_task(message.content, str(config.get("device", "cpu")), share=float, **more)
-    size = config.get("size", settings.images.size)  # a party that has said one makes no copies of another
+    size = int(config.get("size", settings.images.size))  # a party that has said one makes no copies of another
     party = Party.from_node_config(config, replace(image_options(settings), size=size, tell=log.warning))
     pictures, name = isinstance(party.holding.split.features, Images), settings.encoder.name
     if pictures != settings.encoder.is_image:

@@ -88,7 +88,7 @@ def unpack_theta(content: RecordDict, record: str, like: Sequence[Tensor]) -> li
 
 
 def pack_encoder(model: Model) -> dict[str, ArrayRecord]:
-    """θ and, of batch normalisation that keeps them as they are, its statistics: no parameters, but needed to encode."""
+    """θ and, of frozen batch normalisation, the statistics: no parameters, but without them nothing can be encoded."""
     parts = {"theta": model.theta, "statistics": model.statistics}
     return {name: pack_theta(tensors) for name, tensors in parts.items() if tensors}
 
