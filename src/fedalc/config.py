@@ -268,6 +268,12 @@ class Experiment(Settings):
                         f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
+        if self.encoder.is_image and (self.method == "fedalc-oneshot" or self.server.optimizer == "cg"):
+            raise ConfigError(
+                f"{self.method} solves for a linear map of sparse features (at once, or by server.optimizer = cg), "
+                f"and a {self.encoder.name} is none; use fedalc or another method that steps",
+                "method",
+            )
         self._sample_agrees()
         if self.method == "fedmlh" and self.embeddings.start == "by-frequency":
             raise ConfigError(

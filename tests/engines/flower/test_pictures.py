@@ -22,6 +22,7 @@ from fedalc.data.load import load_held
 from fedalc.deployment.local import write_data
 from fedalc.deployment.party import PartySide
 from fedalc.encoders import make_encoder
+from fedalc.engines.flower.limits import picture_bytes
 from fedalc.engines.flower.party import Party
 from fedalc.engines.flower.records import pack
 from fedalc.engines.flower.server_data import read_held_out
@@ -174,10 +175,10 @@ def test_encoder_and_data_have_to_fit(clinics: Nodes, parties: Nodes) -> None:
     assert_refused(ask(clinics[NODE], "train.sums", text), "")
 
 
-def test_no_method_of_one_round_with_a_resnet() -> None:
-    whole = {"encoder": {"name": "resnet-small"}, "client": {"sample": 1.0}}
-    with pytest.raises(ConfigError, match=re.escape('the objective is a quadratic only with encoder.name = "linear"')):
-        experiment({"method": "fedalc-oneshot", "engine": "flower", **whole})
+@pytest.mark.parametrize("method", ["fedalc-oneshot", "fedalc-exact"])
+def test_nothing_is_solved_for_with_a_resnet(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"^method: {method} solves for a linear map of sparse features"):
+        experiment({"method": method, "engine": "flower", "encoder": {"name": "resnet-small"}})
 
 
 def test_pictures_are_read_block_by_block(tmp_path: Path, clinics: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +194,25 @@ def test_pictures_are_read_block_by_block(tmp_path: Path, clinics: Nodes, monkey
     config = asked("fedalc", PICTURES | {"block_rows": 2}, **{"num-server-rounds": 1, "held-out-share": 0.5})
     run(LocalGrid(clinics), tmp_path / "run", config)
     assert max(read) == 2
+
+
+def test_the_pictures_encoded_at_a_time_have_to_fit(
+    tmp_path: Path, clinics: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.device("meta"):
+        encoder = make_encoder(432, EncoderSettings(name="resnet-small", norm="group"), torch.Generator("cpu"))
+    each = picture_bytes(encoder.double(), SIDE)
+    stem, pools = 3 * 32 * 6 * 6, 32 * 3 * 3 + 256
+    stages = 8 * 32 * 3 * 3 + 9 * 64 * 2 * 2 + 9 * 128 + 9 * 256  # layers × channels × pixels: a shortcut has one more
+    assert each == 8 * (stem + pools + stages)
+    grid = LocalGrid(clinics)
+    grid.keeps = True
+    run(grid, tmp_path / "run", asked("fedavg", PICTURES, **{"num-server-rounds": 1}))
+    content = next(m.content for m in grid.pushed if m.metadata.message_type == "train" and _is_for(m, NODE))
+    memory = {"SC_PAGE_SIZE": 2, "SC_PHYS_PAGES": 5 * each}
+    monkeypatch.setattr("os.sysconf", lambda name: memory.get(name, 1))
+    assert ask(clinics[NODE], "train", content).has_content()
+    assert_refused(ask(clinics[NODE], "train", with_settings(content, top__block_rows=6)), "too much for this machine")
 
 
 def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nodes) -> None:

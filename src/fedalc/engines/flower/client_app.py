@@ -23,7 +23,7 @@ from fedalc.data.clients import Federation
 from fedalc.data.images import Images
 from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, scale_rows
 from fedalc.engines.clients import ClientsEngine
-from fedalc.engines.flower.limits import check_memory
+from fedalc.engines.flower.limits import check_memory, picture_bytes
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.engines.flower.records import BadMessage, pack, pack_theta, read_task, unpack, unpack_encoder
 from fedalc.errors import FedalcError
@@ -201,6 +201,8 @@ class _Work:
         with torch.device("meta"):  # without memory: it is filled with what was sent, if that fits it
             encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
             encoder = encoder.to(self.dtype)
+        at_once = min(settings.block_rows, int(self.federation.counts.max()))
+        check_memory(at_once * picture_bytes(encoder, settings.images.size))
         sent = unpack_encoder(self.content, Model(encoder, torch.empty(0)))
         width = copies * settings.encoder.dim
         rows = unpack(self.content, "rows", {"rows": (settings.dtype, (self.labels, width))})["rows"]
