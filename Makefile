@@ -51,7 +51,7 @@ reproduce: $(READY)  ## the paper's tables again, cell by cell (needs FEDALC_DAT
 	$(BIN)/fedalc reproduce bibtex
 	$(BIN)/fedalc reproduce eurlex
 
-results: $(READY)  ## five seeds of seven methods, for README (needs FEDALC_DATA; about an hour)
+results: $(READY)  ## methods side by side, for README (needs FEDALC_DATA; about three hours)
 	$(BIN)/python benchmarks/results.py
 
 tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about two hours)

@@ -121,6 +121,7 @@ PICTURES = Job(
         "fedaws": grid(client__row_learning_rate=(0.1, 0.01), regularizer__lambda=(100.0, 1000.0)),
         "fedalc": grid(client__row_learning_rate=(0.1, 0.01), regularizer__lambda=(100.0, 1000.0)),
         "fedalc-fixed": grid(**FIXED),
+        "fedalc-exact": grid(server__learning_rate=(0.001, 0.002), client__label_power=(0.0, 0.2)),
     },
     {"encoder": {"name": "resnet-small"}, "rounds": 300},
 )

@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.images import Images
 from fedalc.federated import FederatedTraining, knowledge_for, simulated
 
 
@@ -28,6 +29,23 @@ def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels
     names = tuple(f"label {i}" for i in range(labels))
     train = random_split(instances, features, labels, seed)
     return Dataset("small", train, random_split(instances // 2, features, labels, seed + 1), names)
+
+
+def random_pictures(instances: int, size: int, labels: int, seed: int) -> Split:
+    """Noise with one to three labels each, every label at least twice; the last picture has none."""
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 256, (instances, size, size, 3)).astype(np.uint8)
+    Y = np.zeros((instances, labels))
+    for row in range(instances - 1):
+        Y[row, row % labels] = 1
+        Y[row, random.choice(labels, 2)] = 1
+    return Split(Images(pixels, [f"picture {row}" for row in range(instances)]), csr_matrix(Y.astype(np.float32)))
+
+
+def small_pictures(seed: int = 0, instances: int = 24, size: int = 16, labels: int = 4) -> Dataset:
+    names = tuple(f"label {i}" for i in range(labels))
+    train = random_pictures(instances, size, labels, seed)
+    return Dataset("small", train, random_pictures(instances // 2, size, labels, seed + 1), names)
 
 
 def federated(settings: Experiment, train: Split) -> FederatedTraining:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedalc.config import METHODS, PRESETS, Experiment
+from fedalc.config import FEDERATED, METHODS, PRESETS, Experiment
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
 
@@ -198,3 +199,111 @@ def test_a_bad_value_in_a_file_names_file_and_field(tmp_path: Path) -> None:
 def test_settings_do_not_change_after_validation() -> None:
     with pytest.raises(Exception, match="frozen"):
         Experiment().rounds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("method", [method for method in FEDERATED if method != "fedalc-oneshot"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_settings_of_pictures_come_back_from_their_own_toml(tmp_path: Path, preset: str, method: str) -> None:
+    encoder = {"name": "resnet18", "start": "he", "norm": "frozen", "pretrained": "a/b"}
+    images = {"size": 64, "difficult": True, "broken": "skip", "augment": "mirror-shift"}
+    keys = {"encoder": encoder, "images": images, "client": {"sample": 0.25}, "server": {"optimizer": "adam"}}
+    settings = experiment({"method": method, "preset": preset, **keys})
+    file = tmp_path / "config.toml"
+    file.write_text(settings.to_toml())
+    assert experiment(file=file) == settings
+    assert settings.encoder.is_image and settings.encoder.pretrained == "a/b" and settings.images.size == 64
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet18", "resnet-small"])
+def test_resnets_are_for_pictures_and_start_without_weights_in_groups(name: str) -> None:
+    encoder = experiment({"encoder": {"name": name}}).encoder
+    assert encoder.is_image and (encoder.norm, encoder.pretrained) == ("group", None)
+    assert not experiment({"encoder": {"name": "mlp"}}).encoder.is_image
+
+
+RESNET = {"name": "resnet-small"}
+SAMPLED = {"sample": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"encoder": {**RESNET, "norm": "batch"}},
+            "encoder.norm: batch normalisation makes an instance's embedding depend on the others in its client's "
+            'batch, so no fused step can express it; use norm = "group" or "frozen", or engine = "clients"',
+        ),
+        (
+            {"encoder": {**RESNET, "norm": "batch"}, "engine": "flower"},
+            "encoder.norm: what parties observe for batch normalisation does not travel; "
+            'use norm = "group" or "frozen"',
+        ),
+        (
+            {"encoder": {**RESNET, "norm": "frozen"}},
+            "encoder.norm: there are no statistics to keep without pretrained weights; use group",
+        ),
+        (
+            {"encoder": {"name": "mlp", "pretrained": "a/b"}},
+            "encoder.pretrained: there are no pretrained weights for mlp; use a resnet",
+        ),
+        (
+            {"encoder": {**RESNET, "start": "zero"}},
+            "encoder.start: a resnet-small has neither a shortcut nor a start at zero",
+        ),
+        (
+            {"encoder": {**RESNET, "shortcut": True}},
+            "encoder.shortcut: a resnet-small has neither a shortcut nor a start at zero",
+        ),
+        (
+            {"encoder": {**RESNET, "precision": "mixed"}, "dtype": "float64"},
+            "encoder.precision: is for the dense layers of an mlp or a resnet in float32",
+        ),
+        (
+            {"engine": "clients", "client": {**SAMPLED, "epochs": 2}},
+            "client.sample: is for the one step of a round; batches go through all instances, so leave one of the "
+            "two out",
+        ),
+        (
+            {"engine": "clients", "client": {**SAMPLED, "batch_size": 8}},
+            "client.sample: is for the one step of a round; batches go through all instances, so leave one of the "
+            "two out",
+        ),
+        (
+            {"method": "fedalc-oneshot", "client": SAMPLED},
+            "client.sample: an exact solution is of all instances, and not of a sample of them",
+        ),
+        (
+            {"method": "fedalc-exact", "client": SAMPLED},
+            "client.sample: an exact solution is of all instances, and not of a sample of them",
+        ),
+    ],
+)
+def test_what_does_not_go_together_with_pictures_and_samples(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        experiment(settings)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("client", {"sample": 0}),
+        ("client", {"sample": 1.5}),
+        ("images", {"size": 7}),
+        ("images", {"size": 1025}),
+        ("images", {"broken": "keep"}),
+        ("images", {"augment": "rotate"}),
+        ("encoder", {**RESNET, "norm": "layer"}),
+        ("selection", {"metric": "map"}),
+    ],
+)
+def test_settings_of_pictures_out_of_range(section: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}\.{list(values)[-1]}: "):
+        experiment({section: values})
+
+
+def test_what_goes_together_with_pictures_and_samples() -> None:
+    experiment({"encoder": {**RESNET, "norm": "batch"}, "engine": "clients"})
+    experiment({"encoder": {**RESNET, "precision": "mixed", "dropout": 0.2}, "client": SAMPLED})
+    experiment({"client": {"sample": 1.0, "epochs": 2}, "engine": "clients"})
+    experiment({"method": "fedalc-exact", "client": SAMPLED, "server": {"optimizer": "adam"}})

@@ -197,10 +197,17 @@ def test_without_decay_the_average_is_the_last() -> None:
 
 
 def test_sampled_clients_change_with_the_round_and_only_with_it() -> None:
-    clients = np.array([1, 4, 5, 8, 9, 12, 20, 21])
-    first, again = (sample_clients(clients, 0.5, seed=3, round_number=1) for _ in range(2))
+    clients, alone = np.array([1, 4, 5, 8, 9, 12, 20, 21]), np.arange(22)
+    first, again = (sample_clients(clients, alone, 0.5, seed=3, round_number=1) for _ in range(2))
     assert first.tolist() == again.tolist() == sorted(set(first.tolist()) & set(clients.tolist()))
     assert len(first) == 4
-    assert any(sample_clients(clients, 0.5, 3, t).tolist() != first.tolist() for t in range(2, 6))
-    assert len(sample_clients(clients, 0.01, 3, 1)) == 1
-    assert sample_clients(clients, 1.0, 3, 1) is clients
+    assert any(sample_clients(clients, alone, 0.5, 3, t).tolist() != first.tolist() for t in range(2, 6))
+    assert len(sample_clients(clients, alone, 0.01, 3, 1)) == 1
+    assert sample_clients(clients, alone, 1.0, 3, 1) is clients
+
+
+def test_users_are_sampled_with_all_their_clients() -> None:
+    clients, user_of = np.arange(7), np.array([0, 0, 0, 2, 5, 5, 6])  # four users, some with several clients
+    drawn = {tuple(sample_clients(clients, user_of, 0.5, 3, t).tolist()) for t in range(50)}
+    of = {0: (0, 1, 2), 2: (3,), 5: (4, 5), 6: (6,)}
+    assert drawn == {tuple(sorted(of[a] + of[b])) for a in of for b in of if a < b}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedalc.comparison import compare
     from fedalc.config import Experiment
-    from fedalc.data import Dataset, Split, load_dataset
+    from fedalc.data import Dataset, Split, load_dataset, picture_blocks, read_pictures
     from fedalc.errors import ConfigError, DataError, FedalcError
     from fedalc.resolution import experiment
     from fedalc.runs import Run, load_run, train
@@ -27,6 +27,8 @@ _HOMES = {
     "Dataset": "fedalc.data",
     "Split": "fedalc.data",
     "load_dataset": "fedalc.data",
+    "picture_blocks": "fedalc.data",
+    "read_pictures": "fedalc.data",
     "ConfigError": "fedalc.errors",
     "DataError": "fedalc.errors",
     "FedalcError": "fedalc.errors",
@@ -49,6 +51,8 @@ __all__ = [
     "experiment",
     "load_dataset",
     "load_run",
+    "picture_blocks",
+    "read_pictures",
     "train",
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -93,7 +95,7 @@ def train(
     from fedalc.progress import make_progress
     from fedalc.report.tables import rich_table
     from fedalc.resolution import experiment
-    from fedalc.runs import read_settings
+    from fedalc.runs import SHEET, read_settings
     from fedalc.runs import train as run_training
 
     asked = _given(
@@ -129,7 +131,9 @@ def train(
             follower.close()
     _note_absent_labels(console, run.result)
     console.print(rich_table([dict(run.result)]))
-    console.print(f"run folder: {folder}    report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    pictures = f"    pictures: {folder / SHEET}" if (folder / SHEET).exists() else ""
+    places = f"run folder: {folder}    report: {folder / 'report.html'}{pictures}"
+    console.print(places, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -199,40 +203,69 @@ def compare(
         console.print(f"note: {method} is left out: {reason}", highlight=False, markup=False, soft_wrap=True)
     console.print(rich_table([dict(result) for result in comparison.results]))
     pictures = f"curves: {folder / 'curves.png'}    precision for bytes: {folder / 'bytes.png'}"
-    console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="a finished run's folder")],
-    file: Annotated[Path, typer.Argument(help="instances, in either format; their labels are not used")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="instances, in either format; for a model of pictures: a picture, or a folder or tar archive of "
+            "pictures. Labels are not used"
+        ),
+    ],
     top: Annotated[int, typer.Option(min=1, help="how many labels per instance")] = 5,
     form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
     out: Annotated[Path | None, typer.Option(help="a file (default: the terminal)")] = None,
+    broken: Annotated[
+        str, typer.Option(help="pictures that cannot be decoded: refuse, or skip with a note")
+    ] = "refuse",
+    sheet: Annotated[Path | None, typer.Option(help="a PNG file: the first pictures with their labels")] = None,
+    sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="how many pictures --sheet shows")] = 36,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
     """The best labels of new instances, with names and scores."""
-    import io
+    from contextlib import nullcontext
 
-    from fedalc.data.load import load_file
-    from fedalc.files import write_text
-    from fedalc.prediction import write_predictions
+    from fedalc.data.picture_files import picture_blocks
+    from fedalc.files import whole_file
+    from fedalc.prediction import FirstPictures, PredictionWriter, predict_pictures, predict_rows
+    from fedalc.progress import counting
     from fedalc.runs import check_device
-    from fedalc.trained import load_model
+    from fedalc.trained import TrainedModel, load_model
 
     check_device(device)
     if form not in ("csv", "jsonl"):
         raise FedalcError(f"--format: csv or jsonl, not {form!r}")
+    if broken not in ("refuse", "skip"):
+        raise FedalcError(f"--broken: refuse or skip, not {broken!r}")
     chosen: Literal["csv", "jsonl"] = "csv" if form == "csv" else "jsonl"
+    wanted: Literal["refuse", "skip"] = "refuse" if broken == "refuse" else "skip"
     model = load_model(run / "model" if (run / "model").is_dir() else run, device)
-    split = load_file(file, model.feature_count, len(model.label_names))
-    labels, scores = model.predict(split.features, top)
-    text = io.StringIO()
-    write_predictions(text, labels, scores, model.label_names, chosen)
-    if out is None:
-        sys.stdout.write(text.getvalue())
-    else:
-        write_text(out, text.getvalue())
+    size = model.picture_size if isinstance(model, TrainedModel) else None
+    if size is None and sheet is not None:
+        raise FedalcError("--sheet: this model was trained on features, so there are no pictures to show")
+    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def tell(note: str) -> None:
+        notes.print(f"note: {note}", markup=False)
+
+    first = FirstPictures(sheet_pictures if sheet is not None else 0)
+    with nullcontext(sys.stdout) if out is None else whole_file(out) as stream:
+        writer = PredictionWriter(stream, model.label_names, chosen)
+        if size is None:
+            writer.write(predict_rows(model, file, top))
+        else:
+            assert isinstance(model, TrainedModel)
+            with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
+                blocks = picture_blocks(file, size, wanted, progress=progress, tell=tell)
+                for images, predictions in predict_pictures(model, blocks, top):
+                    writer.write(predictions)
+                    first.add(images, predictions)
+    if sheet is not None:
+        first.write_sheet(sheet, model.label_names)
 
 
 app.command()(reproduce)
@@ -287,6 +320,7 @@ def main() -> None:
     """The console script: errors meant for a person become one line and exit code 2, an interruption 130."""
     # Threads that wait for work by spinning slow everything down on a shared machine. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.showwarning = _note(warnings.showwarning)
     try:
         app()
     except FedalcError as error:
@@ -301,6 +335,18 @@ def main() -> None:
     except KeyboardInterrupt:
         _complain("stopped")
         sys.exit(130)
+
+
+def _note(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """What warnings are shown by: those meant for a person as a line of their own, without the place in the code."""
+
+    def show(message: Any, category: type[Warning], *where: Any, **how: Any) -> None:
+        if category is not UserWarning:
+            otherwise(message, category, *where, **how)
+            return
+        Console(stderr=True).print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
+
+    return show
 
 
 def _complain(line: str) -> None:

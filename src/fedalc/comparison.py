@@ -85,14 +85,15 @@ def compare(
     if {(s.method, s.seed) for s in plan} != {(m, s) for m in methods for s in seeds}:
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     comparison = Comparison(folder=place, left_out=left_out)
-    data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0]))
+    followers = callbacks(plan[0].method, plan[0].seed)
+    data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0], followers))
     folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
         for folder_ in folders:
             if (folder_ / "config.toml").exists():
                 shutil.rmtree(folder_)
     for settings, run_folder in zip(plan, folders, strict=True):
-        followers = callbacks(settings.method, settings.seed)
+        followers = followers if settings is plan[0] else callbacks(settings.method, settings.seed)
         comparison.runs.append(train_or_continue(settings, run_folder, data, followers))
     _write(comparison)
     return comparison

@@ -233,6 +233,7 @@ class Experiment(Settings):
     method: MethodName = "fedalc"
     preset: PresetName = "strong"
     engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties, see docs/deployment.md
+    clients: Literal["labels", "users"] = "labels"  # users: one for each label of each user, where a dataset knows them
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "cpu"
@@ -268,13 +269,12 @@ class Experiment(Settings):
                         f'{key} = {getattr(self.client, key)}; use engine = "clients" or leave it out',
                         f"client.{key}",
                     )
-        if self.encoder.is_image and (self.method == "fedalc-oneshot" or self.server.optimizer == "cg"):
+        if self.engine == "flower" and self.clients != "labels":
             raise ConfigError(
-                f"{self.method} solves for a linear map of sparse features (at once, or by server.optimizer = cg), "
-                f"and a {self.encoder.name} is none; use fedalc or another method that steps",
-                "method",
+                "real parties have the labels they have, whoever's the instances are: leave it out, or use engine "
+                '"fused" or "clients"',
+                "clients",
             )
-        self._sample_agrees()
         if self.method == "fedmlh" and self.embeddings.start == "by-frequency":
             raise ConfigError(
                 "fedmlh's class embeddings are buckets', which no label's frequency fits; use orthogonal or random",
@@ -295,6 +295,7 @@ class Experiment(Settings):
                 "regularizer.margin",
             )
         self._square_agrees()
+        self._sample_agrees()
         self._collection_agrees()
         return self
 
@@ -314,8 +315,15 @@ class Experiment(Settings):
         if encoder.precision == "mixed" and (encoder.name == "linear" or self.dtype == "float64"):
             raise ConfigError("is for the dense layers of an mlp or a resnet in float32", "encoder.precision")
         if encoder.is_image:
-            if encoder.shortcut or encoder.start == "zero":
-                raise ConfigError(f"a {encoder.name} has neither a shortcut nor a start at zero", "encoder.start")
+            if self.method == "fedalc-oneshot":
+                raise ConfigError(
+                    f"solves for a linear encoder, and a {encoder.name} is none; use fedalc-exact", "method"
+                )
+            for asked, field in ((encoder.shortcut, "shortcut"), (encoder.start == "zero", "start")):
+                if asked:
+                    raise ConfigError(
+                        f"a {encoder.name} has neither a shortcut nor a start at zero", f"encoder.{field}"
+                    )
             if encoder.norm == "batch" and self.engine == "fused":
                 raise ConfigError(
                     "batch normalisation makes an instance's embedding depend on the others in its client's batch, so "
@@ -324,8 +332,7 @@ class Experiment(Settings):
                 )
             if encoder.norm == "batch" and self.engine == "flower":
                 raise ConfigError(
-                    "the running averages of a client's pictures would have to travel, and parties send changes of θ "
-                    'only; use norm = "group" or "frozen"',
+                    'what parties observe for batch normalisation does not travel; use norm = "group" or "frozen"',
                     "encoder.norm",
                 )
             if encoder.norm == "frozen" and encoder.pretrained is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config import Experiment
-from fedalc.data.clients import Clients, Federation
+from fedalc.data.clients import Clients, form_clients
 from fedalc.data.dataset import Split
 from fedalc.encoders import Chance, make_encoder
 from fedalc.engines import Engine, make_engine
@@ -44,8 +44,8 @@ def planned_looks(settings: Experiment, phases: int) -> int:
 
 
 def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | None = None) -> FederatedTraining:
-    """With all clients in this process, each label of `train` one."""
-    federation = Federation(train.features, train.labels)
+    """With all clients in this process."""
+    federation = form_clients(train, settings.clients)
     return FederatedTraining(settings, federation, partial(make_engine, settings, federation), knowledge)
 
 
@@ -77,7 +77,7 @@ class FederatedTraining:
             self.ledger.rows_once(self.model.W, len(self.federation.clients))
 
     def _make_method(self) -> None:
-        self.method = make_method(self.settings, len(self.federation.counts), self.knowledge)
+        self.method = make_method(self.settings, self.federation.label_count, self.knowledge)
         self.engine = self._engine_for(self.method)
 
     def _start_model(self, feature_count: int) -> Model:
@@ -90,14 +90,15 @@ class FederatedTraining:
     @property
     def held(self) -> np.ndarray:
         """Which labels have a client."""
-        return self.federation.counts > 0
+        return np.isin(np.arange(self.federation.label_count), self.federation.label_of[self.federation.clients])
 
     def run_round(self) -> float:
         """One round; returns the clients' loss at its beginning, or the objective at its end where that is solved."""
         began = time.perf_counter()
         self.round_number += 1
         settings, t = self.settings, self.round_number
-        clients = sample_clients(self.federation.clients, settings.server.participation, settings.seed, t)
+        everyone, user_of = self.federation.clients, self.federation.user_of
+        clients = sample_clients(everyone, user_of, settings.server.participation, settings.seed, t)
         if self.method.one_round:
             return self._solve(clients, began)
         self.server.aim()
@@ -127,7 +128,9 @@ class FederatedTraining:
     def is_finite(self) -> bool:
         """Whether θ holds numbers and W's rows have their length."""
         rows_are_long = bool((self.model.W.norm(dim=1) > 0.5).all())  # false for NaN too
-        return rows_are_long and all(bool(torch.isfinite(parameter).all()) for parameter in self.model.theta)
+        return rows_are_long and all(
+            bool(torch.isfinite(numbers).all()) for numbers in self.model.theta + self.model.statistics
+        )
 
     def averaged_model(self) -> Model:
         """The model to evaluate and keep: the averaged weights (the current ones, where the average's decay is 0)."""

@@ -28,13 +28,19 @@ class Ledger:
         self.up += other.up
 
     @classmethod
-    def of_sums(cls, features: int, number: int, clients: int) -> Ledger:
+    def of_sums(cls, features: int, number: int, clients: int, users: int | None = None) -> Ledger:
         """Once: each client sends half of a symmetric features × features matrix, whole, as a masked sum has to be, and
-        a vector. It receives nothing."""
-        return cls(0, clients * number * (features * (features + 1) // 2 + features))
+        a vector. It receives nothing. A user's clients send one matrix, their sum (without `users` each is on its own).
+        """
+        matrices = clients if users is None else users
+        return cls(0, number * (matrices * (features * (features + 1) // 2) + clients * features))
 
     @classmethod
-    def of_round(cls, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool) -> Ledger:
-        """Each participant receives θ, and its row if rows are trained, and sends back as much."""
-        each = payload_bytes(theta) + (payload_bytes([W[0]]) if rows_travel else 0)
-        return cls(clients * each, clients * each)
+    def of_round(
+        cls, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool, users: int | None = None
+    ) -> Ledger:
+        """Each participant receives θ, and its row if rows are trained, and sends back as much. A user's clients share
+        one θ there, and one mean change back (without `users` each is on its own)."""
+        copies = clients if users is None else users
+        one_way = copies * payload_bytes(theta) + (clients * payload_bytes([W[0]]) if rows_travel else 0)
+        return cls(one_way, one_way)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalc.encoders import Encoder
+from fedalc.encoders import Encoder, ImageEncoder
 
 
 @dataclass
@@ -24,8 +24,9 @@ class Model:
 
     @property
     def statistics(self) -> list[Tensor]:
-        """What clients observe rather than learn: the running averages of batch normalisation. Mostly none."""
-        return [buffer for buffer in self.encoder.buffers() if buffer.is_floating_point()]
+        """What clients observe rather than learn: the running averages of batch normalisation, unless frozen."""
+        observing = [part for part in self.encoder.modules() if isinstance(part, ImageEncoder) and part.statistics]
+        return [buffer for part in observing for buffer in part.buffers() if buffer.is_floating_point()]
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +22,7 @@ from fedalc.training import Callback
 
 
 class LiveProgress(Callback):
-    """One bar per phase: loss, P@1 where it is evaluated, rounds, time left. Close it when the run is over."""
+    """One bar per phase: loss, P@1 or mAP where it is evaluated, rounds, time left. Close it when the run is over."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title
@@ -35,6 +37,13 @@ class LiveProgress(Callback):
             console=console,
         )
         self._task: TaskID | None = None
+        self._reading: TaskID | None = None
+
+    def reading(self, done: int, pictures: int) -> None:
+        self._bar.start()
+        if self._reading is None:
+            self._reading = self._bar.add_task("pictures", total=pictures, loss="made small", p1="")
+        self._bar.update(self._reading, completed=done)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
@@ -68,6 +77,10 @@ class PlainProgress(Callback):
         self._rounds = self._shown = 0
         self._phase = ""
 
+    def reading(self, done: int, pictures: int) -> None:
+        if done == pictures:
+            self.console.print(f"{pictures} pictures made small", highlight=False)
+
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._phase, self._rounds, self._shown = name, rounds, done
 
@@ -94,3 +107,24 @@ def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgres
     if quiet:
         return []
     return [LiveProgress(console, title) if console.is_terminal else PlainProgress(console, title)]
+
+
+@contextmanager
+def counting(console: Console, what: str, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar for what is told (done, of how many), gone at the end. None: how many there are is not known."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # Standard output is left alone: what is written to it meanwhile may be going to a file.
+    with Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield show

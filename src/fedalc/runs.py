@@ -6,6 +6,7 @@ result.json    metrics in percent, how collapsed W is, cost, versions
 model/         what is needed to predict
 checkpoint/    what is needed to resume
 report.html    curves and tables
+contact-sheet.png   of pictures: some of the test set, with their labels and those predicted
 census/, parties.jsonl   with real parties (engine flower): who takes part, and who was left out when and why
 """
 
@@ -30,7 +31,7 @@ import torch
 
 from fedalc import history
 from fedalc.config import Experiment
-from fedalc.data import Dataset, ImageOptions, Images, load_dataset
+from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.encoders import encoder_size
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
@@ -43,6 +44,7 @@ from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Callback, Training, listening
 
 LOCK = ".lock"  # there only while a process writes to the folder
+SHEET = "contact-sheet.png"  # of runs on pictures
 CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
 LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
 
@@ -106,7 +108,7 @@ def _train(
     _forget_peak_memory()
     if place is not None:
         check_folder(place, settings, resume, overwrite)
-    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings))
+    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings, callbacks))
     check_kind(settings, data)
     check_memory(settings, data)
     kind = OracleTraining if settings.method in ORACLES else Training
@@ -132,10 +134,17 @@ def fill_folder(
         if place is not None:
             trained.save(place / "model")
             write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
-            from fedalc.report.page import write_page
-
-            write_page(place)
+            _write_report(place, settings, trained, training.dataset.test)
     return Run(settings, result, trained, place), interrupt.asked
+
+
+def _write_report(place: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:
+    from fedalc.report.contact_sheet import write_test_sheet
+    from fedalc.report.page import write_page
+
+    if isinstance(trained, TrainedModel) and isinstance(test.features, Images) and len(test):
+        write_test_sheet(place / SHEET, trained, test, settings.seed)
+    write_page(place)
 
 
 def train_or_continue(settings: Experiment, folder: Path, data: Dataset, callbacks: Sequence[Callback] = ()) -> Run:
@@ -200,7 +209,7 @@ def _is_litter(path: Path) -> bool:
 
 def open_folder(folder: Path, settings: Experiment) -> None:
     try:
-        for old in ("history.jsonl", "result.json", "report.html", PARTIES_LOG):
+        for old in ("history.jsonl", "result.json", "report.html", SHEET, PARTIES_LOG):
             (folder / old).unlink(missing_ok=True)
         for old in ("model", "checkpoint", "checkpoint.old", CENSUS):
             shutil.rmtree(folder / old, ignore_errors=True)
@@ -253,19 +262,26 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
     raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
 
 
-def image_options(settings: Experiment) -> ImageOptions:
+def image_options(settings: Experiment, callbacks: Sequence[Callback] = ()) -> ImageOptions:
+    def tell(done: int, pictures: int) -> None:
+        for callback in callbacks:
+            callback.reading(done, pictures)
+
     i = settings.images
-    return ImageOptions(i.size, i.difficult, i.broken)
+    return ImageOptions(i.size, i.difficult, i.broken, progress=tell)
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:
+    refuse_other_kind(settings, data.name, isinstance(data.train.features, Images))
+
+
+def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> None:
     """Pictures want an encoder of pictures, and the other way round."""
-    pictures = isinstance(data.train.features, Images)
     if pictures and settings.method in ORACLES:
-        raise ConfigError(f"{settings.method} is for sparse features, and {data.name} has pictures", "method")
+        raise ConfigError(f"{settings.method} is for sparse features, and {dataset} has pictures", "method")
     if pictures != settings.encoder.is_image and settings.method not in ORACLES:
         has = "pictures: use resnet18, resnet50 or resnet-small" if pictures else "no pictures: use linear or mlp"
-        raise ConfigError(f"{settings.encoder.name} does not fit: {data.name} has {has}", "encoder.name")
+        raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}", "encoder.name")
 
 
 def check_memory(settings: Experiment, data: Dataset) -> None:
@@ -317,6 +333,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "selection": training.chosen,
         "collapse": own["collapse"],
         "clients": own["clients"],
+        "users": own.get("users"),  # how many, where each has clients of its own
         "parties": own.get("parties"),  # how many, where they are machines of their own
         "labels": len(held),
         "labels_without_client": int((~held).sum()),

@@ -12,12 +12,17 @@ from fedalc.seeds import numpy_generator
 SHORTCUT = 1  # the place of an encoder's shortcut among its parameters: after the embedding, before the layers
 
 
-def sample_clients(clients: np.ndarray, participation: float, seed: int, round_number: int) -> np.ndarray:
-    """The clients of a round, sorted: all of them, or a share drawn afresh (at least one)."""
+def sample_clients(
+    clients: np.ndarray, user_of: np.ndarray, participation: float, seed: int, round_number: int
+) -> np.ndarray:
+    """The clients of a round, sorted: all of them, or those of a share of the users drawn afresh (at least one)."""
     if participation >= 1:
         return clients
-    size = max(1, round(participation * len(clients)))
-    return np.sort(numpy_generator(seed, "participants", round_number).choice(clients, size, replace=False))
+    owner = user_of[clients]
+    users = np.unique(owner)
+    size = max(1, round(participation * len(users)))
+    drawn = numpy_generator(seed, "participants", round_number).choice(users, size, replace=False)
+    return clients[np.isin(owner, drawn)]
 
 
 class ServerOptimizer:

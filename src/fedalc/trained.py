@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.checkpoint import load_facts, load_folder, save_folder
 from fedalc.config import EncoderSettings
-from fedalc.data.images import Images
+from fedalc.data.images import CHANNELS, Images
 from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
@@ -35,6 +36,11 @@ class TrainedModel:
     @property
     def feature_count(self) -> int:
         return self.model.encoder.feature_count
+
+    @property
+    def picture_size(self) -> int | None:
+        """Width and height of the pictures it takes, in pixels; None where it takes rows of features."""
+        return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
 
     def predict(self, features: csr_matrix | Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """The k best labels of each instance, best first, and their scores in [-1, 1]. Takes dense arrays too."""
@@ -79,7 +85,7 @@ class TrainedModel:
             encoder = encoder.to(dtype=W.dtype)
             prefix = "encoder."
             encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            if not all(torch.isfinite(parameter).all() for parameter in encoder.parameters()):
+            if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
             return cls(Model(encoder.to(device), W.to(device)), settings, names, held)
         except DAMAGE as error:

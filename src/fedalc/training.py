@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +40,9 @@ from fedalc.trained import TrainedModel
 
 class Callback:
     """What may follow a run as it goes. Every hook does nothing unless overridden."""
+
+    def reading(self, done: int, pictures: int) -> None:
+        """Before anything else, where pictures have to be brought to their size first."""
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         """A phase begins, or goes on after `done` of its rounds."""
@@ -84,7 +88,7 @@ class AnyTraining:
         self.chosen: dict[str, Any] | None = None  # the best of `select`: its round, figures and what else was chosen
 
     def _scaled(self, split: Split) -> Split:
-        return Split(scale_rows(split.features, self.settings.encoder.features), split.labels)
+        return replace(split, features=scale_rows(split.features, self.settings.encoder.features))
 
     @cached_property
     def _scaled_test(self) -> Split:
@@ -247,10 +251,17 @@ class Training(AnyTraining):
             "engine": self.settings.engine,
             "metrics": self.test(trained),
             "collapse": collapse(trained.model.W[trained.held]),
-            "clients": int(trained.held.sum()),
+            "clients": len(self.federated.federation.clients),
+            "users": self._users,
             "collection": None if knowledge is None else knowledge.collection,
             "privacy": self.privacy(),
         }
+
+    @property
+    def _users(self) -> int | None:
+        """How many there are, where clients are theirs."""
+        federation = self.federated.federation
+        return None if self.settings.clients == "labels" else len(np.unique(federation.user_of[federation.clients]))
 
     # --- checkpoints: the state of the loop and of the federated training within it ---
 

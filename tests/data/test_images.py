@@ -70,7 +70,7 @@ def _dataset(images: Images, users: tuple[str, ...] | None = None) -> Dataset:
     labels = csr_matrix(np.eye(6, 2, dtype=np.float32))
     everything = Split(images, labels)
     train, test = np.arange(4), np.arange(4, 6)
-    return Dataset("set", everything.rows(train), everything.rows(test), ("x", "y"), None, users)
+    return Dataset("set", Split(images[train], labels[train], users), everything.rows(test), ("x", "y"))
 
 
 def test_a_dataset_of_them(images: Images) -> None:
@@ -106,8 +106,19 @@ def test_the_fingerprint_is_of_the_pixels_and_their_order_alone(images: Images) 
 def test_users_are_of_training_instances(images: Images) -> None:
     assert _dataset(images, ("u", "u", "v", "w")).users == ("u", "u", "v", "w")
     assert _dataset(images, ("u", "u", "v", "w")).fingerprint != _dataset(images).fingerprint
-    with pytest.raises(DataError, match="3 users' names for 4 training instances"):
+    with pytest.raises(DataError, match="3 users' names for 4 instances"):
         _dataset(images, ("u", "v", "w"))
+
+
+def test_instances_take_their_users_along(images: Images) -> None:
+    dataset = _dataset(images, ("u", "v", "w", "x"))
+    assert dataset.train.rows(np.array([3, 0, 3])).users == ("x", "u", "x")
+    assert dataset.train.rows(np.array([True, False, True, False])).users == ("u", "w")
+    train, held = hold_out(dataset, 0.25, seed=1)
+    assert held is not None
+    owner = dict(zip(NAMES, "uvwx", strict=False))
+    assert train.users == tuple(owner[name] for name in train.features.names)
+    assert held.users == tuple(owner[name] for name in held.features.names)
 
 
 def test_options_out_of_range() -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedalc.data import Dataset, Images, load_dataset
+from fedalc.data import Dataset, ImageOptions, Images, load_dataset
+from fedalc.data.catalog import entry
 from fedalc.data.mosaics import MosaicsSize, _handwritings, make_mosaics
 
 
@@ -27,6 +29,22 @@ def test_its_shape(mosaics: Dataset) -> None:
 def test_it_is_the_same_always(mosaics: Dataset) -> None:
     assert load_dataset("mosaics").fingerprint == mosaics.fingerprint == make_mosaics().fingerprint
     assert make_mosaics(seed=11).fingerprint != mosaics.fingerprint
+
+
+def test_pictures_and_labels_are_those_from_before_there_were_users(mosaics: Dataset) -> None:
+    without = Dataset("mosaics", replace(mosaics.train, users=None), mosaics.test, mosaics.label_names)
+    assert without.fingerprint.startswith("9f73daca7c7e971c")
+
+
+def test_users_are_of_uneven_size_and_each_has_a_taste(mosaics: Dataset) -> None:
+    assert mosaics.users is not None
+    names, user, sizes = np.unique(mosaics.users, return_inverse=True, return_counts=True)
+    assert len(names) == entry("mosaics").users == 40 and (sizes.min(), sizes.max()) == (11, 361)
+    labels = mosaics.train.labels.toarray()
+    usual = labels.mean(axis=0)
+    own = np.array([labels[user == each].mean(axis=0) for each in range(40)])
+    assert ((own > 1.5 * usual).any(axis=1)).sum() > 30, "most have a digit far more often than others have"
+    assert make_mosaics(seed=11).users != mosaics.users
 
 
 def test_no_handwriting_is_in_both_splits() -> None:
@@ -65,3 +83,13 @@ def test_its_size_can_be_changed_and_it_needs_neither_pillow_nor_torch() -> None
     begin = time.perf_counter()
     make_mosaics(MosaicsSize(200, 50))
     assert time.perf_counter() - begin < 2
+
+
+def test_they_are_brought_to_the_size_asked_for() -> None:
+    own, large = load_dataset("mosaics"), load_dataset("mosaics", images=ImageOptions(size=64))
+    assert (own.train.features.size, large.train.features.size, large.test.features.size) == (32, 64, 64)
+    assert (large.train.labels != own.train.labels).nnz == 0
+    smaller = large.train.features[:20].pixels().reshape(20, 32, 2, 32, 2, 3).astype(float).mean((2, 4))
+    assert np.abs(smaller - own.train.features[:20].pixels()).mean() < 10  # bilinear and back: a little smoother
+    same = load_dataset("mosaics", images=ImageOptions(size=32))
+    assert same.train.features.fingerprint == own.train.features.fingerprint

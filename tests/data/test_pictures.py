@@ -250,7 +250,7 @@ def test_no_more_is_read_than_threads_can_take(folder: Path, monkeypatch: pytest
             yield row, b""
 
     monkeypatch.setattr(pictures, "_shrink", slow)
-    assert [small.row for small in pictures._in_parallel(encoded(), 4, 2)] == list(range(60))  # type: ignore[arg-type]
+    assert [small.row for small in pictures.in_parallel(encoded(), 4, 2)] == list(range(60))  # type: ignore[arg-type]
     assert most <= 4 * 2 + 1
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 from fedalc.config import FEDERATED as METHODS
+from fedalc.data.dataset import Split
 from fedalc.encoders import Chance
 from fedalc.errors import ConfigError
 from fedalc.federated import FederatedTraining
@@ -39,15 +41,15 @@ def settings(engine: str, **changes: Any) -> Any:
     return experiment({**values, "engine": engine})
 
 
-def after(rounds: int, engine: str, **changes: Any) -> tuple[FederatedTraining, list[float]]:
-    training = federated(settings(engine, **changes), TRAIN)
+def after(rounds: int, engine: str, train: Split = TRAIN, **changes: Any) -> tuple[FederatedTraining, list[float]]:
+    training = federated(settings(engine, **changes), train)
     return training, [training.run_round() for _ in range(rounds)]
 
 
-def assert_equal(rounds: int = 4, **changes: Any) -> None:
-    fused, fused_losses = after(rounds, "fused", **changes)
-    clients, client_losses = after(rounds, "clients", **changes)
-    start = federated(settings("fused", **changes), TRAIN)
+def assert_equal(rounds: int = 4, train: Split = TRAIN, **changes: Any) -> None:
+    fused, fused_losses = after(rounds, "fused", train, **changes)
+    clients, client_losses = after(rounds, "clients", train, **changes)
+    start = federated(settings("fused", **changes), train)
     assert not torch.allclose(start.model.theta[0], fused.model.theta[0], atol=1e-3), "nothing was learnt"
     for ours, literal in zip(fused.model.theta, clients.model.theta, strict=True):
         assert torch.allclose(ours, literal, rtol=1e-10, atol=1e-12)
@@ -166,10 +168,6 @@ def test_several_local_steps_are_what_a_plain_loop_does() -> None:
     """Engine `clients` with three full-batch epochs, one client: the same as gradient descent written out."""
     only = TRAIN.rows(np.flatnonzero(TRAIN.labels.toarray()[:, 2]))
     labels = only.labels.toarray() * (np.arange(7) == 2)
-    from scipy.sparse import csr_matrix
-
-    from fedalc.data.dataset import Split
-
     split = Split(only.features, csr_matrix(labels.astype(np.float32)))
     changes = {"method": "fedavg", "client": {"epochs": 3}, "encoder": {"name": "linear"}}
     changes["server"] = {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}

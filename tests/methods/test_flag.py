@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from fedalc.methods import METHODS
 from fedalc.methods.flag import label_adaptive_weights
 from fedalc.resolution import experiment
 from tests.problems import federated, random_split
@@ -22,6 +24,13 @@ def test_weights_by_hand() -> None:
 
 def test_two_holders_of_one_label_share_its_weight_by_what_they_hold() -> None:
     assert label_adaptive_weights(csr_matrix([[6.0], [2.0]])).tolist() == [0.75, 0.25]
+
+
+def test_with_users_a_clients_part_is_its_share_of_its_label() -> None:
+    """The same clients 0 and 1 as users, without label d: (0, a), (0, c), (1, a), (1, b). A label counts 1/3."""
+    method = METHODS["flag"](experiment({"method": "flag"}), 4)
+    weights = method.weights(torch.tensor([3.0, 5.0, 1.0, 2.0]), np.array([0, 2, 0, 1]))
+    assert weights.tolist() == pytest.approx([1 / 4, 1 / 3, 1 / 12, 1 / 3])
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])

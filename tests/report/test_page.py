@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -12,6 +13,7 @@ import pytest
 from fedalc.config import METHODS
 from fedalc.errors import FedalcError
 from fedalc.report.page import sentence, write_comparison_page, write_page
+from fedalc.runs import SHEET
 from tests.report.results import record, result
 
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
@@ -75,6 +77,15 @@ def test_run_page(tmp_path: Path) -> None:
         assert part in page, part
     assert page.count("<svg") == 4 and "collapsed</span>" not in page
     assert [part.name for part in tmp_path.glob("*.part")] == []
+
+
+def test_a_contact_sheet_is_part_of_the_page(tmp_path: Path) -> None:
+    """In it, and allowed by its policy: the page still needs no other file."""
+    folder = run_folder(tmp_path, [record(1)])
+    (folder / SHEET).write_bytes(b"\x89PNG any")
+    page = write_page(folder).read_text(encoding="utf-8")
+    assert re.findall(r'src="([^"]*)"', page) == ["data:image/png;base64," + base64.b64encode(b"\x89PNG any").decode()]
+    assert page.count("<img") == 1 and '; img-src data:">' in page
 
 
 def test_same_files_same_page(tmp_path: Path) -> None:
@@ -187,3 +198,8 @@ def test_sentence() -> None:
     assert "was kept. 3 labels have no training instance" in sentence(result(labels_without_client=3), [record(18)])
     assert sentence(result(rounds=1), [record(1), record(1, "refit")]).count("for 1 round.") == 1
     assert "without validation data; the last round was kept" in sentence(result(selection=None), [record(1, "fit")])
+
+
+def test_sentence_where_clients_are_users() -> None:
+    assert ": 10 clients of 4 users with one label each, " in sentence(result(users=4), [record(1)])
+    assert ": 10 clients with one label each, " in sentence(result(users=None), [record(1)])

@@ -67,6 +67,7 @@ def test_collapsed_from_099(largest: float | None, collapsed: bool) -> None:
 
 def test_bytes() -> None:
     assert per_client("bytes_up")(result()) == 2_000_000
+    assert per_client("bytes_up")(result(users=4)) == 5_000_000  # a user has several clients, and sends for all at once
     assert total_bytes(result()) == 50_000_000
     assert per_client("bytes_up")(result(clients=0)) is None
     assert total_bytes({"bytes_up": 1}) is None

@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedalc.config import Experiment
 from fedalc.data.demo import DemoSize, make_demo
+from fedalc.encoders import encoder_size
+from fedalc.ledger import Ledger
+from fedalc.reproduction.measured import Round
 from fedalc.reproduction.outcome import Cell, Curve, Line, Outcome, Result
+from fedalc.reproduction.traffic import Shape, encoder_traffic
 from tests.test_cli import write_xmlc
 
 TABLE = """
@@ -104,3 +109,11 @@ def outcome(**changes: Any) -> Outcome:
         "lines": lines,
     }  # fmt: skip
     return Outcome(**(values | changes))
+
+
+def from_shapes(settings: Experiment, labels: int) -> Round:
+    """What a measured round gives, without running one: θ, a row if it travels, and statistics of batch norm."""
+    each = encoder_traffic(settings, 0, Shape(labels, clients=1, pairs=0)).round
+    statistics = 4 * 53_120 if settings.encoder.norm == "batch" else 0
+    ledger = Ledger(each.down + statistics, each.up + statistics)
+    return Round(encoder_size(0, settings.encoder), ledger, ledger)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedalc.encoders import text_encoder
+from fedalc.config import SQUARE_ONLY, Experiment
+from fedalc.encoders import make_encoder, text_encoder
 from fedalc.errors import ConfigError
 from fedalc.ledger import Ledger
 from fedalc.methods import METHODS
@@ -18,15 +20,18 @@ from fedalc.reproduction.communication import (
     FEDERATED,
     Communication,
     communication,
-    paper_megabytes,
+    measured,
     paper_rows,
     read_communication,
     rich_tables,
     total_rows,
 )
-from fedalc.reproduction.traffic import Shape, Traffic, text_traffic
+from fedalc.reproduction.communication_cells import paper_megabytes
+from fedalc.reproduction.measured import Round, measured_round
+from fedalc.reproduction.traffic import Shape, Traffic, encoder_traffic
 from fedalc.resolution import experiment
 from tests.problems import federated, random_split
+from tests.reproduction.problems import from_shapes
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "communication"
@@ -35,6 +40,12 @@ FOLDER = ROOT / "experiments" / "communication"
 @pytest.fixture(scope="module")
 def table() -> Communication:
     return read_communication(FOLDER)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round of a ResNet-50 is run: each takes seconds."""
+    monkeypatch.setattr("fedalc.reproduction.communication.measured_round", from_shapes)
 
 
 def of(table: Communication, dataset: str, method: str, preset: str = "") -> Traffic:
@@ -56,19 +67,61 @@ def test_as_many_bytes_as_the_ledger_of_a_training(method: str, preset: str) -> 
     for _ in range(1 if METHODS[method].one_round else settings.rounds):
         training.run_round()
     shape = Shape(labels=9, clients=len(training.federation.clients), pairs=train.labels.nnz)
-    assert text_traffic(settings, 11, shape).training == training.ledger
+    assert encoder_traffic(settings, 11, shape).training == training.ledger
+
+
+@pytest.mark.parametrize("method", [method for method in FEDERATED if method not in SQUARE_ONLY])
+def test_as_many_bytes_as_a_round_with_pictures(method: str) -> None:
+    """Every method, with a small network; and the arrays weigh as much as is counted."""
+    settings = experiment({"method": method, "engine": "clients", "encoder": {"name": "resnet-small", "dim": 8}})
+    found = measured_round(settings, labels=5)
+    shape = Shape(labels=5, clients=1, pairs=6)
+    assert found.counted == encoder_traffic(settings, 0, shape).round
+    assert found.packed == found.counted and found.agrees
+
+
+def test_a_round_of_the_papers_network_is_run(table: Communication) -> None:
+    """The dearest kind: batch normalisation, whose statistics travel, and a row."""
+    cell = next(cell for cell in table.cells if (cell.dataset, cell.method) == ("VOC12", "fedalc"))
+    found = measured_round(cell.settings("batch"), cell.labels)
+    size = 4 * (24_557_120 + 53_120 + 512)
+    assert found == Round(24_557_120, Ledger(size, size), Ledger(size, size))
+
+
+def test_without_flower_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fedalc.engines.flower.records", None)
+    settings = experiment({"method": "fedaws", "engine": "clients", "encoder": {"name": "resnet-small", "dim": 8}})
+    found = measured_round(settings, labels=5)
+    assert found.packed is None and found.agrees and found.counted.up > 0
+
+
+def test_what_was_counted_in_a_round_is_in_the_bytes_of_a_training(
+    table: Communication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strange(settings: Experiment, labels: int) -> Round:
+        by = 1 if settings.encoder.norm == "batch" else 7
+        return Round(1, Ledger(by * labels, by * labels + 1), None)
+
+    monkeypatch.setattr("fedalc.reproduction.communication.measured_round", strange)
+    run = measured(table)
+    assert of(run, "VOC12", "fedaws").training == Ledger(20 * 300 * 140, 20 * 300 * 141)
+    assert of(run, "COCO", "fedaws").round == Ledger(80 * 560, 80 * 561)
+    assert [(line.norm, len(line.cells)) for line in run.rounds] == [
+        ("group", 2), ("group", 1), ("batch", 4), ("group", 4), ("group", 2), ("group", 2), ("group", 1),
+    ]  # fmt: skip
+    assert run.rounds[0].row()[4:] == ["11,396", "11,397", "–", "–", "23 + 6.4", "23 + 0.004"]
 
 
 def test_the_mlp_of_the_exact_method_too() -> None:
     settings = experiment({"method": "fedalc-exact", "encoder": {"name": "mlp"}})
-    counted = text_traffic(settings, 30, Shape(labels=5, clients=5, pairs=9))
+    counted = encoder_traffic(settings, 30, Shape(labels=5, clients=5, pairs=9))
     encoder = text_encoder(30, settings.encoder, torch.Generator())
     assert counted.round.up == 5 * 4 * sum(parameter.numel() for parameter in encoder.parameters())
 
 
 def test_four_sub_models_are_four_encoders_and_four_rows() -> None:
     shape = Shape(labels=9, clients=7, pairs=0)
-    one, four = (text_traffic(experiment({"method": name}), 11, shape) for name in ("fedavg-fixed", "fedmlh"))
+    one, four = (encoder_traffic(experiment({"method": name}), 11, shape) for name in ("fedavg-fixed", "fedmlh"))
     assert four.round == Ledger(4 * one.round.down, 4 * one.round.up)
     assert four.once == Ledger(down=4 * 7 * 4 * 512, up=0)
 
@@ -110,10 +163,16 @@ def resnet50() -> tuple[int, int]:
     return weights + 2 * normalised, 2 * normalised
 
 
-def test_the_described_encoder_is_a_resnet50(table: Communication) -> None:
-    assert {(cell.encoder.backbone, cell.encoder.buffers) for cell in table.cells} == {resnet50()}
-    parameters = {cell.dim: sum(t.numel() for t in cell.encoder.theta(cell.dim)) for cell in table.cells}
-    assert parameters == {512: 23_508_032 + 1_049_088, 2048: 23_508_032 + 4_196_352}
+@pytest.mark.parametrize("dim", [512, 2048])
+def test_the_encoder_is_a_resnet50(dim: int, table: Communication) -> None:
+    cell = next(cell for cell in table.cells if cell.dim == dim)
+    backbone, buffers = resnet50()
+    assert (backbone, buffers) == (23_508_032, 53_120)
+    for norm, expected in (("group", 0), ("batch", buffers)):
+        with torch.device("meta"):
+            encoder = make_encoder(0, cell.settings(norm).encoder, torch.Generator("cpu"))
+        assert sum(p.numel() for p in encoder.parameters()) == backbone + dim * (2048 + 1)
+        assert sum(b.numel() for b in encoder.buffers() if b.is_floating_point()) == expected
 
 
 def test_voc12_by_hand(table: Communication) -> None:
@@ -167,6 +226,7 @@ def test_the_figures_in_the_slips(table: Communication) -> None:
 # --- what is written ---
 
 
+@pytest.mark.usefixtures("quick")
 def test_writes_table_and_figure(tmp_path: Path) -> None:
     communication(FOLDER, tmp_path)
     facts = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
@@ -178,9 +238,10 @@ def test_writes_table_and_figure(tmp_path: Path) -> None:
     assert "| COCO | fedaws | 2430 | 2430 | 2316 | 2301.6 |" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("quick")
 def test_tables_for_the_terminal(table: Communication) -> None:
-    paper, *texts = rich_tables(table)
-    assert paper.row_count == 12
+    paper, rounds, *texts = rich_tables(measured(table))
+    assert (paper.row_count, rounds.row_count) == (12, 7)
     assert [each.row_count for each in texts] == [len(FEDERATED)] * 2
 
 
@@ -194,12 +255,14 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path) -> None:
         read_communication(folder)
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_page_says_what_the_code_says(table: Communication) -> None:
     """A method that the page does not have yet is no mistake."""
     page = (ROOT / "docs" / "communication.md").read_text(encoding="utf-8")
     unwrapped = " ".join(page.split())
     assert all(f"- {text}" in unwrapped for text in (*table.heading.slips, *table.heading.notes))
-    rows = paper_rows(table.cells) + [line.cells() for line in table.images]
+    run = measured(table)
+    rows = paper_rows(table.cells) + [line.row() for line in run.rounds] + [line.cells() for line in run.images]
     for preset in table.presets:
         rows += total_rows([line for line in table.texts if line.preset == preset])[1]
     for row in rows:

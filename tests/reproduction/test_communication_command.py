@@ -1,4 +1,4 @@
-"""`fedalc reproduce communication`: counted, not trained."""
+"""`fedalc reproduce communication`: counted, without a training."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from fedalc.cli import main
+from tests.reproduction.problems import from_shapes
 
 
 def test_the_command_writes_the_table_and_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["fedalc", "reproduce", "communication", "--out", str(tmp_path)])
+    monkeypatch.setattr("fedalc.reproduction.communication.measured_round", from_shapes)
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    assert "2301.6" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2301.6" in printed and "98,230,528" in printed
     assert {path.name for path in (tmp_path / "communication").iterdir()} == {"table.md", "table.json", "bytes.png"}
 
 

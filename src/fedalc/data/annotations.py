@@ -60,24 +60,12 @@ def kept_annotations(key: str, read: Callable[[], Annotations], cache: bool = Tr
 
 
 def make_dataset(name: str, place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> Dataset:
-    parts, usable = make_splits(place, annotations, options, cache)
-    users = annotations.users
-    train = annotations.splits["train"]
-    return Dataset(
-        name,
-        parts["train"],
-        parts["test"],
-        annotations.label_names,
-        parts.get("validation"),
-        None if users is None else tuple(users[row] for row in train[usable[train]].tolist()),
-    )
+    parts = make_splits(place, annotations, options, cache)
+    return Dataset(name, parts["train"], parts["test"], annotations.label_names, parts.get("validation"))
 
 
-def make_splits(
-    place: Place, annotations: Annotations, options: ImageOptions, cache: bool
-) -> tuple[dict[str, Split], np.ndarray]:
-    """The pictures' small copies beside their labels, and which pictures are among them. Those that had to be left out
-    take their labels with them."""
+def make_splits(place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> dict[str, Split]:
+    """The pictures' small copies beside their labels. Pictures that had to be left out take their labels with them."""
     images, usable = small_copies(
         place,
         annotations.pictures,
@@ -93,8 +81,9 @@ def make_splits(
         kept = rows[usable[rows]]
         if not len(kept):
             raise DataError(f"none of the pictures of its {part} split can be used", place.path)
-        parts[part] = Split(images[position[kept]], annotations.labels[kept])
-    return parts, usable
+        users = None if annotations.users is None else tuple(annotations.users[row] for row in kept.tolist())
+        parts[part] = Split(images[position[kept]], annotations.labels[kept], users)
+    return parts
 
 
 def _to_arrays(found: Annotations) -> dict[str, np.ndarray]:

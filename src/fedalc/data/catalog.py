@@ -141,5 +141,5 @@ def entry(name: str) -> Entry:
     if found is not None:
         return found
     close = difflib.get_close_matches(name.lower(), _BY_NAME, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(_BY_NAME)}"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(_BY_NAME)}."
     raise ConfigError(f"no dataset is called {name!r}: {hint} A path to a folder with a dataset will do as well.")

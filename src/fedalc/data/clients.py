@@ -1,16 +1,21 @@
-"""One positive-only client per label: client u holds the instances that carry label u, and knows of no other label."""
+"""Positive-only clients: each has one label, holds instances that carry it, and knows of no other label.
+
+By labels, client u is label u, with all its instances. By users, a user's device holds the user's instances alone, and
+each label among these is a client: as many clients have a label as users have an instance of it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
+from fedalc.data.catalog import ENTRIES
 from fedalc.data.dataset import Dataset, Split
-from fedalc.errors import DataError
+from fedalc.errors import ConfigError, DataError
 from fedalc.seeds import numpy_generator
 
 
@@ -23,7 +28,18 @@ class Clients(Protocol):
 
     @property
     def clients(self) -> np.ndarray:
-        """The labels somebody holds. Labels without an instance have no client."""
+        """Those that hold an instance, by number."""
+
+    @property
+    def label_of(self) -> np.ndarray:
+        """The label of each client."""
+
+    @property
+    def user_of(self) -> np.ndarray:
+        """Whose each client is: a user's clients take part in a round together, or not at all."""
+
+    @property
+    def label_count(self) -> int: ...
 
     @property
     def feature_count(self) -> int: ...
@@ -33,13 +49,15 @@ class Clients(Protocol):
 class Federation:
     """The training instances as the clients hold them. Instances are shared here, once each, to save memory.
 
-    `numbers` and `keys` name labels and instances in random draws, where this is a part of something larger.
+    `users` says by a number whose each instance is; without, each label is a user of its own, with all its instances.
+    `numbers` and `keys` name clients and instances in random draws, where this is a part of something larger.
     """
 
     features: csr_matrix
     labels: csr_matrix
     numbers: np.ndarray | None = None
     keys: np.ndarray | None = None
+    users: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.labels.nnz == 0:
@@ -48,12 +66,47 @@ class Federation:
     @cached_property
     def counts(self) -> np.ndarray:
         """n_u: how many instances each client holds."""
-        return np.bincount(self.labels.indices, minlength=self.labels.shape[1])
+        return np.bincount(self.held.indices, minlength=self.held.shape[1])
 
     @cached_property
     def clients(self) -> np.ndarray:
-        """The labels somebody holds. Labels without an instance have no client."""
+        """Those that hold an instance, by number. Labels without an instance have no client."""
         return np.flatnonzero(self.counts)
+
+    @cached_property
+    def held(self) -> csr_matrix:
+        """Instances × clients, entry for entry as `labels`: which client an (instance, label) pair is with."""
+        if self.users is None:
+            return self.labels
+        shape = (self.labels.shape[0], len(self._owners))
+        return csr_matrix((self.labels.data, np.searchsorted(self._owners, self._owned), self.labels.indptr), shape)
+
+    @cached_property
+    def label_of(self) -> np.ndarray:
+        return np.arange(self.label_count) if self.users is None else self._owners % self.label_count
+
+    @cached_property
+    def user_of(self) -> np.ndarray:
+        return np.arange(self.label_count) if self.users is None else self._owners // self.label_count
+
+    @cached_property
+    def _owned(self) -> np.ndarray:
+        """User and label of each pair, as one number."""
+        assert self.users is not None
+        return np.repeat(self.users, np.diff(self.labels.indptr)) * self.label_count + self.labels.indices
+
+    @cached_property
+    def _owners(self) -> np.ndarray:
+        """The same of each client: by user, then by label."""
+        return np.unique(self._owned)
+
+    def user_count(self, clients: np.ndarray) -> int:
+        """How many users these clients are of."""
+        return len(np.unique(self.user_of[clients]))
+
+    @property
+    def label_count(self) -> int:
+        return int(self.labels.shape[1])
 
     @property
     def feature_count(self) -> int:
@@ -67,12 +120,25 @@ class Federation:
 
     def instances_of(self, client: int) -> np.ndarray:
         """S_u, as row numbers."""
-        start, stop = self._by_label.indptr[client : client + 2]
-        return np.asarray(self._by_label.indices[start:stop])
+        start, stop = self._by_client.indptr[client : client + 2]
+        return np.asarray(self._by_client.indices[start:stop])
 
     @cached_property
-    def _by_label(self) -> csc_matrix:
-        return self.labels.tocsc()
+    def _by_client(self) -> csc_matrix:
+        return self.held.tocsc()
+
+
+def form_clients(train: Split, by: Literal["labels", "users"]) -> Federation:
+    """All clients there are: one for each label, or one for each label of each user."""
+    if by == "labels":
+        return Federation(train.features, train.labels)
+    if train.users is None:
+        known = ", ".join(entry.name for entry in ENTRIES if entry.users)
+        raise ConfigError(
+            f"this dataset does not say whose its instances are (those that do: {known}); use labels", "clients"
+        )
+    _, users = np.unique(np.array(train.users), return_inverse=True)
+    return Federation(train.features, train.labels, users=users)
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Split, Split | None]:

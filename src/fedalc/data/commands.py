@@ -85,6 +85,8 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
             + (f", {p.labels_per_instance} labels per instance" if p.labels_per_instance else "")
             + f"; in {dataset_dir(entry, data_dir)}"
         )
+    if entry.users:
+        console.print(f'  of {entry.users:,} users, who can be the clients: clients = "users"')
     if entry.note:
         console.print(f"  {entry.note}")
     if entry.files:

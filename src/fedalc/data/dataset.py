@@ -22,14 +22,18 @@ class Split:
     """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty.
 
     Whatever sparse form and number type they come in, they are brought into this one here. `Images` stay as they are.
+    `users` says whose each instance is, where that is known: another way to form clients.
     """
 
     features: Features
     labels: csr_matrix
+    users: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.features.shape[0] != self.labels.shape[0]:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
+        if self.users is not None and len(self.users) != self.features.shape[0]:
+            raise DataError(f"{len(self.users)} users' names for {self.features.shape[0]} instances")
         object.__setattr__(self, "features", _checked(self.features))
         labels = csr_matrix(self.labels, dtype=np.float32)
         if not (labels.data == 1).all():
@@ -43,22 +47,19 @@ class Split:
 
     def rows(self, index: np.ndarray) -> Split:
         """The instances at these positions, in this order."""
-        return Split(self.features[index], self.labels[index])
+        users = None if self.users is None else tuple(self.users[at] for at in np.arange(len(self))[index])
+        return Split(self.features[index], self.labels[index], users)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own.
-
-    `users` says whose each training instance is, where a dataset knows: another way to form clients.
-    """
+    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own."""
 
     name: str
     train: Split
     test: Split
     label_names: tuple[str, ...]
     validation: Split | None = None
-    users: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for part, split in (("train", self.train), ("test", self.test), ("validation", self.validation)):
@@ -78,10 +79,6 @@ class Dataset:
             raise DataError(
                 f"dataset {self.name}: {len(self.label_names)} label names for {self.train.labels.shape[1]} labels"
             )
-        if self.users is not None and len(self.users) != len(self.train):
-            raise DataError(
-                f"dataset {self.name}: {len(self.users)} users' names for {len(self.train)} training instances"
-            )
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -96,6 +93,11 @@ class Dataset:
     @property
     def label_count(self) -> int:
         return int(self.train.labels.shape[1])
+
+    @property
+    def users(self) -> tuple[str, ...] | None:
+        """Whose each training instance is, where that is known."""
+        return self.train.users
 
     @cached_property
     def fingerprint(self) -> str:

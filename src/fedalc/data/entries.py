@@ -71,6 +71,8 @@ class Entry:
     """What the labels' names begin with, where the format does not say which attributes are labels."""
     images: ImageSet | None = None
     """Set for pictures; `statistics` is for text then, and None."""
+    users: int | None = None
+    """Whose the instances are: how many, in all splits. None where that is not known."""
     shared_folder: str | None = None
     """Where its files are in another dataset's folder: that one's name."""
 

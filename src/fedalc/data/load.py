@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from fedalc.data.demo import make_demo
 from fedalc.data.images import ImageOptions
 from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pictures_at
 from fedalc.data.mosaics import make_mosaics
+from fedalc.data.pictures import of_size
 from fedalc.errors import DataError
 
 _SPLIT_FILE = re.compile(r".*?(train|test|dev|valid|validation)\.(?:txt|arff)(?:\.gz|\.bz2)?", re.IGNORECASE)
@@ -43,7 +45,7 @@ def load_dataset(
         if entry.name == "demo":
             return make_demo()
         if entry.name == "mosaics":
-            return make_mosaics()
+            return _of_size(make_mosaics(), images)
         folder = dataset_dir(entry, data_dir)
         if not folder.is_dir():
             raise DataError(
@@ -65,6 +67,15 @@ def load_dataset(
         raise DataError("no such folder", folder)
     catalog.entry(name_or_path)  # raises, with the names that are close
     raise AssertionError
+
+
+def _of_size(dataset: Dataset, images: ImageOptions | None) -> Dataset:
+    if images is None:
+        return dataset
+    train, test = (
+        replace(split, features=of_size(split.features, images.size)) for split in (dataset.train, dataset.test)
+    )
+    return replace(dataset, train=train, test=test)
 
 
 def has_pictures(name_or_path: str | Path, data_dir: Path | str | None = None) -> bool:

@@ -41,7 +41,7 @@ def load_lists(folder: Path, options: ImageOptions, cache: bool = True) -> tuple
     need_pillow()
     place = Place(folder)
     annotations = listed_annotations(place, cache, needed=())
-    return make_splits(place, annotations, options, cache)[0], annotations.label_names
+    return make_splits(place, annotations, options, cache), annotations.label_names
 
 
 def listed_annotations(place: Place, cache: bool = True, needed: Collection[str] = listed.NEEDED) -> Annotations:

@@ -4,13 +4,17 @@ A picture of 32×32 pixels has one to four digits in its quarters, each in a col
 noisy ground. The labels are the digits to be seen. Which ones come together is no accident: the first is drawn with
 falling shares (0 is four times as common as 9), and each further one is, with probability 0.7, of the first one's
 group (0-1-2, 3-4-5, 6-7-8-9) and else drawn like the first. No handwriting is both in train and in test.
+
+The training pictures are those of 40 users, who have 11 to 361 of them. Each user likes some digits: a picture is the
+likelier to be a user's, the more of its digits the user likes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from fedalc.data.annotations import label_matrix
 from fedalc.data.dataset import Dataset, Split
@@ -28,6 +32,11 @@ _WITHIN_GROUP = 0.7
 _TEST_SHARE = 4
 """Every fourth handwriting of a digit is for testing."""
 _NOISE = 0.2
+_USERS = 40
+_LIKED = 0.3
+"""The probability that a user likes a digit."""
+_TASTE = 10
+"""How many times likelier a liked digit is than another."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ def make_mosaics(size: MosaicsSize | None = None, seed: int = 10) -> Dataset:
             (("train", size.train, for_train), ("test", size.test, for_test))
         )
     )
+    train = replace(train, users=_draw_users(train.labels, np.random.default_rng([seed, 2])))
     return Dataset("mosaics", train, test, tuple(f"digit {digit}" for digit in range(DIGITS)))
 
 
@@ -100,6 +110,15 @@ def _draw_digits(count: int, random: np.random.Generator) -> np.ndarray:
     anywhere = _draw(_SHARES, random.random((count, 3)))
     further = np.where(random.random((count, 3)) < _WITHIN_GROUP, beside, anywhere)
     return np.column_stack((first, further))
+
+
+def _draw_users(labels: csr_matrix, random: np.random.Generator) -> tuple[str, ...]:
+    """Whose each picture is, drawn after the pictures: these are the same with and without users."""
+    size = (1 + np.arange(_USERS)) ** -0.65
+    taste = np.where(random.random((_USERS, DIGITS)) < _LIKED, _TASTE, 1)
+    up_to = np.cumsum((labels @ taste.T) * size, axis=1)
+    drawn = (up_to[:, :-1] <= random.random((len(up_to), 1)) * up_to[:, -1:]).sum(axis=1)
+    return tuple(f"user {user:02d}" for user in drawn.tolist())
 
 
 def _ground(count: int, random: np.random.Generator) -> np.ndarray:

@@ -8,6 +8,10 @@ _VOC = "http://host.robots.ox.ac.uk/pascal/VOC"
 _COCO = "https://cocodataset.org/#download"
 _FLAIR = "https://github.com/apple/ml-flair"
 _PACKED_OR_NOT = "Archives can stay packed (.tar, .tar.gz), or be unpacked there."
+_GET_FLAIR = (
+    "The page's download_dataset.py gets it. Put labels_and_metadata.json and the folder small_images, or the archives "
+    "small_images-00.tar.gz to small_images-42.tar.gz as they are, into <data folder>/flair/."
+)
 
 PICTURES: tuple[Entry, ...] = (
     Entry(
@@ -18,6 +22,7 @@ PICTURES: tuple[Entry, ...] = (
         files=(),
         how_to_get="Nothing to get: it is made on the spot, always the same.",
         note="3,000 train and 1,000 test pictures, 10 labels; digits of a group (012, 345, 6789) come together.",
+        users=40,
     ),
     Entry(
         name="voc2007",
@@ -29,7 +34,10 @@ PICTURES: tuple[Entry, ...] = (
             "Put VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar, from the page, into <data folder>/voc2007/. "
             + _PACKED_OR_NOT
         ),
-        note="Trained on trainval, tested on test. Validation data, where asked for, is a share of trainval.",
+        note=(
+            "Trained on trainval, tested on test, as in the paper. Validation data, where asked for, is a share of "
+            "trainval (the paper's: 250 of 5,011)."
+        ),
         images=ImageSet("voc", "2007", 5011, 4952, 20, markers=("VOCdevkit/VOC2007", "VOC2007", "ImageSets")),
     ),
     Entry(
@@ -39,7 +47,10 @@ PICTURES: tuple[Entry, ...] = (
         page=f"{_VOC}/voc2012/",
         files=(),
         how_to_get=("Put VOCtrainval_11-May-2012.tar, from the page, into <data folder>/voc2012/. " + _PACKED_OR_NOT),
-        note="Trained on train, tested on val: the labels of its test pictures were never published.",
+        note=(
+            "Trained on train, tested on val: the labels of its test pictures were never published. Not the paper's "
+            "split: that is voc2012-leaking."
+        ),
         images=ImageSet(
             "voc",
             "2012",
@@ -59,7 +70,8 @@ PICTURES: tuple[Entry, ...] = (
         how_to_get=("Put VOCtrainval_11-May-2012.tar, from the page, into <data folder>/voc2012/. " + _PACKED_OR_NOT),
         note=(
             "Trained on trainval, tested on val, which is part of it: a result says how well pictures are remembered. "
-            "Only for comparison with the paper; voc2012 is the honest split."
+            "Only for comparison with the paper (10,963 and 577 of these to train and validate); voc2012 is the honest "
+            "split."
         ),
         images=ImageSet(
             "voc",
@@ -84,8 +96,9 @@ PICTURES: tuple[Entry, ...] = (
             "these will do as well."
         ),
         note=(
-            "Trained on train2017, tested on val2017. The paper's 73,873 + 8,208 and 40,136 pictures are not these: "
-            "they are about the labelled ones of the split of 2014."
+            "Trained on train2017, tested on val2017. The paper has other pictures: 73,873 and 8,208 to train and "
+            "validate, 40,136 to test. It does not say of which year; by their number they may be those of 2014 with "
+            "a label."
         ),
         images=ImageSet("coco", "2017", 118287, 5000, 80, markers=("annotations/instances_train2017.json",)),
     ),
@@ -101,7 +114,7 @@ PICTURES: tuple[Entry, ...] = (
         ),
         note=(
             "A stand-in where train2017 cannot be had: results compare with nothing published. A hash of a picture's "
-            "number says where it belongs. 48 pictures have no label."
+            "number says which part it is in. 48 pictures have no label."
         ),
         images=ImageSet(
             "coco",
@@ -120,12 +133,10 @@ PICTURES: tuple[Entry, ...] = (
         statistics=None,
         page=_FLAIR,
         files=(),
-        how_to_get=(
-            "The page's download_dataset.py gets it. Put labels_and_metadata.json and the folder small_images, or the "
-            "archives small_images-00.tar.gz to small_images-42.tar.gz as they are, into <data folder>/flair/."
-        ),
-        note="Its own partition into train, validation and test, which have no user in common.",
+        how_to_get=_GET_FLAIR,
+        note="Its own partition into train, validation and test, which have no user in common. The paper: flair-fine.",
         images=ImageSet("flair", "coarse", 345879, 43960, 17, 39239, markers=("labels_and_metadata.json",)),
+        users=51414,
     ),
     Entry(
         name="flair-fine",
@@ -133,9 +144,13 @@ PICTURES: tuple[Entry, ...] = (
         statistics=None,
         page=_FLAIR,
         files=(),
-        how_to_get="The same files as flair, in <data folder>/flair/: see there.",
-        note="The paper's FLAIR. Its own partition into train, validation and test, which have no user in common.",
+        how_to_get=_GET_FLAIR,
+        note=(
+            "The paper's FLAIR, by its number of labels. The same files as flair, and its own partition into train, "
+            "validation and test, which have no user in common."
+        ),
         images=ImageSet("flair", "fine", 345879, 43960, 1628, 39239, markers=("labels_and_metadata.json",)),
+        users=51414,
         shared_folder="flair",
     ),
 )

@@ -29,7 +29,7 @@ from fedalc.errors import DataError, FedalcError
 
 VERSION = 1
 """Raise it when the rule changes: copies made by another are not used then."""
-_LARGEST_FILE = 256 << 20
+LARGEST_FILE = 256 << 20
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Pillow reads many more, some with the help of other programs: files from anywhere shall not reach those."""
 _NAMED_IN_A_NOTE = 10
@@ -67,7 +67,7 @@ def small_copies(
         raise DataError("a picture is asked for twice", place.path)
 
     def make(writer: Writer) -> None:
-        _make(place, wanted, size, broken, writer, progress, threads or _processors())
+        _make(place, wanted, size, broken, writer, progress, threads)
 
     key = "\0".join((f"pictures {VERSION}", str(size), place.stamp(wanted), *wanted))
     copies = kept_copies(key, len(wanted), size, make, cache)
@@ -91,6 +91,19 @@ def small_copy(file: Path, size: int) -> np.ndarray:
     return np.frombuffer(made.pixels, dtype=np.uint8).reshape(size, size, CHANNELS).copy()
 
 
+def of_size(images: Images, size: int) -> Images:
+    """Pictures that are in memory, all of them, brought to another size."""
+    if images.size == size:
+        return images
+    need_pillow()
+    from PIL import Image
+
+    scaled = [
+        np.asarray(Image.fromarray(one).resize((size, size), Image.Resampling.BILINEAR)) for one in images.pixels()
+    ]
+    return Images(np.stack(scaled), images.names)
+
+
 def _processors() -> int:
     """Those this process may use, which may be fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -110,7 +123,7 @@ def _make(
     broken: str,
     writer: Writer,
     progress: Progress | None,
-    threads: int,
+    threads: int | None,
 ) -> None:
     rows = {name: row for row, name in enumerate(names)}
     missing = set(rows)
@@ -118,10 +131,10 @@ def _make(
     def encoded() -> Generator[tuple[int, bytes], None, None]:
         for file in place.files(names):
             missing.discard(file.name)
-            yield rows[file.name], file.read(_LARGEST_FILE + 1)
+            yield rows[file.name], file.read(LARGEST_FILE + 1)
 
     # Closed at once when something is refused: neither threads nor an open archive outlive the error.
-    with contextlib.closing(encoded()) as contents, contextlib.closing(_in_parallel(contents, size, threads)) as made:
+    with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, threads)) as made:
         for done, small in enumerate(made, 1):
             if small.broken and broken == "refuse":
                 raise _refused(names[small.row], small.broken, place.path)
@@ -137,8 +150,11 @@ def _make(
         writer.note_broken(rows[name], "is not there")
 
 
-def _in_parallel(encoded: Iterator[tuple[int, bytes]], size: int, threads: int) -> Generator[Small, None, None]:
+def in_parallel(
+    encoded: Iterator[tuple[int, bytes]], size: int, threads: int | None = None
+) -> Generator[Small, None, None]:
     """Decoded in the order of arrival. As many are under way as keep every thread busy, and no more are read."""
+    threads = threads or _processors()
     waiting: deque[Future[Small]] = deque()
     with ThreadPoolExecutor(threads, "decode") as pool:
         try:
@@ -154,8 +170,8 @@ def _in_parallel(encoded: Iterator[tuple[int, bytes]], size: int, threads: int) 
 
 
 def _shrink(row: int, content: bytes, size: int) -> Small:
-    if len(content) > _LARGEST_FILE:
-        return Small(row, broken=f"is larger than {_LARGEST_FILE >> 20} MB")
+    if len(content) > LARGEST_FILE:
+        return Small(row, broken=f"is larger than {LARGEST_FILE >> 20} MB")
     try:
         pixels = _decode(content, size)
     except Exception as error:  # Pillow's plugins raise whatever comes: all of it means a broken picture
@@ -194,12 +210,15 @@ def _report(copies: Copies, names: Sequence[str], place: Path, broken: str, tell
     if broken == "refuse":
         raise _refused(names[row], _absent(1) if why == "is not there" else why, place)
     if tell is not None:
-        listed = [f"{names[row]} {why}" for row, why in sorted(copies.broken.items())]
-        more = len(listed) - _NAMED_IN_A_NOTE
-        tell(
-            f"{place}: {len(listed)} of {len(names)} pictures left out: {'; '.join(listed[:_NAMED_IN_A_NOTE])}"
-            + (f"; and {more} more" if more > 0 else "")
-        )
+        tell(left_out(place, [f"{names[row]} {why}" for row, why in sorted(copies.broken.items())], len(names)))
+
+
+def left_out(place: Path, broken: Sequence[str], pictures: int) -> str:
+    """A note that names the first few."""
+    more = len(broken) - _NAMED_IN_A_NOTE
+    return f"{place}: {len(broken)} of {pictures} pictures left out: {'; '.join(broken[:_NAMED_IN_A_NOTE])}" + (
+        f"; and {more} more" if more > 0 else ""
+    )
 
 
 def _absent(count: int) -> str:

@@ -50,7 +50,7 @@ class Place:
             if self.folder is None:
                 self.archives = [path]
             else:
-                self.archives = sorted(item for item in path.iterdir() if _is_archive(item))
+                self.archives = sorted(item for item in path.iterdir() if is_archive(item))
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", path) from None
         if not path.exists():
@@ -125,7 +125,8 @@ class Place:
             yield from (start + file for file in files)
 
 
-def _is_archive(path: Path) -> bool:
+def is_archive(path: Path) -> bool:
+    """By its name alone."""
     return _ARCHIVE.fullmatch(path.name) is not None and path.is_file()
 
 

@@ -16,6 +16,7 @@ import math
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedalc.config import EncoderSettings
@@ -36,6 +37,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "embedding_size": 32,
     },
 }
+# All that pretrained weights must agree on with these, as a model that is saved is built from its name alone.
+SHAPE_KEYS = (
+    *("num_channels", "embedding_size", "hidden_sizes", "depths", "layer_type", "hidden_act"),
+    *("downsample_in_first_stage", "downsample_in_bottleneck"),
+)
 
 
 class ImageEncoder(nn.Module):
@@ -51,7 +57,8 @@ class ImageEncoder(nn.Module):
             self.backbone = _backbone(settings)
             width = self.backbone.config.hidden_sizes[-1]
             self.head = nn.Linear(width, settings.dim)
-            nn.init.normal_(self.head.weight, 0, 1 / math.sqrt(width))
+            # A raw output starts at zero: the square loss would first have to shrink whatever else it is.
+            nn.init.normal_(self.head.weight, 0, 1 / math.sqrt(width) if self.unit else 0.0)
             nn.init.zeros_(self.head.bias)
         if settings.norm == "group":
             _use_groups(self.backbone)
@@ -59,6 +66,8 @@ class ImageEncoder(nn.Module):
 
     def forward(self, rows: PictureRows, chance: Chance | None = None) -> Tensor:
         pixels = rows.pixels(chance)
+        # One picture has no spread: it is normalised by the running averages, and leaves them as they are.
+        self.backbone.train(self.training and len(rows) > 1)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.mixed):
             h = self.backbone(pixels).pooler_output.flatten(1)
             if chance:
@@ -81,23 +90,44 @@ def _backbone(settings: EncoderSettings) -> Any:
         from transformers import ResNetConfig, ResNetModel
     except ImportError:
         raise ConfigError("needs the extra: pip install 'fedalc[images]'", "encoder.name") from None
-    if settings.pretrained is None:
-        return ResNetModel(ResNetConfig(**SHAPES[settings.name]))
+    shape = ResNetConfig(**SHAPES[settings.name])
+    return ResNetModel(shape) if settings.pretrained is None else _pretrained(settings, shape)
+
+
+def _pretrained(settings: EncoderSettings, shape: Any) -> Any:
+    """With the weights of a name or folder, all of them: what the file lacks, the library would draw at random."""
+    from transformers import ResNetConfig, ResNetModel
+
+    place = str(settings.pretrained)
     try:
-        model = ResNetModel.from_pretrained(settings.pretrained, use_safetensors=True)  # never a pickle
+        found = ResNetConfig.from_pretrained(place)
+        for key in SHAPE_KEYS:
+            theirs, ours = (_plain(getattr(config, key)) for config in (found, shape))
+            if theirs != ours:
+                raise ConfigError(f"{place}: is no {settings.name}: its {key} is {theirs}", "encoder.pretrained")
+        # Never a pickle. (The library's type hints forget that the report comes too.)
+        loaded: Any = ResNetModel.from_pretrained(
+            place, config=found, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+        )
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
+        raise ConfigError(f"{place}: no such weights, by name or folder: {first}", "encoder.pretrained") from None
+    except (RuntimeError, SafetensorError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"{place}: damaged, or weights of another network: {first}", "encoder.pretrained") from None
+    model, told = loaded
+    lacking = sorted(key for key in told["missing_keys"] if not key.endswith("num_batches_tracked"))
+    if lacking:
         raise ConfigError(
-            f"{settings.pretrained}: no such weights, by name or folder: {first}", "encoder.pretrained"
-        ) from None
-    wanted = {key: tuple(v) if isinstance(v, tuple) else v for key, v in SHAPES[settings.name].items()}
-    for key, value in wanted.items():
-        found = getattr(model.config, key)
-        if (tuple(found) if isinstance(found, list | tuple) else found) != value:
-            raise ConfigError(
-                f"{settings.pretrained}: is no {settings.name}: its {key} is {found}", "encoder.pretrained"
-            )
+            f"{place}: lacks weights of a {settings.name}: {lacking[0]}"
+            + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""),
+            "encoder.pretrained",
+        )
     return model
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _use_groups(module: nn.Module) -> None:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fedalc.encoders import Chance
 from fedalc.errors import ConfigError
+from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.model import Model
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """`change` is Σ p_u (θ - θ_u), one tensor per parameter; `rows` is W̃, absent clients' rows as they were."""
+    """`change` is Σ p_u (θ - θ_u), one tensor per parameter; `rows` is W̃, absent labels' rows as they were."""
 
     change: list[Tensor]
     rows: Tensor
@@ -25,6 +26,18 @@ class RoundResult:
     traffic: Ledger  # of this round
     heard: bool = True  # whether anybody answered; without, the round changes nothing
     statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' running averages, if any
+
+
+def stack_rows(W: Tensor, labels: Tensor, copies: Tensor, weights: Tensor) -> Tensor:
+    """W̃: the clients' copies of rows, each in its label's place. Where several clients have one label, the mean of
+    their copies, weighted by p as θ is, and brought back to length 1."""
+    rows, held = W.clone(), labels.unique()
+    if len(held) == len(labels):
+        rows[labels] = copies
+    else:
+        total = torch.zeros_like(W).index_add_(0, labels, copies * weights.unsqueeze(1))
+        rows[held] = unit_rows(total[held])
+    return rows
 
 
 @dataclass(frozen=True)

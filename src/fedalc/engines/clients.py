@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Chance, make_batch
-from fedalc.engines.base import RoundResult, Sums
+from fedalc.engines.base import RoundResult, Sums, stack_rows
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import Method
@@ -20,7 +20,7 @@ from fedalc.seeds import numpy_generator
 
 
 class ClientsEngine:
-    """Memory: θ three times (the server's, the client's, the sum of changes) and one batch."""
+    """Memory: θ three times (the server's, the client's, the sum of changes), the participants' rows and one batch."""
 
     clients_keep_rows = True
 
@@ -31,24 +31,29 @@ class ClientsEngine:
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        labels = self.federation.label_of[participants]
+        weights = self.method.weights(counts, labels)
         change = [torch.zeros_like(p) for p in model.theta]
-        rows = model.W.clone()
+        copies = model.W.new_empty(len(participants), model.W.shape[1])
         statistics = [torch.zeros_like(s) for s in model.statistics]
         local = Model(copy.deepcopy(model.encoder).train(), model.W)
         loss = 0.0
-        for client, weight in zip(participants.tolist(), self.method.weights(counts).tolist(), strict=True):
+        for place, (client, weight) in enumerate(zip(participants.tolist(), weights.tolist(), strict=True)):
             with torch.no_grad():
                 for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
                     mine.copy_(server)
-            rows[client], client_loss = self._local_work(local, client, chance, round_number)
+            copies[place], client_loss = self._local_work(local, client, chance, round_number)
             loss += weight * client_loss
             with torch.no_grad():
                 for total, mine, server in zip(change, local.theta, model.theta, strict=True):
                     total.add_(server - mine, alpha=weight)
                 for total, mine in zip(statistics, local.statistics, strict=True):
                     total.add_(mine, alpha=weight)
-        sent = model.theta + model.statistics
-        traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows)
+        rows = model.W.clone()
+        if self.method.trains_rows:
+            rows = stack_rows(model.W, torch.from_numpy(labels).to(model.W.device), copies, weights)
+        sent, users = model.theta + model.statistics, self.federation.user_count(participants)
+        traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(change, rows, loss, traffic, statistics=statistics)
 
     @torch.no_grad()
@@ -58,22 +63,23 @@ class ClientsEngine:
         gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
         constant = 0.0
         for client in participants.tolist():
-            held = self.federation.instances_of(client)
+            held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
             for start in range(0, len(held), self.settings.block_rows):
                 part = held[start : start + self.settings.block_rows]
                 instances = torch.from_numpy(part).to(W.device)
-                own = torch.full_like(instances, client)
+                own = torch.full_like(instances, label)
                 x = torch.from_numpy(features[part].toarray()).to(W)
                 gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
-                cross += torch.outer(x.sum(0), weights[client] * W[client])
-            constant += len(held) * weights[client].item() ** 2
-        traffic = Ledger.of_sums(size, W.element_size(), len(participants))
+                cross += torch.outer(x.sum(0), weights[label] * W[label])
+            constant += len(held) * weights[label].item() ** 2
+        users = self.federation.user_count(participants)
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
         """The client's steps on its encoder, in place; returns its row and its loss during the first epoch."""
         settings = self.settings.client
-        row = local.W[client].clone().requires_grad_(self.method.trains_rows)
+        row = local.W[self.federation.label_of[client]].clone().requires_grad_(self.method.trains_rows)
         # Decay is for θ: a row's length is fixed. Momentum lives for the round, as the client keeps no state.
         learned = local.theta + [row] * self.method.trains_rows
         groups = [{"params": local.theta, "weight_decay": settings.weight_decay}]
@@ -105,7 +111,7 @@ class ClientsEngine:
         keys = self.federation.keys_of(instances)
         batch = make_batch(self.federation.features[instances], keys, row.dtype, row.device)
         g = local.encoder(batch, chance)
-        own = torch.full_like(batch.keys, client)
+        own = torch.full_like(batch.keys, int(self.federation.label_of[client]))
         held = torch.from_numpy(instances).to(row.device)
         losses = [
             self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)

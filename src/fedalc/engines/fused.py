@@ -7,8 +7,8 @@ instance on five clients is encoded once, and only its five scores are computed:
 
 with φ(s, q) a pair's loss, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q its slopes.
 
-Memory: the sparse instances twice (rows for the forward pass, transposed for the backward) and one block's
-activations.
+Memory: the sparse instances twice (rows for the forward pass, transposed for the backward), one block's activations,
+and where rows are trained a gradient for each participant's own copy of its row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Batch, Chance, make_batch
 from fedalc.encoders.sparse import WeightedBags
-from fedalc.engines.base import RoundResult, Sums
+from fedalc.engines.base import RoundResult, Sums, stack_rows
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import Method
@@ -34,12 +34,13 @@ from fedalc.model import Model
 
 @dataclass(frozen=True)
 class _Block:
-    """Some instances and their (instance, label) pairs, in CSR order."""
+    """Some instances and their (instance, client) pairs, in CSR order."""
 
     rows: Batch
     instances: Tensor  # their row numbers
     starts: Tensor  # CSR row pointer of the pairs
     instance: Tensor  # of each pair, within the block
+    client: Tensor  # of each pair, as its place among the round's participants
     label: Tensor  # of each pair
 
 
@@ -55,14 +56,12 @@ class FusedEngine:
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         W = model.W
         counts = torch.from_numpy(self.federation.counts[participants]).to(W)
-        share = torch.zeros(len(W), dtype=W.dtype, device=W.device)  # p_u / n_u
-        inverse = torch.zeros_like(share)  # 1 / n_u
-        clients = torch.from_numpy(participants).to(W.device)
+        labels = self.federation.label_of[participants]
+        weights = self.method.weights(counts, labels)
         counted = counts * self.settings.client.sample  # how many take part, on average
-        share[clients] = self.method.weights(counts) / counted
-        inverse[clients] = 1 / counted
+        share, inverse = weights / counted, 1 / counted  # p_u / n_u and 1 / n_u
 
-        row_gradient = torch.zeros_like(W) if self.method.trains_rows else None
+        row_gradient = W.new_zeros(len(participants), W.shape[1]) if self.method.trains_rows else None
         total = torch.zeros((), dtype=torch.float64, device=W.device)
         for parameter in model.theta:
             parameter.grad = torch.zeros_like(parameter)
@@ -76,20 +75,22 @@ class FusedEngine:
                 lengths = mine.square().sum(1)[block.instance].requires_grad_()
                 losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
-                total += (losses.detach() * share[block.label]).sum()
-                pull = WeightedBags(block.label, block.starts, slope * share[block.label]) @ own
+                total += (losses.detach() * share[block.client]).sum()
+                pull = WeightedBags(block.label, block.starts, slope * share[block.client]) @ own
                 if growth is not None:
                     of_instance = torch.zeros_like(mine[:, 0])
-                    of_instance.index_add_(0, block.instance, growth * share[block.label])
+                    of_instance.index_add_(0, block.instance, growth * share[block.client])
                     pull = pull + 2 * of_instance.unsqueeze(1) * mine
                 pulls.append(pull)
                 if row_gradient is not None:
-                    weight = (slope * inverse[block.label]).unsqueeze(1)
-                    row_gradient[:, part].index_add_(0, block.label, weight * mine[block.instance])
+                    weight = (slope * inverse[block.client]).unsqueeze(1)
+                    row_gradient[:, part].index_add_(0, block.client, weight * mine[block.instance])
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
 
-        traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows)
-        return RoundResult(self._change(model), self._rows(W, row_gradient, clients), total.item(), traffic)
+        users = self.federation.user_count(participants)
+        traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
+        rows = self._rows(W, row_gradient, torch.from_numpy(labels).to(W.device), weights)
+        return RoundResult(self._change(model), rows, total.item(), traffic)
 
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
@@ -105,7 +106,8 @@ class FusedEngine:
         weights = self.method.label_weights[own]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ (WeightedBags(own, starts, weights) @ W)
-        traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants))
+        users = self.federation.user_count(participants)
+        traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
         return Sums(gram, cross, weights.square().sum().item(), labels.nnz, traffic)
 
     def _change(self, model: Model) -> list[Tensor]:
@@ -118,11 +120,11 @@ class FusedEngine:
             parameter.grad = None
         return change
 
-    def _rows(self, W: Tensor, gradient: Tensor | None, clients: Tensor) -> Tensor:
-        rows = W.clone()
-        if gradient is not None:
-            rows[clients] = unit_rows(W[clients] - self.settings.client.row_rate * gradient[clients])
-        return rows
+    def _rows(self, W: Tensor, gradient: Tensor | None, labels: Tensor, weights: Tensor) -> Tensor:
+        if gradient is None:
+            return W.clone()
+        copies = unit_rows(W[labels] - self.settings.client.row_rate * gradient)
+        return stack_rows(W, labels, copies, weights)
 
     def _blocks(self, participants: np.ndarray, chance: Chance, like: Tensor) -> Iterator[_Block]:
         if len(participants) < len(self.federation.clients) or self.settings.client.sample < 1:
@@ -134,23 +136,24 @@ class FusedEngine:
 
     def _cut(self, participants: np.ndarray, chance: Chance, like: Tensor) -> Iterator[_Block]:
         """The round's instances in blocks: only the participants', so a sampled round costs what its clients hold."""
-        features, labels = self.federation.features, self.federation.labels
+        features, held = self.federation.features, self.federation.held
+        place = np.full(held.shape[1], -1)
+        place[participants] = np.arange(len(participants))
         if len(participants) < len(self.federation.clients):
-            held = np.zeros(labels.shape[1], dtype=bool)
-            held[participants] = True
-            labels = _keep_columns(labels, held)
-        instances = np.flatnonzero(np.diff(labels.indptr))
+            held = _keep_columns(held, place >= 0)
+        instances = np.flatnonzero(np.diff(held.indptr))
         instances = instances[chance.chosen(self.federation.keys_of(instances))]
         for start in range(0, len(instances), self.settings.block_rows):
             chosen = instances[start : start + self.settings.block_rows]
-            pairs = labels[chosen]
+            pairs = held[chosen]
             instance = np.repeat(np.arange(len(chosen)), np.diff(pairs.indptr))
             yield _Block(
                 make_batch(features[chosen], self.federation.keys_of(chosen), like.dtype, like.device),
                 torch.from_numpy(chosen).to(like.device),
                 torch.from_numpy(pairs.indptr.astype(np.int64)).to(like.device),
                 torch.from_numpy(instance).to(like.device),
-                torch.from_numpy(pairs.indices.astype(np.int64)).to(like.device),
+                torch.from_numpy(place[pairs.indices]).to(like.device),
+                torch.from_numpy(self.federation.label_of[pairs.indices]).to(like.device),
             )
 
 

@@ -139,8 +139,8 @@ class Method(ABC):
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(dtype=getattr(torch, self.settings.dtype), device=self.settings.device)
 
-    def weights(self, counts: Tensor) -> Tensor:
-        """p_u of the clients taking part, from how many instances each holds. They sum to 1."""
+    def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
+        """p_u of the clients taking part, from how many instances each holds, and of which label. They sum to 1."""
         if self.settings.server.weights == "uniform":
             return torch.full_like(counts, 1 / len(counts))
         return counts / counts.sum()

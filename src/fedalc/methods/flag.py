@@ -17,12 +17,14 @@ from fedalc.methods.fedavg import FedAvgFixed
 class FLAG(FedAvgFixed):
     """W as in fedavg-fixed; a client's part in θ is the mean of its parts in the labels.
 
-    With one label per client every label has one holder, so all clients count alike whatever `server.weights` says:
-    this is fedavg-fixed with 1/C.
+    Where each label has one client, all count alike whatever `server.weights` says: this is fedavg-fixed with 1/C.
+    Where users have the labels, the parts of a user's clients add up to the user's.
     """
 
-    def weights(self, counts: Tensor) -> Tensor:
-        held = diags(counts.double().cpu().numpy(), format="csr")  # a client holds its own label, and knows of no other
+    def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
+        present, column = np.unique(labels, return_inverse=True)  # those that nobody here has are nobody's
+        own = (counts.double().cpu().numpy(), (np.arange(len(labels)), column))
+        held = csr_matrix(own, shape=(len(labels), len(present)))
         return torch.from_numpy(label_adaptive_weights(held)).to(counts)
 
 

@@ -60,7 +60,7 @@ class OracleTraining(AnyTraining):
         for candidate, oracle in self.kind.fits(self.settings, self._scaled(self.train), candidates, following):
             self.seconds += time.perf_counter() - began
             trained = self._trained(oracle, self.train)
-            metrics = self._measured(trained, self.validation)
+            metrics = self._measured(trained, self.validation, with_map=self._maps)
             value = metrics[self.settings.selection.metric]
             tried.append({"penalty": candidate, "value": value, "unconverged": oracle.unconverged})
             if self.chosen is None or value > self.chosen["value"]:

@@ -1,47 +1,109 @@
-"""A contact sheet: pictures with the labels they have and those a model gives them, to look at."""
+"""A contact sheet: pictures with the labels a model gives them and, where they are known, those they have."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.data.dataset import Split
 from fedalc.data.images import Images
+from fedalc.report.plots import new_figure, write_png
+from fedalc.report.style import short
 from fedalc.report.summary import text
+from fedalc.seeds import numpy_generator
+from fedalc.trained import TrainedModel
 
+PICTURES = 36
 COLUMNS = 6
-RIGHT, WRONG, MISSED = "#00734f", "#b3261e", "#5f6470"
-LONGEST = 22  # characters of a label's name
+LINES = 6  # at most, under a picture
+RIGHT, WRONG, QUIET, INK = "#00734f", "#b3261e", "#5f6470", "#1c2024"
+SIDE, GAP, LINE = 1.75, 0.25, 0.155  # inches: a picture's, between columns, and of a line of text
+LONGEST = 26  # characters in a line
+
+Line = tuple[str, str]
+"""What is written, and in which colour."""
+
+
+def write_test_sheet(path: Path, trained: TrainedModel, test: Split, seed: int) -> None:
+    """Pictures of the test set, drawn by the seed and shown in their order there."""
+    drawn = numpy_generator(seed, "contact sheet").permutation(len(test))[:PICTURES]
+    shown = test.rows(np.sort(drawn))
+    most = max(int(shown.labels.getnnz(axis=1).max()), 1)
+    write_contact_sheet(path, shown.features, *trained.predict(shown.features, most), trained.label_names, shown.labels)
 
 
 def write_contact_sheet(
-    path: Path, images: Images, truth: csr_matrix, predicted: np.ndarray, names: tuple[str, ...]
+    path: Path,
+    images: Images,
+    predicted: np.ndarray,
+    scores: np.ndarray,
+    names: tuple[str, ...],
+    truth: csr_matrix | None = None,
 ) -> None:
-    """`predicted`: the best labels of each picture, best first; as many are shown as the picture has labels.
+    """`predicted`: the best labels of each picture, best first, with their scores.
 
-    Under each picture: what was predicted, right in green and wrong in red, and in grey what was missed.
+    Under each picture: as many as it has labels, right in green (✓) and wrong in red (✗), and in grey what was missed.
+    Where the truth is not known: all that are given, with their scores.
     """
-    import matplotlib
+    below = [
+        _scored_lines(predicted[row], scores[row], names)
+        if truth is None
+        else _judged_lines(predicted[row], truth[row], names)
+        for row in range(len(images))
+    ]
+    columns = min(COLUMNS, len(images))
+    # Each row of pictures is as high as it needs: a line for their names, those below, and a free one.
+    heights = [
+        SIDE + LINE * (2 + max(map(len, below[start : start + columns]))) for start in range(0, len(images), columns)
+    ]
+    width, height = columns * (SIDE + GAP) + GAP, sum(heights) + 0.1
+    figure = new_figure(width, height)
+    figure.set_layout_engine("none")
+    for at, picture in enumerate(images.pixels()):
+        row, column = divmod(at, columns)
+        left, top = GAP + column * (SIDE + GAP), height - 0.1 - LINE - sum(heights[:row])
+        axes = figure.add_axes((left / width, (top - SIDE) / height, SIDE / width, SIDE / height))
+        axes.imshow(picture, interpolation="antialiased")
+        axes.axis("off")
+        name = (_tail(text(images.names[at])), QUIET)
+        for line, (words, colour) in enumerate((name, *below[at])):
+            y = top + LINE if line == 0 else top - SIDE - 0.03 - (line - 1) * LINE
+            place = {"x": left / width, "y": y / height, "va": "top", "fontsize": 8 if line else 7}
+            figure.text(s=words, color=colour, parse_math=False, **place)  # a "$" in a name is a dollar
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a script that the font lacks: boxes
+        write_png(figure, path)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    rows = -(-len(images) // COLUMNS)
-    figure, axes = plt.subplots(rows, COLUMNS, figsize=(2.1 * COLUMNS, 2.9 * rows), squeeze=False)
-    for axis in axes.flat:
-        axis.axis("off")
-    pixels = images.pixels()
-    for place, (axis, picture) in enumerate(zip(axes.flat, pixels, strict=False)):
-        axis.imshow(picture, interpolation="nearest")
-        has = set(truth[place].indices.tolist())
-        given = [int(label) for label in predicted[place][: max(len(has), 1)]]
-        lines = [(label, RIGHT if label in has else WRONG, "") for label in given]
-        lines += [(label, MISSED, "missed: ") for label in sorted(has - set(given))]
-        for line, (label, colour, before) in enumerate(lines[:5]):
-            shown = before + text(names[label])
-            shown = shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
-            axis.text(0, -0.04 - 0.1 * line, shown, transform=axis.transAxes, va="top", fontsize=8, color=colour)
-    figure.subplots_adjust(left=0.02, right=0.98, top=0.98, bottom=0.08, wspace=0.12, hspace=0.6)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def _judged_lines(predicted: np.ndarray, truth: csr_matrix, names: tuple[str, ...]) -> list[Line]:
+    has = set(truth.indices.tolist())
+    given = [int(label) for label in predicted[: max(len(has), 1)]]
+    lines = [_line("✓ ", names[label], RIGHT) if label in has else _line("✗ ", names[label], WRONG) for label in given]
+    return _cut(lines + [_line("missed: ", names[label], QUIET) for label in sorted(has - set(given))])
+
+
+def _scored_lines(predicted: np.ndarray, scores: np.ndarray, names: tuple[str, ...]) -> list[Line]:
+    return _cut(
+        [
+            _line(f"{score:.2f} ", names[label], INK)
+            for label, score in zip(predicted.tolist(), scores.tolist(), strict=True)
+        ]
+    )
+
+
+def _line(before: str, name: str, colour: str) -> Line:
+    return before + short(name, LONGEST - len(before)), colour
+
+
+def _cut(lines: list[Line]) -> list[Line]:
+    if len(lines) <= LINES:
+        return lines
+    return [*lines[: LINES - 1], (f"and {len(lines) - LINES + 1} more", QUIET)]
+
+
+def _tail(name: str) -> str:
+    """Of a picture's path, the end says most."""
+    return name if len(name) <= LONGEST else "…" + name[1 - LONGEST :]

@@ -13,9 +13,10 @@ Record = Mapping[str, Any]
 Histories = Mapping[str, Sequence[Record]]
 Points = list[tuple[float, float]]
 
-# What rounds may be evaluated on, as in the records and on an axis. A run has one (SelectionSettings.test_curve); were
-# there more, the first would be shown.
+# What rounds may be evaluated on, as in the records and on an axis. The first that a run has is shown.
 WATCHED = {
+    "validation mAP": "mAP on validation data (%)",
+    "test mAP": "mAP on the test set, for the curve only (%)",
     "validation P@1": "P@1 on validation data (%)",
     "test P@1": "P@1 on the test set, for the curve only (%)",
 }
@@ -41,7 +42,7 @@ class Panel:
 
 
 def panels(histories: Histories) -> list[Panel]:
-    """P@1 by round and by bytes, loss, and largest cosine."""
+    """P@1 or mAP by round and by bytes, loss, and largest cosine."""
     curves = {name: curve_records(records) for name, records in histories.items()}
     watched = watched_metric(record for records in curves.values() for record in records) or next(iter(WATCHED))
     precision = WATCHED[watched]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, merge, number_at, per_client, text, total_bytes, varies
-from fedalc.runs import PARTIES_LOG
+from fedalc.runs import PARTIES_LOG, SHEET
 
 NAME = "report.html"
 SHOWN = 30  # lines of who was left out
@@ -57,6 +58,7 @@ def write_page(folder: Path) -> Path:
         validation=_validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),
+        sheet=_base64(folder / SHEET),
         settings=config.read_text(encoding="utf-8") if config.exists() else "",
         versions=result.get("versions") or {},
         **_curves({} if centralised else {name: records}, chosen),
@@ -89,14 +91,15 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     if result.get("centralised"):
         return _oracle_sentence(result, records)
     phases = {record.get("phase") for record in records}
-    clients, parties = text(result.get("clients")), result.get("parties")
+    clients, parties, users = text(result.get("clients")), result.get("parties"), result.get("users")
+    of = f" of {text(users)} users" if users else ""
     start = (
         f"Method {text(result.get('method'))} with preset {text(result.get('preset'))}"
         + ("" if parties else f" on dataset {text(result.get('dataset'))}")
         + (
             f": {clients} labels at {text(parties)} parties, "
             if parties
-            else f": {clients} clients with one label each, "
+            else f": {clients} clients{of} with one label each, "
         )
         + f"engine {text(result.get('engine'))}, seed {text(result.get('seed'))}."
     )
@@ -120,6 +123,11 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
             "no other label, so it cannot say how well they are told apart; see how far W has collapsed."
         )
     return f"{start} {how}{rest} {looks}"
+
+
+def _base64(file: Path) -> str:
+    """A file's content as a page can hold it; nothing where there is no such file."""
+    return base64.b64encode(file.read_bytes()).decode() if file.exists() else ""
 
 
 def by_parties(result: Result) -> bool:
@@ -193,7 +201,7 @@ def _headline(result: Result) -> list[tuple[str, str]]:
 
 
 def _sender(result: Result) -> str:
-    return "party" if result.get("parties") else "client"
+    return "party" if result.get("parties") else "user" if result.get("users") else "client"
 
 
 def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any], digits: int) -> list[tuple[str, str, str]]:

@@ -93,10 +93,11 @@ def number_at(found: Any, *path: str) -> float | None:
 
 
 def per_client(key: str) -> Reader:
-    """A total of all clients, shared out evenly; of parties, where there are some: one may be several clients."""
+    """A total of all clients, shared out evenly; of parties or users, where there are some: one has several."""
 
     def read(result: Result) -> float | None:
-        total, clients = number_at(result, key), number_at(result, "parties") or number_at(result, "clients")
+        senders = (number_at(result, who) for who in ("parties", "users", "clients"))
+        total, clients = number_at(result, key), next((number for number in senders if number), None)
         return None if total is None or not clients else total / clients
 
     return read

@@ -22,7 +22,7 @@ def reproduce(
     table: Annotated[
         str | None, typer.Argument(help="a table's name or folder; without it, the tables there are")
     ] = None,
-    presets: Annotated[str, typer.Option(help="comma-separated: the columns")] = "paper,strong",
+    presets: Annotated[str | None, typer.Option(help="comma-separated: the columns (default: the table's)")] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="cells to run, by name or pattern: 'fedalc*', 'paper/*', 'oracles/*'")
     ] = None,
@@ -43,7 +43,7 @@ def reproduce(
     """Run a table of the paper, cell by cell, and set the published figures beside ours. Call again to continue."""
     from fedalc.reproduction.data import absent_data
     from fedalc.reproduction.plan import make_plan, refuse_strange
-    from fedalc.reproduction.tables import PRESETS, find_folder, is_communication, read_table
+    from fedalc.reproduction.tables import find_folder, is_communication, read_table
 
     console = Console()
     if table is None:
@@ -53,13 +53,14 @@ def reproduce(
     if is_communication(folder):
         _count_bytes(console, folder, out)
         return
-    columns = _listed(presets, "--presets")
+    chosen = read_table(folder)
+    columns = chosen.columns if presets is None else _listed(presets, "--presets")
     for preset in columns:
-        if preset not in PRESETS:
-            raise ConfigError(f"unknown preset {preset!r}; a table has {', '.join(PRESETS)}", "--presets")
+        if preset not in chosen.columns:
+            raise ConfigError(f"unknown preset {preset!r}; this table has {', '.join(chosen.columns)}", "--presets")
     keys = {"rounds": rounds, "device": device, "dataset": None if dataset is None else _absolute(dataset)}
     plan = make_plan(
-        read_table(folder),
+        chosen,
         out,
         presets=columns,
         seeds=None if seeds is None else [_seed(text) for text in _listed(seeds, "--seeds")],
@@ -162,6 +163,7 @@ def _count_bytes(console: Console, folder: Path, out: Path) -> None:
     from fedalc.reproduction.writing import alone_in
 
     place = out / folder.resolve().name
+    console.print("running a few rounds with a real ResNet-50, to count their bytes: about a minute", highlight=False)
     with alone_in(place):
         counted = communication(folder, place)
     for table in rich_tables(counted):
@@ -177,7 +179,7 @@ def _list_tables(console: Console) -> None:
         find_folder("any")  # raises, and says what to do
     for folder in folders:
         if is_communication(folder):
-            console.print(f"{folder.name:14} bytes between server and clients: counted, nothing is trained")
+            console.print(f"{folder.name:14} bytes between server and clients: counted in a few small rounds")
             continue
         table = read_table(folder)
         seeds = ", ".join(map(str, table.seeds))
@@ -187,10 +189,11 @@ def _list_tables(console: Console) -> None:
     console.print("run one: fedalc reproduce TABLE; look at it first: --dry-run", highlight=False)
 
 
-def _command(table: str, presets: str, *rest: Any) -> str:
+def _command(table: str, *given: Any) -> str:
     """What the table depends on; how it was divided among processes is left out."""
-    options: list[str] = [] if presets == "paper,strong" else ["--presets", presets]
-    for option, value in zip(("--seeds", "--rounds", "--dataset", "--set", "--device"), rest, strict=True):
+    options: list[str] = []
+    names = ("--presets", "--seeds", "--rounds", "--dataset", "--set", "--device")
+    for option, value in zip(names, given, strict=True):
         for one in value if isinstance(value, list) else [value]:
             options += [] if one is None else [option, str(one)]
     return shlex.join(["fedalc", "reproduce", table, *options])

@@ -4,108 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from decimal import ROUND_HALF_UP, Decimal
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from fedalc.config import FEDERATED, Count, Experiment, MethodName, PresetName, Settings
-from fedalc.data import catalog
+from fedalc.config import FEDERATED, Settings
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
-from fedalc.methods import METHODS
 from fedalc.report.tables import human_bytes
 from fedalc.reproduction import markdown as md
+from fedalc.reproduction.communication_cells import PAPER_MODEL, ImageCell, TextRows
+from fedalc.reproduction.measured import Round, measured_round
 from fedalc.reproduction.reading import read_toml, validated
 from fedalc.reproduction.tables import FILE
-from fedalc.reproduction.traffic import Shape, Traffic, text_traffic, traffic
+from fedalc.reproduction.traffic import Traffic
 from fedalc.resolution import experiment
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-
-class ResNet(Settings):
-    """An encoder that is only described, until there is a module to count."""
-
-    backbone: Count  # parameters without the classifier
-    features: Count  # what the backbone gives to the linear map
-    buffers: Count
-
-    def theta(self, dim: int) -> list[Tensor]:
-        shapes: tuple[tuple[int, ...], ...] = ((self.backbone,), (dim, self.features), (dim,))
-        return [torch.empty(shape, device="meta") for shape in shapes]
-
-
-class Published(Settings):
-    server: Decimal
-    client: Decimal
-
-
-class ImageCell(Settings):
-    """One method on one dataset in the paper's table."""
-
-    dataset: str
-    method: MethodName
-    labels: Count
-    images: Count
-    dim: Count
-    rounds: Count
-    encoder: ResNet
-    published: Published
-    slip: str = ""  # where the convention does not give what was published: what does
-
-    def convention(self) -> Published:
-        """The figures that the paper's way of counting gives: 23 and W, or 23 and a row, a round; a fixed W once."""
-        model = self.rounds * PAPER_MODEL
-        W, row = (paper_megabytes(rows * self.dim * PAPER_NUMBER) for rows in (self.labels, 1))
-        if METHODS[self.method].trains_rows:
-            return Published(
-                server=_one_decimal(model + self.rounds * W), client=_one_decimal(model + self.rounds * row)
-            )
-        return Published(server=_one_decimal(model + W), client=model)
-
-    def verdict(self) -> str:
-        return "met" if self.published == self.convention() else self.slip or "not met"
-
-    def traffic(self) -> Traffic:
-        keys = {"method": self.method, "preset": "paper", "rounds": self.rounds, "encoder": {"dim": self.dim}}
-        return traffic(experiment(keys), self.encoder.theta(self.dim), Shape(self.labels, self.labels, self.images))
-
-
-PAPER_MODEL = Decimal(23)  # millions of parameters, added up as if they were MB
-PAPER_NUMBER = 8  # bytes
-
-
-def paper_megabytes(size: int) -> Decimal:
-    """MiB to one decimal; below one, KiB as thousandths.
-
-    >>> paper_megabytes(1628 * 512 * 8), paper_megabytes(20 * 512 * 8), paper_megabytes(512 * 8)
-    (Decimal('6.4'), Decimal('0.08'), Decimal('0.004'))
-    """
-    kib = Decimal(size) / 1024
-    return kib / 1000 if kib < 1024 else _one_decimal(kib / 1024)
-
-
-def _one_decimal(value: Decimal) -> Decimal:
-    return value.quantize(Decimal("0.1"), ROUND_HALF_UP)
-
-
-class TextRows(Settings):
-    """All methods on one dataset of the catalog."""
-
-    dataset: str
-    presets: tuple[PresetName, ...]
-
-    def traffic(self, settings: Experiment) -> Traffic:
-        known = catalog.entry(self.dataset).statistics
-        if known is None:
-            raise ConfigError(f"the catalog has no statistics of {self.dataset}", "dataset")
-        pairs = round(known.train * known.labels_per_instance)
-        return text_traffic(settings, known.features, Shape(known.labels, known.labels, pairs))
 
 
 @dataclass(frozen=True)
@@ -137,11 +54,36 @@ class Line:
         return [self.dataset, self.method, str(t.rounds), *numbers]
 
 
+@dataclass(frozen=True)
+class RoundLine:
+    """A round that was run, with the cells whose payload it is: the same sizes, and rows that travel or do not."""
+
+    cells: tuple[ImageCell, ...]
+    norm: str
+    round: Round
+
+    def facts(self) -> dict[str, Any]:
+        of = [{"dataset": cell.dataset, "method": cell.method} for cell in self.cells]
+        return {"cells": of, "norm": self.norm, "agrees": self.round.agrees} | asdict(self.round)
+
+    def row(self) -> list[str]:
+        first, packed = self.cells[0], self.round.packed
+        named = [", ".join(dict.fromkeys(getattr(cell, key) for cell in self.cells)) for key in ("dataset", "method")]
+        ledgers = (self.round.counted, packed)
+        sizes = ["–" if x is None else f"{n:,}" for x in ledgers for n in ((x.down, x.up) if x else (None, None))]
+        paper = [f"{PAPER_MODEL} + {_figure(part)}" for part in first.paper_embeddings()]
+        return [*named, self.norm, f"{self.round.parameters:,}", *sizes, *(paper if first.rows_travel else ["23"] * 2)]
+
+
+ROUND_HEADINGS = (
+    "dataset", "method", "norm", "θ, numbers", "down", "up", "packed, down", "packed, up",
+    'paper\'s "MB", server', 'paper\'s "MB", client',
+)  # fmt: skip
 LINE_HEADINGS = (
     "dataset", "method", "rounds", "a round, down", "a round, up", "once, down", "once, up",
     "training, down", "training, up", "all clients, down", "all clients, up",
 )  # fmt: skip
-NAMES = ("dataset", "method", "")  # columns of words
+NAMES = ("dataset", "method", "norm", "")  # columns of words
 PAPER_HEADINGS = ("dataset", "method", "server", "as counted", "client", "as counted", "")
 
 
@@ -164,6 +106,7 @@ class Communication:
     cells: tuple[ImageCell, ...]
     images: tuple[Line, ...]
     texts: tuple[Line, ...]
+    rounds: tuple[RoundLine, ...] = ()  # run, as soon as they are
 
     @property
     def presets(self) -> list[str]:
@@ -195,11 +138,33 @@ def read_communication(folder: Path) -> Communication:
     )
 
 
+def measured(table: Communication) -> Communication:
+    """With one real round for each kind of cell, and the image datasets' bytes as counted in it.
+
+    The network of the paper's, with batch normalisation, is run once too: its statistics travel with θ.
+    """
+    kinds: dict[tuple[bool, int, int], list[ImageCell]] = {}
+    for cell in table.cells:
+        kinds.setdefault(cell.payload, []).append(cell)
+    of_both_norms = min(kinds, key=lambda payload: (not payload[0], payload[1:]))  # the smallest with rows that travel
+    rounds, counted = [], {}
+    for payload, cells in kinds.items():
+        for norm in ("batch", "group") if payload == of_both_norms else ("group",):
+            found = measured_round(cells[-1].settings(norm), cells[-1].labels)
+            rounds.append(RoundLine(tuple(cells), norm, found))
+        counted[payload] = found.counted
+    images = [
+        replace(line, traffic=line.traffic.with_round(counted[cell.payload]))
+        for cell, line in zip(table.cells, table.images, strict=True)
+    ]
+    return replace(table, images=tuple(images), rounds=tuple(rounds))
+
+
 def communication(folder: Path, out: Path) -> Communication:
     """Write `table.md`, `table.json` and `bytes.png` into `out`."""
     from fedalc.reproduction.communication_figure import draw_bytes
 
-    table = read_communication(folder)
+    table = measured(read_communication(folder))
     write_text(out / "table.md", markdown(table))
     write_text(out / "table.json", json.dumps(facts(table), indent=1) + "\n")
     draw_bytes(table.texts, out / "bytes.png")
@@ -214,14 +179,14 @@ def facts(table: Communication) -> dict[str, Any]:
             "published": cell.published.model_dump(mode="json"),
             "convention": cell.convention().model_dump(mode="json"),
             "met": cell.verdict() == "met",
-            "buffer_bytes_per_round": 4 * cell.encoder.buffers,
         }
         for cell in table.cells
     ]
     lines = {
         name: [line.facts() for line in group] for name, group in (("images", table.images), ("text", table.texts))
     }
-    return {"paper": paper, **lines, "slips": list(table.heading.slips), "notes": list(table.heading.notes)}
+    said = {"slips": list(table.heading.slips), "notes": list(table.heading.notes)}
+    return {"paper": paper, "rounds": [line.facts() for line in table.rounds], **lines, **said}
 
 
 def markdown(table: Communication) -> str:
@@ -232,8 +197,11 @@ def markdown(table: Communication) -> str:
         md.table(PAPER_HEADINGS, paper_rows(table.cells), NAMES),
         "## Slips",
         md.bullets(table.heading.slips),
+        "## One round with the real network",
+        "Bytes of one client, counted by the engine in a round that was run, and packed as Flower's records hold them.",
+        md.table(ROUND_HEADINGS, [line.row() for line in table.rounds], NAMES),
         "## Bytes of the image datasets",
-        "Per client unless it says all clients.",
+        "Per client unless it says all clients. A round as it was counted above.",
         md.table(LINE_HEADINGS, [line.cells() for line in table.images], NAMES),
     ]
     for preset in table.presets:
@@ -270,9 +238,10 @@ def total_rows(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
 
 
 def rich_tables(table: Communication) -> list[Table]:
-    """For the terminal: the paper's table, then each preset's bytes on text."""
+    """For the terminal: the paper's table, the rounds that were run, then each preset's bytes on text."""
     tables = [
-        _rich("The paper's table, published and as counted in its convention", PAPER_HEADINGS, paper_rows(table.cells))
+        _rich("The paper's table, published and as counted in its convention", PAPER_HEADINGS, paper_rows(table.cells)),
+        _rich("Bytes of one client in a round that was run", ROUND_HEADINGS, [line.row() for line in table.rounds]),
     ]
     for preset in table.presets:
         headings, rows = total_rows([line for line in table.texts if line.preset == preset])

@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedalc.data.catalog import entry, is_known
-from fedalc.data.load import dataset_dir, find_split_files, load_dataset
+from fedalc.data.load import dataset_dir, find_split_files, load_dataset, presence
+from fedalc.data.picture_entries import PICTURES
 from fedalc.errors import DataError
-from fedalc.reproduction.plan import Plan
+
+if TYPE_CHECKING:
+    from fedalc.reproduction.plan import Plan
+
+
+def has_pictures(dataset: str) -> bool:
+    """By its name: nothing is read. A folder of one's own has text."""
+    return is_known(dataset) and entry(dataset) in PICTURES
 
 
 def absent_data(plan: Plan, data_dir: Path | None) -> str | None:
-    """What is missing and how to get it; None if the files are there. They are not read."""
+    """What is missing and how to get it; None if the files, or archives of them, are there. They are not read."""
     for name in dict.fromkeys(job.settings.dataset for job in plan.jobs):
-        if name == "demo":
+        if is_known(name) and presence(entry(name), data_dir) != "no":
             continue
         folder = dataset_dir(entry(name), data_dir) if is_known(name) else Path(name)
-        try:
-            if folder.is_dir():
-                find_split_files(folder)
-                continue
-            why = "no such folder"
-        except DataError as error:
-            why = str(error)
-        hint = f"; `fedalc data info {name}` says where to get it" if is_known(name) else ""
-        return f"dataset {name!r} is not in {folder}: {why}{hint}"
+        why = _what_is_wrong(folder, has_pictures(name))
+        if why is not None:
+            hint = f"; `fedalc data info {name}` says where to get it" if is_known(name) else ""
+            return f"dataset {name!r} is not in {folder}: {why}{hint}"
+    return None
+
+
+def _what_is_wrong(folder: Path, pictures: bool) -> str | None:
+    if not folder.is_dir():
+        return "no such folder"
+    if pictures:
+        return "neither its files nor an archive of them"
+    try:
+        find_split_files(folder)
+    except DataError as error:
+        return str(error)
     return None
 
 
 def client_sizes(plan: Plan, data_dir: Path | None) -> np.ndarray | None:
     """Instances of each client; None where no figure wants them or the data is not here."""
+    from fedalc.runs import image_options
+
     if "clients" not in plan.table.figures or not plan.jobs or absent_data(plan, data_dir) is not None:
         return None
-    return np.asarray(load_dataset(plan.jobs[0].settings.dataset, data_dir).train.labels.getnnz(axis=0))
+    settings = plan.jobs[0].settings
+    dataset = load_dataset(settings.dataset, data_dir, images=image_options(settings))
+    return np.asarray(dataset.train.labels.getnnz(axis=0))

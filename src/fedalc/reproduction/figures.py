@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from fedalc.report.curves import WATCHED
 from fedalc.report.plots import bar_fill, draw_precisions, legend, log_scale, new_figure, tidy, write_png
 from fedalc.report.style import BLUE, GREY, styles
-from fedalc.reproduction.outcome import METRICS, Cell, Fit, Line, Outcome
-from fedalc.reproduction.tables import SWEPT
+from fedalc.reproduction.outcome import Cell, Fit, Line, Outcome
+from fedalc.reproduction.tables import PRECISIONS, SWEPT
 
 OPEN: Any = {"fillstyle": "none", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
 FILLED: Any = {"markersize": 5, "capsize": 2, "linewidth": 1.8}
@@ -107,7 +107,7 @@ def precision_by_lambda(outcome: Outcome) -> Any:
     looks = styles(SWEPT)
     figure = new_figure(10, 3.1 * len(presets) + 0.6)
     for axes_row, preset in zip(figure.subplots(len(presets), 3, squeeze=False), presets, strict=True):
-        for place, (axes, metric) in enumerate(zip(axes_row, METRICS, strict=True)):
+        for place, (axes, metric) in enumerate(zip(axes_row, PRECISIONS, strict=True)):
             for method, look in looks.items():
                 lines_of = _swept(outcome, method)
                 published = [(line.lambda_, line.published[place]) for line in lines_of if line.published]
@@ -147,7 +147,7 @@ def fixed(outcome: Outcome) -> Any:
     figure = new_figure(6.2 * len(panels), 4.2 + 0.25 * math.ceil(len(names) / 4))
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (preset, cells) in zip(grid, panels.items(), strict=True):
-        precisions = [[cell.statistic(metric) for metric in METRICS] for cell in cells.values()]
+        precisions = [[cell.statistic(metric) for metric in PRECISIONS] for cell in cells.values()]
         draw_precisions(axes, precisions, {name: looks[name] for name in cells})
         axes.set_title(f"preset {preset}", fontsize=10, loc="left")
     legend(figure, [Patch(**bar_fill(look)) for look in looks.values()], names)
@@ -193,11 +193,12 @@ def convergence(outcome: Outcome) -> Any:
 
 
 def _best(outcome: Outcome, method: str, preset: str) -> tuple[str, Cell | None]:
-    """A method's cell: the one without λ, or the λ with the highest P@1 on test, as the paper takes it; and a name."""
+    """A method's cell: the one without λ, or the λ that is best on test, as the paper takes it; and a name."""
     plain = _plain(outcome, method)
     if plain is not None and preset in plain.cells:
         return f"{method}, preset's λ" if method in SWEPT else method, plain.cells[preset]
-    found = [(v.mean, line) for line in _swept(outcome, method) if (v := _value(line, preset, "P@1")) is not None]
+    first = outcome.metrics[0]
+    found = [(v.mean, line) for line in _swept(outcome, method) if (v := _value(line, preset, first)) is not None]
     if not found:
         return method, None
     _, line = max(found, key=lambda pair: pair[0])

@@ -17,10 +17,9 @@ from fedalc.files import write_text
 from fedalc.report.curves import curve_records, watched_metric
 from fedalc.report.summary import Statistic, number_at
 from fedalc.reproduction.plan import Ended, Job, Plan
-from fedalc.reproduction.tables import ORACLE_FOLDER, Row
+from fedalc.reproduction.tables import ORACLE_FOLDER, PRECISIONS, Metric, Row
 
 POINTS = 100  # of a curve: more cannot be seen
-METRICS = ("P@1", "P@3", "P@5")
 COSTS = ("rounds", "rounds_run", "seconds", "bytes_up", "bytes_down")
 
 
@@ -66,7 +65,7 @@ class Line(_Part):
     method: str
     cell: str = ""  # its file's name, if it is not the method's
     lambda_: float | None = Field(default=None, alias="lambda")
-    published: tuple[float, float, float] | None = None
+    published: tuple[float, ...] | None = None
     centralised: bool = False
     footnote: str = ""
     cells: dict[str, Cell] = {}
@@ -94,6 +93,7 @@ class Outcome(_Part):
     dataset: str
     command: str
     seeds: list[int]
+    metrics: tuple[Metric, ...] = PRECISIONS
     presets: list[str]
     figures: list[str]
     notes: list[str]
@@ -121,6 +121,7 @@ def collect(plan: Plan, command: str, ended: Ended | None = None, sizes: np.ndar
         dataset=plan.jobs[0].settings.dataset if plan.jobs else table.dataset,
         command=command,
         seeds=list(plan.seeds),
+        metrics=table.metrics,
         presets=list(plan.presets),
         figures=list(table.figures),
         notes=[*plan.settings_in_words(), *table.notes],

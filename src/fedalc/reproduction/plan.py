@@ -12,8 +12,10 @@ from typing import Any, Literal
 from fedalc import history
 from fedalc.config import NONE, Experiment
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.reproduction.data import has_pictures
 from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
 from fedalc.resolution import experiment
+from fedalc.runs import refuse_other_kind
 
 State = Literal["done", "begun", "failed", "new"]
 WHERE = ("name", "device", "block_rows")  # where and how it ran: no part of what was run
@@ -138,6 +140,7 @@ def make_plan(
             try:
                 given = {**table.settings.get(preset, {}), **(keys or {}), "seed": seed}
                 settings = experiment(given, file=file, overrides=overrides)
+                refuse_other_kind(settings, settings.dataset, has_pictures(settings.dataset))
             except ConfigError as error:
                 # Without the file, whose name the cell has: so that reasons which are the same look the same.
                 plan.left_out[f"{preset}/{cell}"] = str(error).replace(f"{file}: ", "")

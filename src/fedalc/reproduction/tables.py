@@ -6,17 +6,17 @@ import difflib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedalc.config import MethodName
 from fedalc.errors import ConfigError
 from fedalc.reproduction.reading import read_toml, validated
 
-Column = Literal["paper", "strong"]
-PRESETS: tuple[Column, ...] = get_args(Column)
-Home = Literal["paper", "strong", "oracles"]  # the folder of a cell, and of its runs
+Column = Literal["paper", "strong", "clean"]  # a preset; clean: preset paper where the paper's own split leaks
+COLUMNS: tuple[Column, ...] = ("paper", "strong")
+Home = Literal["paper", "strong", "clean", "oracles"]  # the folder of a cell, and of its runs
 ORACLE_FOLDER: Literal["oracles"] = "oracles"  # in both columns, run once
 SWEPT = ("fedaws", "fedalc")  # the methods with a λ
 THE_TABLES = ("method", "dataset", "preset", "seed")  # settings that a table has of its own: rows, columns, seeds
@@ -24,6 +24,9 @@ FILE = "table.toml"
 HOMES = (Path("experiments"), Path(__file__).resolve().parents[3] / "experiments")  # here, or in the source checkout
 
 Figure = Literal["clients", "curves-lambda", "lambda", "fixed", "convergence"]
+OF_PRECISIONS = ("curves-lambda", "lambda", "fixed")  # figures of P@1, or of all `PRECISIONS`
+Metric = Literal["P@1", "P@3", "P@5", "mAP"]
+PRECISIONS: tuple[Metric, ...] = ("P@1", "P@3", "P@5")
 Precision = Annotated[float, Field(ge=0, le=100)]
 # It becomes the name of a folder: no path, and no "..".
 Stem = Annotated[str, Field(pattern=r"^([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)?$")]
@@ -34,14 +37,14 @@ class _Part(BaseModel):
 
 
 class Row(_Part):
-    """One line of the table. `published` is the paper's P@1, P@3 and P@5, where it has them."""
+    """One line of the table. `published` are the paper's figures, where it has them: one for each of the metrics."""
 
     name: str
     method: MethodName
     cell: Stem = ""  # the TOML file's name, if it is not the method's
     lambda_: float | None = Field(default=None, alias="lambda")
-    presets: tuple[Home, ...] = PRESETS
-    published: tuple[Precision, Precision, Precision] | None = None
+    presets: tuple[Home, ...] = ()  # the columns it is in; all of the table's, unless it says which
+    published: tuple[Precision, ...] | None = None
     footnote: str = ""
 
     @property
@@ -58,6 +61,8 @@ class Table(_Part):
     paper: str  # what the paper calls the dataset
     dataset: str
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = PRECISIONS
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)] = COLUMNS
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     settings: dict[Home, dict[str, Any]] = {}  # what all cells of a preset have besides, as [settings.paper]
@@ -76,6 +81,25 @@ class Table(_Part):
                 if key in values:
                     raise ValueError(f"{preset} cannot have {key}: rows, columns and seeds of a table say it")
         return settings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_are_in_all_columns(cls, values: Any) -> Any:
+        columns = values.get("columns", COLUMNS)
+        rows = values.get("rows")
+        if not isinstance(rows, list):
+            return values
+        return values | {"rows": [{"presets": columns} | row if isinstance(row, dict) else row for row in rows]}
+
+    @model_validator(mode="after")
+    def _rows_and_figures_fit(self) -> Table:
+        for row in self.rows:
+            if row.published is not None and len(row.published) != len(self.metrics):
+                raise ValueError(f"row {row.name!r}: published needs a figure for each of {', '.join(self.metrics)}")
+        of_others = [figure for figure in self.figures if figure in OF_PRECISIONS and self.metrics != PRECISIONS]
+        if of_others:
+            raise ValueError(f"figures: {of_others[0]} is of {', '.join(PRECISIONS)}, which are not the metrics here")
+        return self
 
     def cell_file(self, preset: str, row: Row) -> Path:
         return self.folder / preset / f"{row.stem}.toml"
@@ -115,7 +139,7 @@ def table_folders() -> list[Path]:
 
 
 def is_communication(folder: Path) -> bool:
-    """Whether this table is of bytes, which are counted: nothing is trained for it."""
+    """Whether this table is of bytes, which are counted, and not of trained models."""
     return read_toml(folder / FILE).get("kind") == "communication"
 
 

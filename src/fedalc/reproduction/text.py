@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from fedalc.report.tables import MISSING, Cell, fixed
 from fedalc.reproduction import markdown as md
-from fedalc.reproduction.outcome import METRICS, Line, Outcome
+from fedalc.reproduction.outcome import Line, Outcome
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+IN_WORDS = {"clean": "preset paper on the split that does not leak"}  # columns that are not just a preset
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 
@@ -29,22 +30,22 @@ class Column:
 def columns(outcome: Outcome) -> list[Column]:
     found = []
     if any(line.published for line in outcome.lines):
-        for place, metric in enumerate(METRICS):
+        for place, metric in enumerate(outcome.metrics):
             values = [line.published[place] if line.published else None for line in outcome.lines]
             cells = [Cell(fixed(value, 2) if value is not None else "") for value in values]
             found.append(_bold(Column("published", metric, cells), outcome.lines, values))
     for preset in outcome.presets:
-        for metric in METRICS:
+        for place, metric in enumerate(outcome.metrics):
             cells, values = [], []
             for line in outcome.lines:
-                cell = _ours(line, preset, metric)
+                cell = _ours(line, preset, metric, with_reason=place == 0)
                 cells.append(cell)
                 values.append(float(cell.value) if _is_number(cell.value) else None)
             found.append(_bold(Column(f"ours, {preset}", metric, cells), outcome.lines, values))
     return found
 
 
-def _ours(line: Line, preset: str, metric: str) -> Cell:
+def _ours(line: Line, preset: str, metric: str, with_reason: bool) -> Cell:
     cell = line.cells.get(preset)
     if cell is None:
         return Cell("")  # the preset has no such cell
@@ -54,7 +55,7 @@ def _ours(line: Line, preset: str, metric: str) -> Cell:
     if cell.results:
         return Cell(f"{MISSING} no {metric}")  # in one of them at least
     why = next(iter(cell.missing.values()), "not run").partition(":")[0]
-    return Cell(MISSING if metric != METRICS[0] else f"{MISSING} {why}")
+    return Cell(f"{MISSING} {why}" if with_reason else MISSING)
 
 
 def _bold(column: Column, lines: Sequence[Line], values: Sequence[float | None]) -> Column:
@@ -115,9 +116,10 @@ def versions(outcome: Outcome) -> list[str]:
 
 
 def sentence(outcome: Outcome) -> str:
+    words = [IN_WORDS.get(preset, f"preset {preset}") for preset in outcome.presets]
     return (
         f"Percent on the test set of {outcome.dataset}. Published: the paper's figures for {outcome.paper}. Ours: "
-        f"preset {' and '.join(outcome.presets)}, mean ± standard deviation over seeds. Bold: the best federated "
+        f"{' and '.join(words)}, mean ± standard deviation over seeds. Bold: the best federated "
         "figure of a column on the test set, among several λ too, so no choice that could have been made beforehand."
     )
 
@@ -137,7 +139,7 @@ def markdown(outcome: Outcome) -> str:
 
 
 def rich_table(outcome: Outcome, width: int | None = None) -> Table:
-    """For the terminal. P@3 goes first where there is no room, then P@5."""
+    """For the terminal. Where there is no room the second metric goes, then the third; the first stays."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -145,7 +147,7 @@ def rich_table(outcome: Outcome, width: int | None = None) -> Table:
     drawn, left_out = columns(outcome), []
     titles, room = names(outcome), width or shutil.get_terminal_size().columns
     fixed_width = min(22, max(map(len, titles))) + 1 + 4 + 6  # longer names are folded
-    for metric in ("P@3", "P@5"):
+    for metric in outcome.metrics[1:]:
         if fixed_width + sum(1 + _width(column) for column in drawn) > room:
             drawn = [column for column in drawn if column.metric != metric]
             left_out.append(metric)

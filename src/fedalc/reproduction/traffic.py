@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedalc.collection.messages import PSEUDONYM_BYTES
 from fedalc.config import Experiment
-from fedalc.encoders import text_encoder
+from fedalc.encoders import make_encoder
 from fedalc.ledger import Ledger
 from fedalc.methods import METHODS
 
@@ -40,15 +40,19 @@ class Traffic:
     def training(self) -> Ledger:
         return Ledger(self.once.down + self.rounds * self.round.down, self.once.up + self.rounds * self.round.up)
 
+    def with_round(self, each: Ledger) -> Traffic:
+        """The same, with the round of one client that was counted elsewhere."""
+        return replace(self, round=Ledger(self.clients * each.down, self.clients * each.up))
+
     def each(self, ledger: Ledger) -> Ledger:
         """The mean client's part: what is collected of a client grows with what it holds, the rest is alike."""
         return Ledger(round(ledger.down / self.clients), round(ledger.up / self.clients))
 
 
-def text_traffic(settings: Experiment, features: int, shape: Shape) -> Traffic:
-    """With the real encoder of these settings."""
+def encoder_traffic(settings: Experiment, features: int, shape: Shape) -> Traffic:
+    """With the real encoder of these settings. A resnet's does not depend on the number of features."""
     with torch.device("meta"):
-        encoder = text_encoder(features, settings.encoder, torch.Generator("cpu"))
+        encoder = make_encoder(features, settings.encoder, torch.Generator("cpu"))
     return traffic(settings, list(encoder.to(getattr(torch, settings.dtype)).parameters()), shape)
 
 

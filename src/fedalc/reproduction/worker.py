@@ -30,19 +30,20 @@ def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
     import torch
 
     from fedalc.data import load_dataset
+    from fedalc.runs import image_options
 
     torch.set_num_threads(threads)
-    held: dict[str, Any] = {}
+    held: dict[Any, Any] = {}
     with suppress(EOFError, BrokenPipeError):
         while True:
             job: Job = pipe.recv()
-            name = job.settings.dataset
+            name, options = job.settings.dataset, image_options(job.settings)
 
-            def load(name: str = name) -> Any:
-                if name not in held:
+            def load(name: str = name, options: Any = options) -> Any:
+                if (name, options) not in held:
                     held.clear()  # one at a time: they can be large
-                    held[name] = load_dataset(name, data_dir)
-                return held[name]
+                    held[name, options] = load_dataset(name, data_dir, images=options)
+                return held[name, options]
 
             pipe.send(_outcome(job, load, pipe))
 

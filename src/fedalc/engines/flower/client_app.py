@@ -25,7 +25,15 @@ from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, scal
 from fedalc.engines.clients import ClientsEngine
 from fedalc.engines.flower.limits import check_memory, picture_bytes
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
-from fedalc.engines.flower.records import BadMessage, pack, pack_theta, read_task, unpack, unpack_encoder
+from fedalc.engines.flower.records import (
+    BadMessage,
+    encoder_tensors,
+    pack,
+    pack_theta,
+    read_task,
+    unpack,
+    unpack_encoder,
+)
 from fedalc.errors import FedalcError
 from fedalc.methods import METHODS, Told, make_method
 from fedalc.model import Model
@@ -208,7 +216,7 @@ class _Work:
         rows = unpack(self.content, "rows", {"rows": (settings.dtype, (self.labels, width))})["rows"]
         model = Model(encoder.to_empty(device=settings.device), torch.from_numpy(rows).to(settings.device))
         with torch.no_grad():
-            for own, value in zip(model.theta + model.statistics, sent, strict=True):
+            for own, value in zip(encoder_tensors(model), sent, strict=True):
                 own.copy_(value)
         return model
 

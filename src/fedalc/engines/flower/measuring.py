@@ -12,7 +12,7 @@ from flwr.app import MetricRecord, RecordDict
 from fedalc.config import Experiment
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import Parties
-from fedalc.engines.flower.records import BadMessage, pack, pack_encoder, task
+from fedalc.engines.flower.records import BadMessage, encoder_tensors, pack, pack_encoder, task
 from fedalc.engines.flower.replies import Asked, Replies, well_formed
 from fedalc.ledger import Ledger, payload_bytes
 from fedalc.model import Model
@@ -44,7 +44,7 @@ class PartyEvaluation:
             pseudonyms = [self.roster.pseudonyms[label].tobytes() for label in labels]
             said = task(self.settings, labels=pseudonyms, numbers=labels.tolist(), share=self.census.share)
             rows = pack({"rows": model.W[torch.from_numpy(labels)]})
-            self.traffic.down += payload_bytes([*model.theta, *model.statistics, model.W[: len(labels)]])
+            self.traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
             yield self.parties.node_of[party], RecordDict({"task": said, **encoder, "rows": rows})
 
     def aggregate_evaluate(self, round_number: int, asked: Asked, replies: Replies) -> dict[str, float]:

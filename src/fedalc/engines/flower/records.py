@@ -87,16 +87,24 @@ def unpack_theta(content: RecordDict, record: str, like: Sequence[Tensor]) -> li
     return [torch.from_numpy(arrays[str(place)]) for place in range(len(like))]
 
 
+def encoder_parts(model: Model) -> dict[str, list[Tensor]]:
+    """What it takes to encode: θ and, of frozen batch normalisation, the statistics it came with. No client changes
+    these, so they only ever go to the parties."""
+    statistics = [buffer for buffer in model.encoder.buffers() if buffer.is_floating_point()]
+    return {"theta": model.theta} | ({"statistics": statistics} if statistics else {})
+
+
+def encoder_tensors(model: Model) -> list[Tensor]:
+    return [tensor for part in encoder_parts(model).values() for tensor in part]
+
+
 def pack_encoder(model: Model) -> dict[str, ArrayRecord]:
-    """θ and, of frozen batch normalisation, the statistics: no parameters, but without them nothing can be encoded."""
-    parts = {"theta": model.theta, "statistics": model.statistics}
-    return {name: pack_theta(tensors) for name, tensors in parts.items() if tensors}
+    return {name: pack_theta(part) for name, part in encoder_parts(model).items()}
 
 
 def unpack_encoder(content: RecordDict, like: Model) -> list[Tensor]:
-    """One tensor for each of θ and the statistics of this one."""
-    parts = {"theta": like.theta, "statistics": like.statistics}
-    return [value for name, tensors in parts.items() if tensors for value in unpack_theta(content, name, tensors)]
+    """In the order of `encoder_tensors`."""
+    return [value for name, part in encoder_parts(like).items() for value in unpack_theta(content, name, part)]
 
 
 def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[type, type]]) -> dict[str, Any]:

@@ -31,6 +31,20 @@ class Roster:
     def clients(self) -> np.ndarray:
         return np.flatnonzero(self.counts)
 
+    @property
+    def label_count(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def label_of(self) -> np.ndarray:
+        """Each label is a client."""
+        return np.arange(self.label_count)
+
+    @property
+    def user_of(self) -> np.ndarray:
+        """It is drawn for a round by itself, whichever party has it."""
+        return self.label_of
+
     def labels_of(self, party: int, among: np.ndarray) -> np.ndarray:
         """Those of these labels that are the party's."""
         return among[self.owner[among] == party]

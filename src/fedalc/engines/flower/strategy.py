@@ -22,7 +22,17 @@ from fedalc.encoders import Chance
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import RESUME, Parties, TooFew
-from fedalc.engines.flower.records import BadMessage, Shape, config, pack, pack_encoder, task, unpack, unpack_theta
+from fedalc.engines.flower.records import (
+    BadMessage,
+    Shape,
+    config,
+    encoder_tensors,
+    pack,
+    pack_encoder,
+    task,
+    unpack,
+    unpack_theta,
+)
 from fedalc.engines.flower.replies import Asked, Replies, well_formed
 from fedalc.engines.flower.screening import Change, NormScreen, bad_rows, norm
 from fedalc.ledger import Ledger, payload_bytes
@@ -60,7 +70,7 @@ class FlowerStrategy:
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         """Chance is drawn by the parties, from the round's number."""
         counts = torch.from_numpy(self.roster.counts[participants]).to(model.W)
-        weight = dict(zip(participants.tolist(), self.method.weights(counts).tolist(), strict=True))
+        weight = dict(zip(participants.tolist(), self.method.weights(counts, participants).tolist(), strict=True))
         self._traffic = Ledger()
         for asked, last in self._attempts(participants, round_number):
             messages = self.configure_train(round_number, model, asked)
@@ -125,7 +135,7 @@ class FlowerStrategy:
             content = self._content(labels, round=round_number)
             content.update(encoder)
             content["rows"] = pack({"rows": model.W[torch.from_numpy(labels)]})
-            self._traffic.down += payload_bytes([*model.theta, *model.statistics, model.W[: len(labels)]])
+            self._traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
             yield self._node(party), content
 
     def aggregate_train(
