@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedalc.collection.client import repeated_name
 from fedalc.data.dataset import Split
+from fedalc.data.images import ImageOptions
 from fedalc.data.load import load_held
 from fedalc.errors import ConfigError, DataError
 
@@ -21,10 +22,15 @@ class Holding:
 
 
 def load_holding(
-    data: str | Path, labels: str | None = None, records: Path | None = None, data_dir: Path | None = None
+    data: str | Path,
+    labels: str | None = None,
+    records: Path | None = None,
+    data_dir: Path | None = None,
+    images: ImageOptions | None = None,
 ) -> Holding:
-    """`labels`: the party's, by name, comma-separated; those in its data, if it does not say."""
-    split, names = load_held(data, data_dir)
+    """`labels`: the party's, by name, comma-separated; those in its data, if it does not say. `images`: how pictures
+    are read, if it holds pictures."""
+    split, names = load_held(data, data_dir, images)
     if (name := repeated_name(names)) is not None:
         raise DataError(f"two labels have the same name, {name!r}, and others know labels by name only", data)
     own = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()

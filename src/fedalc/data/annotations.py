@@ -60,6 +60,11 @@ def kept_annotations(key: str, read: Callable[[], Annotations], cache: bool = Tr
 
 
 def make_dataset(name: str, place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> Dataset:
+    parts = make_splits(place, annotations, options, cache)
+    return Dataset(name, parts["train"], parts["test"], annotations.label_names, parts.get("validation"))
+
+
+def make_splits(place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> dict[str, Split]:
     """The pictures' small copies beside their labels. Pictures that had to be left out take their labels with them."""
     images, usable = small_copies(
         place,
@@ -78,7 +83,7 @@ def make_dataset(name: str, place: Place, annotations: Annotations, options: Ima
             raise DataError(f"none of the pictures of its {part} split can be used", place.path)
         users = None if annotations.users is None else tuple(annotations.users[row] for row in kept.tolist())
         parts[part] = Split(images[position[kept]], annotations.labels[kept], users)
-    return Dataset(name, parts["train"], parts["test"], annotations.label_names, parts.get("validation"))
+    return parts
 
 
 def _to_arrays(found: Annotations) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ _LISTS = {
     "test": ("test.csv",),
     "validation": ("validation.csv", "valid.csv", "dev.csv"),
 }
+NEEDED = ("train", "test")
+"""For a dataset. A party has a list of what it trains on, and no other."""
 _LABELS = "labels.txt"
 _COLUMNS = ("picture", "labels", "user")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -59,8 +61,8 @@ def split_of(path: Path) -> str | None:
     return next((split for split, names in _LISTS.items() if path.name in names), None)
 
 
-def find_lists(folder: Path) -> dict[str, Path]:
-    """The lists that are there, by split. Two for one split are an error, and so is none for train or test."""
+def find_lists(folder: Path, needed: Collection[str] = NEEDED) -> dict[str, Path]:
+    """The lists that are there, by split. Two for one split are an error, and so is none for one that is needed."""
     found: dict[str, Path] = {}
     for split, names in _LISTS.items():
         here = [name for name in names if (folder / name).is_file()]
@@ -68,24 +70,24 @@ def find_lists(folder: Path) -> dict[str, Path]:
             raise DataError(f"several files could be the {split} split: {', '.join(here)}. Leave one", folder)
         if here:
             found[split] = folder / here[0]
-        elif split != "validation":
+        elif split in needed:
             raise DataError(f"no {names[0]}: pictures are listed in train.csv and test.csv", folder)
     return found
 
 
-def files_read(folder: Path) -> list[str]:
+def files_read(folder: Path, needed: Collection[str] = NEEDED) -> list[str]:
     """The names of all files that have a say in what is read here."""
-    names = [path.name for path in find_lists(folder).values()]
+    names = [path.name for path in find_lists(folder, needed).values()]
     return [*names, _LABELS] if (folder / _LABELS).is_file() else names
 
 
-def read_listed(place: Place) -> Annotations:
+def read_listed(place: Place, needed: Collection[str] = NEEDED) -> Annotations:
     """What the lists say. Pictures are in alphabetical order, so that another split of them shares their copies."""
-    files = find_lists(place.path)
+    files = find_lists(place.path, needed)
     given = _read_label_names(place.path / _LABELS)
     number = {name: at for at, name in enumerate(given or ())}
     lists = {split: _read_list(path, number, given is not None) for split, path in files.items()}
-    if not any(row.labels for row in lists["train"]):
+    if "train" in lists and not any(row.labels for row in lists["train"]):
         raise DataError("no picture in it has a label, so there is nothing to learn", files["train"])
     known = _merged(lists, files)
     pictures = tuple(sorted(known))
@@ -98,7 +100,7 @@ def read_listed(place: Place) -> Annotations:
         label_matrix(pairs, len(pictures), len(label_names)),
         label_names,
         {split: np.array([at[row.picture] for row in rows], dtype=np.int64) for split, rows in lists.items()},
-        tuple(known[picture].user for picture in pictures) if lists["train"][0].user else None,
+        tuple(known[picture].user for picture in pictures) if next(iter(lists.values()))[0].user else None,
     )
 
 

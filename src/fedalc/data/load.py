@@ -17,7 +17,7 @@ from fedalc.data.catalog import Entry
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.demo import make_demo
 from fedalc.data.images import ImageOptions
-from fedalc.data.load_pictures import load_listed, load_pictures, pictures_at
+from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pictures_at
 from fedalc.data.mosaics import make_mosaics
 from fedalc.data.pictures import of_size
 from fedalc.errors import DataError
@@ -166,30 +166,34 @@ def load_file(
     return split
 
 
-def load_held(name_or_path: str | Path, data_dir: Path | str | None = None) -> tuple[Split, tuple[str, ...]]:
+def load_held(
+    name_or_path: str | Path, data_dir: Path | str | None = None, images: ImageOptions | None = None
+) -> tuple[Split, tuple[str, ...]]:
     """What a party holds, and the labels' names: a file, the train file of a folder, or that of a known dataset.
 
-    A list of pictures is read along with the others of its folder.
+    A list of pictures is read along with the others of its folder, of which none has to be there. `images` says how.
     """
     path = Path(name_or_path)
     if path.is_file() and (part := listed.split_of(path)) is not None:
-        whole = load_dataset(path.parent)
-        return whole.splits[part], whole.label_names
+        splits, names = load_lists(path.parent, images or ImageOptions())
+        return splits[part], names
     if path.is_file():
         read = _parse(path, LabelRule(), cache=False)
         return read.split, read.label_names or _label_names(path.parent, read.split.labels.shape[1])
-    if path.is_dir() and not catalog.is_known(str(name_or_path)) and folder_kind(path) == "sparse":
+    if path.is_dir() and not catalog.is_known(str(name_or_path)):
+        if folder_kind(path) == "pictures":
+            return load_held(path / listed.TRAIN, images=images)
         found = _split_files(path)
         if "train" not in found:
             raise DataError("expected a file whose name ends with train.txt or train.arff (.gz, .bz2)", path)
         return load_held(found["train"])
-    dataset = load_dataset(name_or_path, data_dir)
+    dataset = load_dataset(name_or_path, data_dir, images=images)
     return dataset.train, dataset.label_names
 
 
 def test_file(folder: Path) -> Path | None:
     """The folder's test file, if it has one."""
-    return listed.find_lists(folder)["test"] if listed.is_listed(folder) else _split_files(folder).get("test")
+    return listed.find_lists(folder, needed=()).get("test") or _split_files(folder).get("test")
 
 
 def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Dataset:

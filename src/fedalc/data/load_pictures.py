@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
 
 from fedalc.data import coco, flair, listed, voc
-from fedalc.data.annotations import Annotations, kept_annotations, make_dataset
+from fedalc.data.annotations import Annotations, kept_annotations, make_dataset, make_splits
 from fedalc.data.catalog import ImageSet
-from fedalc.data.dataset import Dataset
+from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images import ImageOptions
 from fedalc.data.pictures import need_pillow
 from fedalc.data.places import Place
@@ -36,10 +36,19 @@ def load_listed(name: str, folder: Path, options: ImageOptions, cache: bool = Tr
     return make_dataset(name, place, annotations, options, cache)
 
 
-def listed_annotations(place: Place, cache: bool = True) -> Annotations:
+def load_lists(folder: Path, options: ImageOptions, cache: bool = True) -> tuple[dict[str, Split], tuple[str, ...]]:
+    """The pictures of whatever lists are there, by split, and the labels' names."""
+    need_pillow()
+    place = Place(folder)
+    annotations = listed_annotations(place, cache, needed=())
+    return make_splits(place, annotations, options, cache), annotations.label_names
+
+
+def listed_annotations(place: Place, cache: bool = True, needed: Collection[str] = listed.NEEDED) -> Annotations:
     """What the folder's lists say, without a look at the pictures."""
-    key = "\0".join(("listed", str(listed.VERSION), place.stamp(listed.files_read(place.path))))
-    return kept_annotations(key, lambda: listed.read_listed(place), cache)
+    files = listed.files_read(place.path, needed)
+    key = "\0".join(("listed", str(listed.VERSION), place.stamp(files)))
+    return kept_annotations(key, lambda: listed.read_listed(place, needed), cache)
 
 
 def pictures_at(kind: ImageSet, path: Path) -> Literal["yes", "packed", "no"]:

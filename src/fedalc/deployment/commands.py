@@ -151,6 +151,13 @@ def party(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
     share_names: Annotated[bool, typer.Option("--share-names", help="tell the server the labels' names")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, ./data)")] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="of pictures, the side in pixels that the server will ask for (images.size): small copies are made "
+            "now, and no others later (default: whatever it asks for)"
+        ),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="of this machine, for the party's own processes")] = None,
     state: Annotated[Path | None, typer.Option(help="a folder for log and settings (default: NODEKEY.party)")] = None,
     any_app: Annotated[
@@ -176,6 +183,7 @@ def party(
             share_names=share_names or None,
             digest_bytes=digest_bytes,
             data_dir=_absolute(data_dir),
+            size=size,
         ),
         server=server,
         certificate=certificate,

@@ -5,6 +5,7 @@ For the demonstration and for tests. Everything is in one folder, listens on 127
 
 from __future__ import annotations
 
+import csv
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
+from fedalc.data.images import Images
 from fedalc.deployment.certificates import Certificates, make_certificates
 from fedalc.deployment.flower import python_module
 from fedalc.deployment.node_keys import make_node_key
@@ -130,9 +132,26 @@ def write_party(folder: Path, train: Split, labels: Iterable[int], names: Iterab
 def write_data(folder: Path, split: Split, label_names: Iterable[str]) -> Path:
     """As `fedalc deploy party` reads it."""
     folder.mkdir(parents=True)
-    write_xmlc(folder / "train.txt", split.features, split.labels)
+    label_names = list(label_names)
+    if isinstance(split.features, Images):
+        write_pictures(folder, split.features, split.labels, label_names)
+    else:
+        write_xmlc(folder / "train.txt", split.features, split.labels)
     (folder / "labels.txt").write_text("".join(f"{name}\n" for name in label_names), encoding="utf-8")
     return folder
+
+
+def write_pictures(folder: Path, images: Images, labels: csr_matrix, names: Sequence[str]) -> None:
+    """A file for each, without loss, and train.csv, which lists them."""
+    from PIL import Image
+
+    with (folder / "train.csv").open("w", encoding="utf-8", newline="") as file:
+        listed = csv.writer(file)
+        listed.writerow(["picture", "labels"])
+        for row, carried in enumerate(_rows(labels)):
+            picture = f"{row:06d}.png"
+            Image.fromarray(images[row].pixels()[0]).save(folder / picture)
+            listed.writerow([picture, "|".join(names[label] for label, _ in carried)])
 
 
 def write_xmlc(path: Path, features: csr_matrix, labels: csr_matrix) -> None:

@@ -49,12 +49,17 @@ class PartySide:
             _check_server(self.server, self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
+        from fedalc.data.images import ImageOptions
         from fedalc.engines.flower.party import Party
         from fedalc.runs import check_device
 
         check_device(str(self.settings.get("device", "cpu")))
-        holding = Party.from_node_config(self.settings).holding
-        return f"{self.settings['data']}: {len(holding.split):,} instances under {len(holding.names):,} labels"
+        said: list[str] = []
+        # Of pictures the server says whether it wants those that can be read if not all can.
+        images = ImageOptions(int(self.settings.get("size", ImageOptions.size)), broken="skip", tell=said.append)
+        holding = Party.from_node_config(self.settings, images).holding
+        said.append(f"{self.settings['data']}: {len(holding.split):,} instances under {len(holding.names):,} labels")
+        return "\n".join(said)
 
     def command(self) -> list[str]:
         certificate = self.certificate

@@ -13,6 +13,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedalc.collection.hashing import Hasher, canonical_sparse
 from fedalc.collection.keys import Key
+from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
 from fedalc.deployment.local import write_xmlc
@@ -163,12 +164,12 @@ def roster(names: tuple[str, ...]) -> Roster:
 def test_labels_unknown_to_the_parties(tmp_path: Path) -> None:
     split = random_split(10, 20, 3, seed=1, per_instance=2)
     path = write_held_out(tmp_path / "held", split, ["x", "y", "z"])
-    data = server_data(roster(("z", "w")), read_held_out(str(path)), print)
+    data = server_data(roster(("z", "w")), read_held_out(str(path), Experiment()), print)
     had = np.flatnonzero(split.labels[:, [2]].toarray().ravel())
     assert len(data.test) == len(had) < 10, "nothing can be measured of an instance with unknown labels only"
     np.testing.assert_array_equal(data.test.labels.toarray(), [[1, 0]] * len(had))
     with pytest.raises(DataError, match="none of its labels"):
-        server_data(roster(("u", "v")), read_held_out(str(path)), print)
+        server_data(roster(("u", "v")), read_held_out(str(path), Experiment()), print)
 
 
 def test_a_party_cannot_take_anothers_label_by_its_name(tmp_path: Path) -> None:
@@ -176,11 +177,11 @@ def test_a_party_cannot_take_anothers_label_by_its_name(tmp_path: Path) -> None:
     split = random_split(10, 20, 2, seed=1)
     pseudonym = bytes(range(16)).hex()  # of label 0
     path = write_held_out(tmp_path / "held", split, ["same", pseudonym])
-    data = server_data(roster(("same", "same", pseudonym)), read_held_out(str(path)), print)
+    data = server_data(roster(("same", "same", pseudonym)), read_held_out(str(path), Experiment()), print)
     assert data.test.labels.sum(axis=0).tolist() == [[split.labels[:, 1].sum(), 0, 0]]
 
 
 def test_another_number_of_features(tmp_path: Path) -> None:
     path = write_held_out(tmp_path / "held", random_split(5, 19, 1, seed=1), ["x"])
     with pytest.raises(DataError, match="19 features, the parties' data has 20"):
-        server_data(roster(("x",)), read_held_out(str(path)), print)
+        server_data(roster(("x",)), read_held_out(str(path), Experiment()), print)

@@ -121,8 +121,16 @@ def test_parties_are_told_what_concerns_them_and_no_more() -> None:
     settings = experiment({"method": "fedalc", **secret})
     written = str(task(settings)["settings"])
     assert set(json.loads(written)) == {
-        "method", "seed", "dtype", "block_rows", "encoder", "client", "hashing", "server",
+        "method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "server",
     }  # fmt: skip
     assert "/home" not in written and "7.25" not in written
     read, _ = read_task(RecordDict({"task": task(settings)}), "cpu")
-    assert (read.encoder, read.client, read.engine) == (settings.encoder, settings.client, "clients")
+    assert (read.encoder, read.client, read.engine) == (settings.encoder, settings.client, "flower")
+
+
+def test_the_servers_pretrained_weights_are_no_business_of_parties() -> None:
+    encoder = {"name": "resnet18", "norm": "frozen", "pretrained": "/home/server/weights"}
+    settings = experiment({"method": "fedavg", "encoder": encoder})
+    assert json.loads(str(task(settings)["settings"]))["encoder"]["pretrained"] == "sent"
+    read, _ = read_task(RecordDict({"task": task(settings)}), "cpu")
+    assert (read.encoder.pretrained, read.encoder.norm, read.images) == (None, "frozen", settings.images)

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from functools import wraps
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +20,24 @@ from fedalc.collection.client import SharedEncoder
 from fedalc.collection.joining import distinct
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Chance, SparseRows, encoder_size, make_encoder, scale_rows
+from fedalc.data.images import Images
+from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, scale_rows
 from fedalc.engines.clients import ClientsEngine
-from fedalc.engines.flower.limits import check_memory
+from fedalc.engines.flower.limits import check_memory, picture_bytes
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
-from fedalc.engines.flower.records import BadMessage, pack, pack_theta, read_task, unpack, unpack_theta
+from fedalc.engines.flower.records import (
+    BadMessage,
+    encoder_tensors,
+    pack,
+    pack_theta,
+    read_task,
+    unpack,
+    unpack_encoder,
+)
 from fedalc.errors import FedalcError
 from fedalc.methods import METHODS, Told, make_method
 from fedalc.model import Model
+from fedalc.runs import image_options
 
 app = ClientApp()
 log = logging.getLogger("fedalc.party")
@@ -59,8 +70,7 @@ def answers(function: Answer) -> Callable[[Message, Context], Message]:
 @answers
 def hello(message: Message, context: Context) -> RecordDict:
     """Who this is: its labels' pseudonyms, and how many instances it has of each."""
-    party = Party.from_node_config(context.node_config)
-    settings, said = read_task(message.content, party.device, share=float)
+    party, settings, said = _read(message, context)
     _, out = _apart(party, settings, said["share"])
     labels = party.holding.split.labels
     introduction = {
@@ -78,8 +88,7 @@ def hello(message: Message, context: Context) -> RecordDict:
 @answers
 def label_sets(message: Message, context: Context) -> RecordDict:
     """The keyed digests of its instances, with the pseudonym of the label each is held under."""
-    party = Party.from_node_config(context.node_config)
-    settings, said = read_task(message.content, party.device, share=float)
+    party, settings, said = _read(message, context)
     _, out = _apart(party, settings, said["share"])
     sent = party.messages(_encoder(settings), np.flatnonzero(~out))
     arrays = {"pseudonyms": sent.pseudonyms, "digests": sent.digests, "labels": sent.labels}
@@ -122,9 +131,8 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     model, federation = work.model(), work.federation
     hinge, loss, score = work.settings.client.loss == "hinge", 0.0, 0.0
     with torch.no_grad():
-        for client in federation.clients.tolist():
-            instances = federation.instances_of(client)
-            batch = SparseRows(federation.features[instances], instances, work.dtype, work.settings.device)
+        for client, instances in work.blocks():
+            batch = make_batch(federation.features[instances], instances, work.dtype, work.settings.device)
             g, row = model.encoder(batch), model.W[client]
             own = torch.full_like(batch.keys, client)
             for part in work.method.parts:
@@ -143,10 +151,10 @@ class _Work:
     """A message that asks for work on some of the party's labels, and what is needed to do it."""
 
     def __init__(self, message: Message, context: Context, on_held_out: bool = False, **more: type) -> None:
-        self.party = Party.from_node_config(context.node_config)
         self.content = message.content
-        asked: dict[str, type | tuple[type, type]] = {"labels": (list, bytes), "numbers": (list, int), "share": float}
-        self.settings, self.said = read_task(message.content, self.party.device, **asked, **more)
+        self.party, self.settings, self.said = _read(
+            message, context, labels=(list, bytes), numbers=(list, int), **more
+        )
         self.dtype = getattr(torch, self.settings.dtype)
         self.labels = len(self.said["labels"])
         digests, out = _apart(self.party, self.settings, self.said["share"])
@@ -163,6 +171,13 @@ class _Work:
         told = self._told(digests[mine], digests[~out]) if square else None
         self.method = make_method(self.settings, self.labels, told=told)
         self.engine = ClientsEngine(self.federation, self.method, self.settings)
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(label, some of its instances): as many as are encoded at a time."""
+        for client in self.federation.clients.tolist():
+            instances, rows = self.federation.instances_of(client), self.settings.block_rows
+            for start in range(0, len(instances), rows):
+                yield client, instances[start : start + rows]
 
     def _own_columns(self) -> list[int]:
         place = {pseudonym.tobytes(): column for column, pseudonym in enumerate(self.party.pseudonyms)}
@@ -188,22 +203,42 @@ class _Work:
         return Told(told["weights"], shares)
 
     def model(self) -> Model:
-        """θ as it was sent, if it is of the shape that the settings say; rows for its own labels only."""
+        """θ as it was sent, if it is of the shape that the settings say, and the statistics of its normalisation, where
+        it has some; rows for its own labels only."""
         settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
         with torch.device("meta"):  # without memory: it is filled with what was sent, if that fits it
             encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
             encoder = encoder.to(self.dtype)
-        theta = unpack_theta(self.content, "theta", list(encoder.parameters()))
+        at_once = min(settings.block_rows, int(self.federation.counts.max()))
+        check_memory(at_once * picture_bytes(encoder, settings.images.size))
+        sent = unpack_encoder(self.content, Model(encoder, torch.empty(0)))
         width = copies * settings.encoder.dim
         rows = unpack(self.content, "rows", {"rows": (settings.dtype, (self.labels, width))})["rows"]
-        encoder = encoder.to_empty(device=settings.device)
+        model = Model(encoder.to_empty(device=settings.device), torch.from_numpy(rows).to(settings.device))
         with torch.no_grad():
-            for parameter, value in zip(encoder.parameters(), theta, strict=True):
-                parameter.copy_(value)
-        return Model(encoder, torch.from_numpy(rows).to(settings.device))
+            for own, value in zip(encoder_tensors(model), sent, strict=True):
+                own.copy_(value)
+        return model
 
     def outcome(self, loss: float) -> ConfigRecord:
         return ConfigRecord({"labels": self.said["labels"], "loss": float(loss)})
+
+
+def _read(
+    message: Message, context: Context, **more: type | tuple[type, type]
+) -> tuple[Party, Experiment, dict[str, Any]]:
+    """What is asked, and the party. The settings come first: they say how pictures are read."""
+    config = context.node_config
+    settings, said = read_task(message.content, str(config.get("device", "cpu")), share=float, **more)
+    size = int(config.get("size", settings.images.size))  # a party that has said one makes no copies of another
+    party = Party.from_node_config(config, replace(image_options(settings), size=size, tell=log.warning))
+    pictures, name = isinstance(party.holding.split.features, Images), settings.encoder.name
+    if pictures != settings.encoder.is_image:
+        holds = "pictures: encoder.name should be a resnet" if pictures else "no pictures: use linear or mlp"
+        raise BadMessage(f"its encoder is {name}, and this party holds {holds}")
+    if pictures and size != settings.images.size:
+        raise BadMessage(f"asks for pictures of {settings.images.size} pixels a side, and this party's are of {size}")
+    return party, settings, said
 
 
 def _encoder(settings: Experiment) -> SharedEncoder:

@@ -12,7 +12,7 @@ from flwr.app import MetricRecord, RecordDict
 from fedalc.config import Experiment
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import Parties
-from fedalc.engines.flower.records import BadMessage, pack, pack_theta, task
+from fedalc.engines.flower.records import BadMessage, encoder_tensors, pack, pack_encoder, task
 from fedalc.engines.flower.replies import Asked, Replies, well_formed
 from fedalc.ledger import Ledger, payload_bytes
 from fedalc.model import Model
@@ -39,13 +39,13 @@ class PartyEvaluation:
         return self.aggregate_evaluate(round_number, asked, self.parties.ask(contents, "evaluate", str(round_number)))
 
     def configure_evaluate(self, model: Model, asked: Asked) -> Iterator[tuple[int, RecordDict]]:
-        theta = pack_theta(model.theta)
+        encoder = pack_encoder(model)
         for party, labels in asked.items():
             pseudonyms = [self.roster.pseudonyms[label].tobytes() for label in labels]
             said = task(self.settings, labels=pseudonyms, numbers=labels.tolist(), share=self.census.share)
             rows = pack({"rows": model.W[torch.from_numpy(labels)]})
-            self.traffic.down += payload_bytes([*model.theta, model.W[: len(labels)]])
-            yield self.parties.node_of[party], RecordDict({"task": said, "theta": theta, "rows": rows})
+            self.traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
+            yield self.parties.node_of[party], RecordDict({"task": said, **encoder, "rows": rows})
 
     def aggregate_evaluate(self, round_number: int, asked: Asked, replies: Replies) -> dict[str, float]:
         """Weighted by how many instances each party said at the start that it keeps: not by what it says now."""

@@ -17,6 +17,7 @@ from fedalc.collection.holding import Holding, load_holding
 from fedalc.collection.messages import Messages, byte_order, make_messages
 from fedalc.config import CollectionSettings
 from fedalc.data.dataset import Split
+from fedalc.data.images import ImageOptions
 from fedalc.errors import ConfigError
 
 SHARES = tuple(twentieths / 20 for twentieths in range(11))
@@ -36,12 +37,14 @@ class Party:
     holding: Holding
     hasher: Hasher
     client: str | None = None
-    device: str = "cpu"
     shares_names: bool = False
 
     @classmethod
-    def from_node_config(cls, said: Mapping[str, Any]) -> Party:
-        """From data, key, labels, client, identity, records, algorithm, digest-bytes, device, share-names, data-dir."""
+    def from_node_config(cls, said: Mapping[str, Any], images: ImageOptions | None = None) -> Party:
+        """From data, key, labels, client, identity, records, algorithm, digest-bytes, device, share-names, data-dir.
+
+        `images`: how pictures are read, if it holds pictures.
+        """
         if "data" not in said:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
         records = said.get("records")
@@ -59,6 +62,7 @@ class Party:
             None if said.get("labels") is None else str(said["labels"]),
             None if records is None else Path(str(records)),
             None if data_dir is None else Path(str(data_dir)),
+            images,
         )
         hasher = make_hasher(collection)
         order = byte_order(hasher.labels(holding.names))
@@ -68,7 +72,7 @@ class Party:
             holding.records,
         )
         client = None if said.get("client") is None else str(said["client"])
-        return cls(collection, ordered, hasher, client, str(said.get("device", "cpu")), bool(said.get("share-names")))
+        return cls(collection, ordered, hasher, client, bool(said.get("share-names")))
 
     @cached_property
     def pseudonyms(self) -> np.ndarray:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.model import Model
 
 VERSION = 1  # of these messages
 RAW = "raw"  # how arrays travel: their numbers, little-endian, row by row. Nothing in them has to be parsed
+SENT = "sent"  # in place of the server's pretrained weights: they are in θ and the statistics, which are sent
 Shape = tuple[int | None, ...]
 
 
@@ -85,6 +87,26 @@ def unpack_theta(content: RecordDict, record: str, like: Sequence[Tensor]) -> li
     return [torch.from_numpy(arrays[str(place)]) for place in range(len(like))]
 
 
+def encoder_parts(model: Model) -> dict[str, list[Tensor]]:
+    """What it takes to encode: θ and, of frozen batch normalisation, the statistics it came with. No client changes
+    these, so they only ever go to the parties."""
+    statistics = [buffer for buffer in model.encoder.buffers() if buffer.is_floating_point()]
+    return {"theta": model.theta} | ({"statistics": statistics} if statistics else {})
+
+
+def encoder_tensors(model: Model) -> list[Tensor]:
+    return [tensor for part in encoder_parts(model).values() for tensor in part]
+
+
+def pack_encoder(model: Model) -> dict[str, ArrayRecord]:
+    return {name: pack_theta(part) for name, part in encoder_parts(model).items()}
+
+
+def unpack_encoder(content: RecordDict, like: Model) -> list[Tensor]:
+    """In the order of `encoder_tensors`."""
+    return [value for name, part in encoder_parts(like).items() for value in unpack_theta(content, name, part)]
+
+
 def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[type, type]]) -> dict[str, Any]:
     """The values of a record, if each is of the type wanted. (list, bytes) is a list of bytes."""
     values = content.get(record)
@@ -116,7 +138,10 @@ def task(settings: Experiment, **more: Any) -> ConfigRecord:
 def _for_parties(settings: Experiment) -> str:
     """Neither files nor privacy nor what only the server does."""
     every = settings.to_dict()
-    kept = {key: every[key] for key in ("method", "seed", "dtype", "block_rows", "encoder", "client", "hashing")}
+    concerned = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing")
+    kept = {key: every[key] for key in concerned}
+    if settings.encoder.pretrained is not None:
+        kept["encoder"]["pretrained"] = SENT
     return json.dumps(kept | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 
@@ -129,10 +154,13 @@ def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]
     if not isinstance(values, dict):
         raise BadMessage("the settings are not a table")
     try:
-        return Experiment.model_validate(values | {"engine": "clients", "device": device}), said
+        settings = Experiment.model_validate(values | {"engine": "flower", "device": device})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadMessage(f"the settings are not valid: {where}: {first['msg']}") from None
     except ConfigError as error:
         raise BadMessage(f"the settings are not valid: {error}") from None
+    # Whatever folder or name they say, nothing is read from there: what the server starts from comes as numbers.
+    encoder = settings.encoder.model_copy(update={"pretrained": None})
+    return settings.model_copy(update={"encoder": encoder}), said

@@ -42,7 +42,8 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     settings = read_settings(folder) if resume else settings
     check_device(settings.device)
     check_folder(folder, settings, resume, overwrite=False)
-    held_out = None if deployment.held_out is None else read_held_out(deployment.held_out)  # before anybody is asked
+    # Before anybody is asked:
+    held_out = None if deployment.held_out is None else read_held_out(deployment.held_out, settings)
     census = Census.load(folder) if resume else None
     share = deployment.share if census is None else census.share
     parties = Parties(grid, deployment.patience, partial(question, settings, share), say)

@@ -10,10 +10,14 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.config import Experiment
+from fedalc.data.catalog import is_known
 from fedalc.data.dataset import Dataset, Split
-from fedalc.data.load import load_held, test_file
+from fedalc.data.images import ImageOptions
+from fedalc.data.load import load_dataset, load_held, test_file
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import DataError
+from fedalc.runs import check_kind, image_options
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,21 @@ class ServerData(Dataset):
         """Empty splits are in order here."""
 
 
-def read_held_out(place: str) -> tuple[Split, tuple[str, ...]]:
-    """Instances with their labels' names: a file, the test file of a folder (or else its train file), or a name."""
+def read_held_out(place: str, settings: Experiment) -> tuple[Split, tuple[str, ...]]:
+    """Instances with their labels' names: a file, the test file of a folder (or else its train file), or the test data
+    of a known dataset. Pictures where the settings are for pictures."""
+    split, names = _read(place, image_options(settings))
+    check_kind(settings, Dataset("held-out", split, split, names))
+    return split, names
+
+
+def _read(place: str, images: ImageOptions) -> tuple[Split, tuple[str, ...]]:
+    if is_known(place):
+        dataset = load_dataset(place, images=images)
+        return dataset.test, dataset.label_names
     folder = Path(place)
-    if folder.is_dir() and (found := test_file(folder)) is not None:
-        return load_held(found)
-    return load_held(place)
+    found = test_file(folder) if folder.is_dir() else None
+    return load_held(found or place, images=images)
 
 
 def server_data(

@@ -22,7 +22,17 @@ from fedalc.encoders import Chance
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import RESUME, Parties, TooFew
-from fedalc.engines.flower.records import BadMessage, Shape, config, pack, pack_theta, task, unpack, unpack_theta
+from fedalc.engines.flower.records import (
+    BadMessage,
+    Shape,
+    config,
+    encoder_tensors,
+    pack,
+    pack_encoder,
+    task,
+    unpack,
+    unpack_theta,
+)
 from fedalc.engines.flower.replies import Asked, Replies, well_formed
 from fedalc.engines.flower.screening import Change, NormScreen, bad_rows, norm
 from fedalc.ledger import Ledger, payload_bytes
@@ -119,13 +129,13 @@ class FlowerStrategy:
     # --- train ---
 
     def configure_train(self, round_number: int, model: Model, asked: Asked) -> Iterator[tuple[int, RecordDict]]:
-        """(node, content): θ, which is the same object in all of them, and the party's own rows."""
-        theta = pack_theta(model.theta)
+        """(node, content): the encoder, which is the same object in all of them, and the party's own rows."""
+        encoder = pack_encoder(model)
         for party, labels in asked.items():
             content = self._content(labels, round=round_number)
-            content["theta"] = theta
+            content.update(encoder)
             content["rows"] = pack({"rows": model.W[torch.from_numpy(labels)]})
-            self._traffic.down += payload_bytes([*model.theta, model.W[: len(labels)]])
+            self._traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
             yield self._node(party), content
 
     def aggregate_train(

@@ -73,7 +73,7 @@ class PartyTraining(Training):
     def _evaluate(self, loss: float) -> None:
         self._save_if_due(force=True)  # parties may fail us in what follows, and the round is done
         model = self.federated.averaged_model()
-        metrics = self._measured()
+        metrics = self._measured(with_map=self._maps)
         if len(self.dataset.test):
             metrics = {f"test {name}": value for name, value in metrics.items()}
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
@@ -88,7 +88,7 @@ class PartyTraining(Training):
         """Of the last round, which is the one that is kept."""
         return self._measured(with_map=True)
 
-    def _measured(self, with_map: bool = False) -> dict[str, float]:
+    def _measured(self, with_map: bool) -> dict[str, float]:
         """At the server if it has data, else at the parties."""
         model = self.federated.averaged_model()
         if len(self.dataset.test):
