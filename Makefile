@@ -18,9 +18,10 @@ $(READY): pyproject.toml
 
 setup: $(READY)  ## the virtual environment in .venv
 
-demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
+demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it, on texts and on pictures
 	$(BIN)/fedalc compare --preset demo --name demo --overwrite
-	@echo "Next: open runs/demo/report.html; your own data: $(BIN)/fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
+	$(BIN)/fedalc compare --preset demo --dataset mosaics --methods fedavg,fedalc,fedalc-exact --name demo-pictures --overwrite
+	@echo "Next: open runs/demo/report.html, runs/demo-pictures/fedalc-exact-s0/contact-sheet.png; your own data: $(BIN)/fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
 
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest

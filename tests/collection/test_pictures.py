@@ -70,7 +70,7 @@ def test_two_parties_join_the_pictures_that_both_hold(identity: str) -> None:
         mine = Images(pixels[held], [f"{name}s {row}" for row in held])
         canonical = how.canonical(mine, [f"record {row}" for row in held])
         labels = csr_matrix(np.ones((len(held), 1), dtype=np.float32))
-        sent.append(make_messages(hasher, how.name(mine.shape[1]), name, canonical, labels, [name]))
+        sent.append(make_messages(hasher, how.name(mine), name, canonical, labels, [name]))
     sets = join(sent).label_sets
     assert sets.shape == (12, 2) and sorted(sets.getnnz(axis=1).tolist()) == [1] * 9 + [2] * 3
 
@@ -94,5 +94,11 @@ def test_embeddings_of_another_encoder_are_not_joined() -> None:
         SharedEncoder(EncoderSettings(name="resnet-small", dim=8, norm="batch"), seed=0),
         SharedEncoder(EncoderSettings(name="resnet-small", dim=8, pretrained="a/b"), seed=0),
     ]
-    names = {Identity(settings, encoder).name(768) for encoder in [ENCODER, *others]}
+    names = {Identity(settings, encoder).name(ALL.features) for encoder in [ENCODER, *others]}
     assert len(names) == 4
+
+
+def test_pictures_of_another_size_never_join() -> None:
+    identity = Identity(CollectionSettings(identity="content"), SharedEncoder(EncoderSettings(), 0))
+    assert identity.name(ALL.features) == "content/16px"
+    assert identity.name(csr_matrix((2, 192), dtype=np.float32)) == "content"

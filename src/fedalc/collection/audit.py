@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedalc.collection.attack import Found, Learnt, dictionary_attack, frequency_attack, what_the_server_learns
 from fedalc.collection.client import distinct_names
-from fedalc.collection.hashing import Hasher, canonical_sparse
+from fedalc.collection.hashing import Hasher, canonical_features, features_identity
 from fedalc.collection.joining import join, read_messages
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import Messages, make_messages
@@ -43,7 +43,8 @@ def attack_every_mode(split: Split, names: Sequence[str]) -> list[Attempt]:
 
 
 def _collected(hasher: Hasher, split: Split, names: Sequence[str]) -> Messages:
-    return make_messages(hasher, "content", "all clients", canonical_sparse(split.features), split.labels, names)
+    kind = features_identity("content", split.features)
+    return make_messages(hasher, kind, "all clients", canonical_features(split.features), split.labels, names)
 
 
 def attack_files(
@@ -53,8 +54,13 @@ def attack_files(
     messages, notes = read_messages(files)
     if not messages:
         raise FedalcError("none of the files could be read:\n  " + "\n  ".join(notes))
-    if any(sent.protocol.identity != "content" for sent in messages):
-        raise FedalcError("the audit guesses instances by their content; these messages identify them otherwise")
+    kind = features_identity("content", split.features)
+    others = {sent.protocol.identity for sent in messages} - {kind}
+    if others:
+        raise FedalcError(
+            f"the audit guesses instances by their content ({kind}); these messages identify them otherwise "
+            f"({', '.join(sorted(others))})"
+        )
     stolen = None if key is None else Key.read(key)
     if stolen is not None and all(sent.protocol.key_check != stolen.check for sent in messages):
         raise FedalcError(f"{key}: not the key any of these messages were made with")
@@ -67,7 +73,7 @@ def _attempts(messages: list[Messages], split: Split, names: list[str], stolen: 
     algorithm = joined.protocol.algorithm
     suspected = join([_collected(Hasher("sha256", None), split, names)]).label_sets  # equal candidates are one
     learnt, frequency = what_the_server_learns(joined), frequency_attack(joined, suspected)
-    guesses = list(canonical_sparse(split.features))
+    guesses = list(canonical_features(split.features))
     found = dictionary_attack(messages, guesses, names)
     yield Attempt(algorithm, "a dictionary", found, frequency, learnt)
     if stolen is not None:

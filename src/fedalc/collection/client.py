@@ -19,9 +19,9 @@ from scipy.sparse import csr_matrix
 from fedalc.collection.hashing import (
     Hasher,
     canonical_embeddings,
-    canonical_pictures,
-    canonical_sparse,
+    canonical_features,
     embedding_identity,
+    features_identity,
 )
 from fedalc.collection.keys import Key
 from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, is_keyed
@@ -110,15 +110,13 @@ class Identity:
         """The bytes that stand for each instance: the same wherever the same instance is held."""
         if self.settings.identity == "embedding":
             return canonical_embeddings(self.encoder.embeddings(features), self.settings.quantum)
-        if isinstance(features, Images):
-            return canonical_pictures(features, records if self.settings.identity == "record" else None)
-        return canonical_sparse(features, records if self.settings.identity == "record" else None)
+        return canonical_features(features, records if self.settings.identity == "record" else None)
 
-    def name(self, feature_count: int) -> str:
+    def name(self, features: csr_matrix | Images) -> str:
         """As messages say it: embeddings of another encoder, or rounded otherwise, must not be joined."""
         if self.settings.identity != "embedding":
-            return self.settings.identity
-        return f"{embedding_identity(self.settings.quantum)}/{self.encoder.tag(feature_count)}"
+            return features_identity(self.settings.identity, features)
+        return f"{embedding_identity(self.settings.quantum)}/{self.encoder.tag(features.shape[1])}"
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:

@@ -98,6 +98,12 @@ def client(
     digest_bytes: Annotated[int, typer.Option(help="length of a digest, 8 to 64")] = 16,
     quantum: Annotated[float, typer.Option(help="embedding: round to multiples of it; 0: raw, as in the paper")] = 1e-3,
     seed: Annotated[int, typer.Option(help="embedding: of the encoder all clients start from")] = 0,
+    size: Annotated[
+        int,
+        typer.Option(
+            min=8, max=1024, help="pictures: the pixels of a side at which they are hashed, for all parties alike"
+        ),
+    ] = 96,
     overwrite: Overwrite = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -106,16 +112,19 @@ def client(
     from fedalc.collection.client import SharedEncoder, make_hasher
     from fedalc.collection.holding import load_holding
     from fedalc.collection.messages import make_messages
+    from fedalc.data import ImageOptions, Images
 
     settings = _settings(algorithm, digest_bytes, identity, quantum, key)
     _check_out(out, overwrite, "messages")
     if (settings.identity == "record") != (records is not None):
         raise ConfigError("--identity record and --records FILE belong together")
     hasher = make_hasher(settings)
-    holding = load_holding(data, labels, records, data_dir)
+    holding = load_holding(data, labels, records, data_dir, ImageOptions(size))
     features = holding.split.features
+    if settings.identity == "embedding" and isinstance(features, Images):
+        raise ConfigError("--identity embedding is for sparse features: pictures are told by --identity content")
     instance = InstanceIdentity(settings, SharedEncoder(EncoderSettings(), seed))
-    canonical, kind = instance.canonical(features, holding.records), instance.name(features.shape[1])
+    canonical, kind = instance.canonical(features, holding.records), instance.name(features)
     sent = make_messages(hasher, kind, client_name, canonical, holding.split.labels, holding.names)
     sent.save(out)
     console = Console(highlight=False, soft_wrap=True)
@@ -185,13 +194,15 @@ def audit(
         list[Path] | None, typer.Argument(help="message files to attack (default: made here, in every mode)")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="a client has passed its key on to the server")] = None,
+    size: Annotated[int, typer.Option(min=8, max=1024, help="pictures: the size at which they were hashed")] = 96,
     data_dir: DataDir = None,
 ) -> None:
     """Play the curious server: guess instances and label names, and list what the join tells in any case."""
     import fedalc.collection.audit as play
+    from fedalc.data import ImageOptions
     from fedalc.data.load import load_held
 
-    split, names = load_held(candidates, data_dir)
+    split, names = load_held(candidates, data_dir, ImageOptions(size))
     console = Console(highlight=False, soft_wrap=True)
     if files:
         rounds, notes = play.attack_files(files, split, names, key)

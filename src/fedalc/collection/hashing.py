@@ -129,6 +129,18 @@ def canonical_pictures(images: Images, records: Sequence[str] | None = None) -> 
         yield b"".join((struct.pack("<I", images.size), digest.tobytes(), struct.pack("<I", len(name)), name))
 
 
+def canonical_features(features: csr_matrix | Images, records: Sequence[str] | None = None) -> Iterator[bytes]:
+    """Each instance's bytes, of whichever kind it is."""
+    if isinstance(features, Images):
+        return canonical_pictures(features, records)
+    return canonical_sparse(features, records)
+
+
+def features_identity(identity: str, features: csr_matrix | Images) -> str:
+    """`content` or `record` as messages say it. Pictures of another size never join, so the size is in it."""
+    return f"{identity}/{features.size}px" if isinstance(features, Images) else identity
+
+
 def canonical_embeddings(embeddings: np.ndarray, step: float) -> Iterator[bytes]:
     """Each instance's embedding under the encoder that all clients start from, as the paper hashes it.
 

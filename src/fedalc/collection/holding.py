@@ -48,7 +48,10 @@ def _columns_of(wanted: str, names: tuple[str, ...]) -> list[int]:
     asked = [wanted] if wanted in place else [name.strip() for name in wanted.split(",") if name.strip()]
     unknown = [name for name in asked if name not in place]
     if unknown or not asked:
-        raise ConfigError(f"--labels: there is no label {unknown[0]!r}" if unknown else "--labels: names no label")
+        known = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+        raise ConfigError(
+            f"--labels: there is no label {unknown[0]!r}; there are {known}" if unknown else "--labels: names no label"
+        )
     return sorted({place[name] for name in asked})
 
 

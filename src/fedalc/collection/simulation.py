@@ -31,7 +31,7 @@ def collect(
 ) -> Collection:
     """Every client hashes its instances and its label, the server joins. Nothing of Y reaches it in another way."""
     hasher, identity, names = make_hasher(settings), Identity(settings, encoder), distinct_names(names)
-    kind = identity.name(features.shape[1])
+    kind = identity.name(features)
     records = [str(row) for row in range(features.shape[0])]
     canonical = list(identity.canonical(features, records))
     sent = make_messages(hasher, kind, "all clients", canonical, labels, names)

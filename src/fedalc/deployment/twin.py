@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedalc.collection.hashing import Hasher, canonical_pictures, canonical_sparse
+from fedalc.collection.hashing import Hasher, canonical_features, features_identity
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import byte_order
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
-from fedalc.data.images import Images
 from fedalc.encoders import scale_rows
 from fedalc.engines import make_engine
 from fedalc.engines.flower.party import instance_keys
@@ -30,8 +29,7 @@ def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key
     order = held[byte_order(hasher.labels([names[label] for label in held.tolist()]))]
     train = Split(train.features, train.labels[:, order])
     train = train.rows(np.flatnonzero(train.labels.getnnz(axis=1)))
-    canonical = canonical_pictures if isinstance(train.features, Images) else canonical_sparse
-    digests = hasher.instances(canonical(train.features))
+    digests = hasher.instances(canonical_features(train.features), features_identity("content", train.features))
     keys = instance_keys(digests)
     federation = Federation(scale_rows(train.features, settings.encoder.features), train.labels, keys=keys)
     return FederatedTraining(

@@ -87,14 +87,14 @@ class Party:
         """Of every instance. `encoder` matters where instances are known by their embedding."""
         identity, features = Identity(self.collection, encoder), self.holding.split.features
         canonical = identity.canonical(features, self.holding.records)
-        return self.hasher.instances(canonical, identity.name(features.shape[1]))
+        return self.hasher.instances(canonical, identity.name(features))
 
     def messages(self, encoder: SharedEncoder, kept: np.ndarray) -> Messages:
         """What is sent for the collection of label sets, of the instances kept for training."""
         identity, split = Identity(self.collection, encoder), self.holding.split.rows(kept)
         records = None if self.holding.records is None else [self.holding.records[row] for row in kept]
         canonical = identity.canonical(split.features, records)
-        kind = identity.name(split.features.shape[1])
+        kind = identity.name(split.features)
         return make_messages(self.hasher, kind, self.name, canonical, split.labels, self.holding.names)
 
 
