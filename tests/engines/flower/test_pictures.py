@@ -225,8 +225,9 @@ def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nod
 
     hasher = Hasher("hmac-sha256", Key.read(clinics[NODE]["key"]))
     row_of = {name: row for row, name in enumerate(found.label_names)}
+    digests = hasher.instances(canonical_pictures(pictures.features), f"content/{pictures.features.size}px")
     scores = []
-    for instance in np.flatnonzero(held_out(hasher.instances(canonical_pictures(pictures.features)), 0.5)).tolist():
+    for instance in np.flatnonzero(held_out(digests, 0.5)).tolist():
         batch = make_batch(pictures.features[instance], np.zeros(1), torch.float64, "cpu")
         g = found.model.encoder(batch)[0]
         for label in pictures.labels[[instance]].indices:
