@@ -15,8 +15,8 @@ import pytest
 
 import fedalc
 from fedalc.cli import main
-from fedalc.config import FEDERATED
 from fedalc.data.demo import DemoSize, make_demo
+from fedalc.settings import FEDERATED
 
 TINY = ["--set", "rounds=6", "--set", "encoder.dim=8", "--set", "selection.every=2"]
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from fedalc.config import FEDERATED, METHODS, PRESETS, Experiment
+from fedalc.config import Experiment
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
+from fedalc.settings import FEDERATED, METHODS, PRESETS
 
 
 @pytest.mark.parametrize("method", METHODS)

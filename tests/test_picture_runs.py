@@ -14,11 +14,11 @@ import torch
 
 import fedalc
 from fedalc import history
-from fedalc.config import FEDERATED, ORACLES
 from fedalc.data.mosaics import MosaicsSize, make_mosaics
 from fedalc.encoders import encoder_size
 from fedalc.errors import ConfigError, DataError, Interrupted
 from fedalc.runs import check_kind, check_memory, image_options
+from fedalc.settings import FEDERATED, ORACLES
 from fedalc.training import Callback
 from tests.encoders.weights import save_resnet
 from tests.problems import random_pictures, small_dataset, small_pictures

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedalc.config import ServerSettings
 from fedalc.server import AveragedWeights, ConjugateGradients, ServerOptimizer, sample_clients
+from fedalc.settings import ServerSettings
 
 CHANGES = (0.5, -0.2)  # the averaged change of a θ that starts at 1
 

@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 
 from fedalc.collection.commands import audit, collect_app, key_app
-from fedalc.config import FEDERATED, METHODS, ORACLES
 from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
 from fedalc.deployment.commands import app as deploy_app
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.reproduction.commands import reproduce
+from fedalc.settings import FEDERATED, METHODS, ORACLES
 
 
 def _keep_the_help_of_arguments() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from fedalc import history
-from fedalc.config import FEDERATED, METHODS, ORACLES
 from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.resolution import experiment
 from fedalc.runs import Run, image_options, train_or_continue
+from fedalc.settings import FEDERATED, METHODS, ORACLES
 from fedalc.trained import TrainedModel
 from fedalc.training import Callback
 

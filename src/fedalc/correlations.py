@@ -15,8 +15,8 @@ import torch
 from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
-from fedalc.config import Weighting
 from fedalc.errors import ConfigError
+from fedalc.settings import Weighting
 
 PAIRS_AT_ONCE = 1 << 23  # pairs of labels counted at a time: bounds memory, changes no result
 

@@ -21,10 +21,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedalc.config import Weighting
 from fedalc.correlations import Correlations
 from fedalc.errors import ConfigError
 from fedalc.geometry import DEFAULT_BUDGET, nearest_classes, row_blocks
+from fedalc.settings import Weighting
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
 

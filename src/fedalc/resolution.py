@@ -16,9 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedalc.config import METHODS, PRESETS, SQUARE_ONLY, Experiment
+from fedalc.config import Experiment
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
+from fedalc.settings import METHODS, PRESETS, SQUARE_ONLY
 
 
 def experiment(

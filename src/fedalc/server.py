@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.config import Experiment, ServerSettings
+from fedalc.config import Experiment
 from fedalc.seeds import numpy_generator
+from fedalc.settings import ServerSettings
 
 SHORTCUT = 1  # the place of an encoder's shortcut among its parameters: after the embedding, before the layers
 

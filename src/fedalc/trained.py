@@ -11,7 +11,6 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.checkpoint import load_facts, load_folder, save_folder
-from fedalc.config import EncoderSettings
 from fedalc.data.images import CHANNELS, Images
 from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
@@ -19,6 +18,7 @@ from fedalc.evaluation import Scorer
 from fedalc.model import Model
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.base import DAMAGE, labels_of, numbers
+from fedalc.settings import EncoderSettings
 
 FORMAT = 1
 KIND = "encoder"  # what a saved model is that does not say: older ones do not

@@ -13,10 +13,10 @@ from fedalc.cli import app
 from fedalc.collection.hashing import Hasher
 from fedalc.collection.keys import Key
 from fedalc.collection.naming import pseudonyms, read_names
-from fedalc.config import EncoderSettings
 from fedalc.encoders import make_encoder
 from fedalc.errors import DataError
 from fedalc.model import Model
+from fedalc.settings import EncoderSettings
 from fedalc.trained import TrainedModel
 
 NAMES = ["flu", "a cold", "gout"]

@@ -14,9 +14,9 @@ from fedalc.collection.hashing import Hasher, canonical_pictures
 from fedalc.collection.joining import join
 from fedalc.collection.messages import make_messages
 from fedalc.collection.simulation import collect
-from fedalc.config import CollectionSettings, EncoderSettings
 from fedalc.data.images import Images
 from fedalc.errors import DataError
+from fedalc.settings import CollectionSettings, EncoderSettings
 from tests.collection.problems import KEY
 from tests.problems import random_pictures
 

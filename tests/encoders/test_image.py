@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedalc.config import EncoderSettings
 from fedalc.data.images import Images
 from fedalc.encoders import ImageEncoder, PictureRows, encoder_size, make_encoder
 from fedalc.encoders.image import _use_groups
 from fedalc.errors import ConfigError
+from fedalc.settings import EncoderSettings
 from tests.encoders.weights import save_resnet
 
 pytest.importorskip("transformers")

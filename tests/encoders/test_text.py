@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from fedalc.config import EncoderSettings
 from fedalc.encoders import Dropout, SparseRows, scale_rows, text_encoder
+from fedalc.settings import EncoderSettings
 from tests.problems import random_split
 
 FEATURES = random_split(9, 6, 2, seed=2).features

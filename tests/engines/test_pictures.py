@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedalc.config import FEDERATED
 from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PictureRows
 from fedalc.evaluation import Scorer, evaluate
 from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment
+from fedalc.settings import FEDERATED
 from tests.encoders.weights import save_resnet
 from tests.problems import federated, random_pictures
 

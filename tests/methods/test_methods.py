@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalc.config import FEDERATED as METHODS
 from fedalc.correlations import Correlations
 from fedalc.geometry import collapse
 from fedalc.knowledge import LabelKnowledge
 from fedalc.methods import METHODS as CLASSES
 from fedalc.methods import make_method
 from fedalc.resolution import experiment
+from fedalc.settings import FEDERATED as METHODS
 from tests.problems import federated, random_split
 
 TRAIN = random_split(60, 20, 8, seed=4)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from fedalc.config import SleecSettings
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.oracles import sleec
@@ -25,6 +24,7 @@ from fedalc.oracles.sleec import (
     without_smallest,
 )
 from fedalc.resolution import experiment
+from fedalc.settings import SleecSettings
 from tests.oracles.following import Counting
 from tests.problems import random_split
 

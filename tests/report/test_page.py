@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fedalc.config import METHODS
 from fedalc.errors import FedalcError
 from fedalc.report.page import sentence, write_comparison_page, write_page
 from fedalc.runs import SHEET
+from fedalc.settings import METHODS
 from tests.report.results import record, result
 
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedalc.config import SQUARE_ONLY, Experiment
+from fedalc.config import Experiment
 from fedalc.encoders import make_encoder, text_encoder
 from fedalc.errors import ConfigError
 from fedalc.ledger import Ledger
@@ -30,6 +30,7 @@ from fedalc.reproduction.communication_cells import paper_megabytes
 from fedalc.reproduction.measured import Round, measured_round
 from fedalc.reproduction.traffic import Shape, Traffic, encoder_traffic
 from fedalc.resolution import experiment
+from fedalc.settings import SQUARE_ONLY
 from tests.problems import federated, random_split
 from tests.reproduction.problems import from_shapes
 

@@ -18,8 +18,8 @@ from fedalc.collection.hashing import Hasher
 from fedalc.collection.joining import Joined
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import Messages
-from fedalc.config import Algorithm, is_keyed
 from fedalc.correlations import Correlations
+from fedalc.settings import Algorithm, is_keyed
 
 
 @dataclass(frozen=True)

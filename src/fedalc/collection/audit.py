@@ -12,9 +12,9 @@ from fedalc.collection.hashing import Hasher, canonical_features, features_ident
 from fedalc.collection.joining import join, read_messages
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import Messages, make_messages
-from fedalc.config import Algorithm, is_keyed
 from fedalc.data.dataset import Split
 from fedalc.errors import FedalcError
+from fedalc.settings import Algorithm, is_keyed
 
 MODES: tuple[Algorithm, ...] = ("md5", "sha256", "sha512", "hmac-md5", "hmac-sha256", "hmac-sha512")
 

@@ -24,12 +24,12 @@ from fedalc.collection.hashing import (
     features_identity,
 )
 from fedalc.collection.keys import Key
-from fedalc.config import Algorithm, CollectionSettings, EncoderSettings, is_keyed
-from fedalc.config import Identity as IdentityName
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch, make_encoder, scale_rows
 from fedalc.errors import ConfigError
 from fedalc.seeds import torch_generator
+from fedalc.settings import Algorithm, CollectionSettings, EncoderSettings, is_keyed
+from fedalc.settings import Identity as IdentityName
 
 BLOCK_ROWS = 2048  # instances encoded at a time
 

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.config import Algorithm, CollectionSettings, EncoderSettings
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.settings import Algorithm, CollectionSettings, EncoderSettings
 
 key_app = typer.Typer(
     help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode="rich"

@@ -24,9 +24,9 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import PSEUDONYM_BYTES, Protocol
-from fedalc.config import Algorithm, is_keyed
 from fedalc.data.images import Images
 from fedalc.errors import DataError, FedalcError
+from fedalc.settings import Algorithm, is_keyed
 
 DOMAIN = b"fedalc/1/"
 MIN_DIGEST_BYTES = 8

@@ -14,8 +14,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.collection.container import read_container, write_container
-from fedalc.config import Algorithm, is_keyed
 from fedalc.errors import DataError, FedalcError
+from fedalc.settings import Algorithm, is_keyed
 
 if TYPE_CHECKING:
     from fedalc.collection.hashing import Hasher

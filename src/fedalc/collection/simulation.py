@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from fedalc.collection.client import Identity, SharedEncoder, distinct_names, make_hasher
 from fedalc.collection.joining import join, set_sizes
 from fedalc.collection.messages import make_messages
-from fedalc.config import CollectionSettings
+from fedalc.settings import CollectionSettings
 
 
 @dataclass(frozen=True)

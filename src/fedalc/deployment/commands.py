@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.config import FEDERATED
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.settings import FEDERATED
 
 app = typer.Typer(
     help="Parties and a server on machines of their own, over Flower. docs/deployment.md takes you through it.",

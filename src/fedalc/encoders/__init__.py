@@ -7,7 +7,6 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Generator
 
-from fedalc.config import EncoderSettings
 from fedalc.data.images import Images
 from fedalc.encoders.chance import Chance, Dropout
 from fedalc.encoders.image import ImageEncoder
@@ -15,6 +14,7 @@ from fedalc.encoders.pictures import PictureRows
 from fedalc.encoders.side_by_side import SideBySide
 from fedalc.encoders.sparse import SparseRows, scale_rows
 from fedalc.encoders.text import TextEncoder, text_encoder
+from fedalc.settings import EncoderSettings
 
 Encoder = TextEncoder | ImageEncoder | SideBySide
 Batch = SparseRows | PictureRows

@@ -19,11 +19,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedalc.config import EncoderSettings
 from fedalc.encoders.chance import Chance
 from fedalc.encoders.pictures import PictureRows
 from fedalc.errors import ConfigError
 from fedalc.geometry import unit_rows
+from fedalc.settings import EncoderSettings
 
 CHANNELS = 3
 GROUPS = 32  # of channels, as group normalisation was published; fewer where 32 does not divide them

@@ -8,10 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fedalc.config import EncoderSettings
 from fedalc.encoders.chance import Chance
 from fedalc.encoders.sparse import SparseRows
 from fedalc.geometry import unit_rows
+from fedalc.settings import EncoderSettings
 
 
 class TextEncoder(nn.Module):

@@ -14,11 +14,12 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.checkpoint import load_folder, save_folder
-from fedalc.config import EncoderSettings, Experiment
+from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.metrics import top_labels
+from fedalc.settings import EncoderSettings
 
 FORMAT = 1
 DAMAGE = (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeError, OverflowError, MemoryError)

@@ -22,11 +22,12 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
-from fedalc.config import Experiment, SleecSettings
+from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
 from fedalc.oracles.base import Follow, Oracle, Scores, blocks, numbers, places
 from fedalc.seeds import derived_seed
+from fedalc.settings import SleecSettings
 
 KMEANS_STEPS = 7
 PRODUCT_BYTES = 24  # for each product of two label sets that is looked at: sparse, dense, negated and in order

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedalc.config import PrivacySettings
 from fedalc.correlations import Correlations
 from fedalc.privacy.gradients import PrivateGradient
 from fedalc.regularizers import Regularizer
 from fedalc.seeds import numpy_generator
+from fedalc.settings import PrivacySettings
 
 
 @dataclass

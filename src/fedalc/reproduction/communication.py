@@ -9,7 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedalc.config import FEDERATED, Settings
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.report.tables import human_bytes
@@ -20,6 +19,7 @@ from fedalc.reproduction.reading import read_toml, validated
 from fedalc.reproduction.tables import FILE
 from fedalc.reproduction.traffic import Traffic
 from fedalc.resolution import experiment
+from fedalc.settings import FEDERATED, Settings
 
 if TYPE_CHECKING:
     from rich.table import Table

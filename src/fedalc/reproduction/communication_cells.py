@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from decimal import ROUND_HALF_UP, Decimal
 
-from fedalc.config import Count, Experiment, MethodName, PresetName, Settings
+from fedalc.config import Experiment
 from fedalc.data import catalog
 from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
 from fedalc.reproduction.traffic import Shape, Traffic, encoder_traffic
 from fedalc.resolution import experiment
+from fedalc.settings import Count, MethodName, PresetName, Settings
 
 
 class Published(Settings):

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedalc import history
-from fedalc.config import NONE, Experiment
+from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.reproduction.data import has_pictures
 from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
 from fedalc.resolution import experiment
 from fedalc.runs import refuse_other_kind
+from fedalc.settings import NONE
 
 State = Literal["done", "begun", "failed", "new"]
 WHERE = ("name", "device", "block_rows")  # where and how it ran: no part of what was run

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedalc.config import MethodName
 from fedalc.errors import ConfigError
 from fedalc.reproduction.reading import read_toml, validated
+from fedalc.settings import MethodName
 
 Column = Literal["paper", "strong", "clean"]  # a preset; clean: preset paper where the paper's own split leaks
 COLUMNS: tuple[Column, ...] = ("paper", "strong")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedalc.config import FEDERATED
 from fedalc.data.dataset import Split
 from fedalc.resolution import experiment
+from fedalc.settings import FEDERATED
 from tests.engines.flower.local_grid import LocalGrid
 from tests.engines.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
 

@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from fedalc.config import EncoderSettings, Experiment
+from fedalc.config import Experiment
 from fedalc.data.dataset import Split
 from fedalc.data.demo import make_demo
 from fedalc.data.images import ImageOptions, Images
@@ -28,6 +28,7 @@ from fedalc.engines.flower.records import encoder_tensors, pack
 from fedalc.engines.flower.server_data import read_held_out
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.resolution import experiment
+from fedalc.settings import EncoderSettings
 from tests.engines.flower.local_grid import LocalGrid
 from tests.engines.flower.problem import NAMES, Nodes, asked, literal_twin, notes, overrides, run, write_parties
 from tests.engines.flower.test_party import ask, assert_refused, every_byte, with_settings

@@ -15,10 +15,10 @@ from fedalc.collection.client import Identity, SharedEncoder, collection_setting
 from fedalc.collection.hashing import Hasher
 from fedalc.collection.holding import Holding, load_holding
 from fedalc.collection.messages import Messages, byte_order, make_messages
-from fedalc.config import CollectionSettings
 from fedalc.data.dataset import Split
 from fedalc.data.images import ImageOptions
 from fedalc.errors import ConfigError
+from fedalc.settings import CollectionSettings
 
 SHARES = tuple(twentieths / 20 for twentieths in range(11))
 """Of its instances, what a party may keep out of training. A server that knows digests could otherwise move the limit

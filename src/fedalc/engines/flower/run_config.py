@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedalc.config import FEDERATED, Experiment
+from fedalc.config import Experiment
 from fedalc.engines.flower.parties import Patience
 from fedalc.engines.flower.party import SHARES
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
+from fedalc.settings import FEDERATED
 
 DEFAULTS: dict[str, bool | int | float | str] = {
     "method": "",
