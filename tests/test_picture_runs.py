@@ -17,6 +17,7 @@ from fedalc import history
 from fedalc.data.mosaics import MosaicsSize, make_mosaics
 from fedalc.encoders import encoder_size
 from fedalc.errors import ConfigError, DataError, Interrupted
+from fedalc.federated import simulated
 from fedalc.runs import check_kind, check_memory, image_options
 from fedalc.settings import FEDERATED, ORACLES
 from fedalc.training import Callback
@@ -89,7 +90,7 @@ def test_a_resnet_has_no_use_for_text() -> None:
 
 
 def test_kinds_that_fit() -> None:
-    check_kind(fedalc.experiment({"encoder": ENCODER}), MOSAICS)
+    check_kind(fedalc.experiment({"encoder": ENCODER, "images": {"size": 32}}), MOSAICS)
     check_kind(fedalc.experiment({"encoder": {"name": "linear"}}), small_dataset())
     check_kind(fedalc.experiment({"method": "ovr"}), small_dataset())
 
@@ -157,6 +158,8 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, norm: str, 
     whole = fedalc.train(data=DATA, folder=tmp_path / "whole", **keys)
     with pytest.raises(Interrupted):
         fedalc.train(data=DATA, folder=tmp_path / "cut", callbacks=[StopAfter(phase, 2)], **keys)
+    if norm == "frozen":
+        save_resnet(tmp_path / "weights", seed=4)  # of no concern to a run that has begun
     resumed = fedalc.train(data=DATA, folder=tmp_path / "cut", resume=True, **keys)
     assert same_bits(whole, resumed) and whole.metrics == resumed.metrics
     unbroken, continued = (history.read(tmp_path / name / "history.jsonl") for name in ("whole", "cut"))
@@ -216,3 +219,29 @@ def test_two_runs_give_the_same_bits_and_leave_no_thread() -> None:
     first, again = (fedalc.train(data=DATA, **{**SMALL, "rounds": 1}) for _ in range(2))
     assert same_bits(first, again)
     assert threading.active_count() == before
+
+
+def test_the_settings_have_the_size_of_the_pictures_that_were_given() -> None:
+    run = fedalc.train(data=MOSAICS, method="fedavg", encoder=ENCODER, rounds=1, client={"sample": 0.3})
+    assert run.settings.images.size == MOSAICS.train.features.size
+    with pytest.raises(ConfigError, match=r"^images.size: is 64, and the pictures of \w+ have \d+ pixels a side$"):
+        fedalc.train(data=MOSAICS, method="fedavg", encoder=ENCODER, rounds=1, images={"size": 64})
+
+
+def test_averaged_weights_have_averaged_statistics() -> None:
+    """With a decay of 0.5, after the second round: the mean of both rounds', as for θ."""
+    training = simulated(
+        fedalc.experiment(
+            {**BATCH, "method": "fedavg", "images": {"size": MOSAICS.train.features.size}, "client": {"sample": 1.0}}
+        ),
+        MOSAICS.train,
+    )
+    seen = []
+    for _ in range(2):
+        training.run_round()
+        seen.append([statistic.clone() for statistic in training.model.statistics])
+    first, second = (min(0.5, t / (t + 9)) for t in (1, 2))
+    fresh = simulated(training.settings, MOSAICS.train).model.statistics
+    for start, one, two, found in zip(fresh, *seen, training.averaged_model().statistics, strict=True):
+        mean = first * start + (1 - first) * one
+        assert torch.allclose(found, second * mean + (1 - second) * two, atol=1e-6)

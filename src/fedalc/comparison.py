@@ -84,6 +84,8 @@ def compare(
     ]
     if {(s.method, s.seed) for s in plan} != {(m, s) for m in methods for s in seeds}:
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
+    if any(image_options(settings) != image_options(plan[0]) for settings in plan):
+        raise ConfigError("all methods of a comparison are shown the same pictures: say it for all of them", "images")
     comparison = Comparison(folder=place, left_out=left_out)
     followers = callbacks(plan[0].method, plan[0].seed)
     data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0], followers))

@@ -47,7 +47,9 @@ class Experiment(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
-    block_rows: Count = 2048  # instances encoded at a time; bounds memory, changes no result but rounding
+    block_rows: Count = (
+        2048  # instances encoded at a time; bounds memory (and is what norm = "batch" has statistics of)
+    )
     images: ImageSettings = ImageSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()

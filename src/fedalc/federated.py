@@ -66,7 +66,7 @@ class FederatedTraining:
         self._make_method()
         self.model = self._start_model(federation.feature_count)
         self.server = make_optimizer(self.model.theta, settings, int(self.federation.counts.sum()))
-        self.average = AveragedWeights([*self.model.theta, self.model.W], settings.server.ema)
+        self.average = AveragedWeights(self.model.values, settings.server.ema)
         self.ledger = Ledger()
         if knowledge is not None:
             self.ledger.up += knowledge.bytes_up
@@ -109,7 +109,7 @@ class FederatedTraining:
             for kept, observed in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
                 kept.copy_(observed)
             self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
-            self.average.update([*self.model.theta, self.model.W], t)
+            self.average.update(self.model.values, t)
         self.ledger.add(result.traffic)
         self.seconds += time.perf_counter() - began
         return loss
@@ -120,7 +120,7 @@ class FederatedTraining:
         sums = self.engine.sums(self.model.W, clients)
         (theta,) = self.model.theta
         theta.copy_(sums.solve(self.settings.server.ridge))
-        self.average.update([theta, self.model.W], self.round_number)
+        self.average.update(self.model.values, self.round_number)
         self.ledger.add(sums.traffic)
         self.seconds += time.perf_counter() - began
         return sums.objective(theta, self.settings.server.ridge)
@@ -134,14 +134,14 @@ class FederatedTraining:
 
     def averaged_model(self) -> Model:
         """The model to evaluate and keep: the averaged weights (the current ones, where the average's decay is 0)."""
-        *theta, W = self.average.values
-        return model_with(self.model, theta, unit_rows(W) if self.average.decay else W)
+        *others, W = self.average.values
+        return model_with(self.model, [*others, unit_rows(W) if self.average.decay else W])
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything the next round depends on, for a checkpoint."""
         tensors = {f"theta.{i}": p for i, p in enumerate(self.model.theta)} | {"W": self.model.W}
         tensors |= {f"average.{i}": p for i, p in enumerate(self.average.values)}
-        tensors |= {f"statistics.{i}": s for i, s in enumerate(self.model.statistics)}
+        tensors |= {f"statistics.{i}": s for i, s in enumerate(self.model.buffers)}
         tensors |= {} if self.knowledge is None else self.knowledge.tensors()
         return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
 
@@ -161,7 +161,7 @@ class FederatedTraining:
         self.model.W = tensors["W"].to(self.model.W)
         for i, value in enumerate(self.average.values):
             value.copy_(tensors[f"average.{i}"])
-        for i, statistic in enumerate(self.model.statistics):
+        for i, statistic in enumerate(self.model.buffers):
             statistic.copy_(tensors[f"statistics.{i}"])
         prefix = "optimizer."
         self.server.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})

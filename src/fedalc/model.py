@@ -23,6 +23,16 @@ class Model:
         return list(self.encoder.parameters())
 
     @property
+    def values(self) -> list[Tensor]:
+        """All that rounds change."""
+        return [*self.theta, *self.statistics, self.W]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The encoder's numbers that are not learnt: statistics, observed or frozen."""
+        return [buffer for buffer in self.encoder.buffers() if buffer.is_floating_point()]
+
+    @property
     def statistics(self) -> list[Tensor]:
         """What clients observe rather than learn: the running averages of batch normalisation, unless frozen."""
         observing = [part for part in self.encoder.modules() if isinstance(part, ImageEncoder) and part.statistics]
@@ -30,10 +40,9 @@ class Model:
 
 
 @torch.no_grad()
-def model_with(like: Model, theta: list[Tensor], W: Tensor, statistics: list[Tensor] | None = None) -> Model:
-    """A model of its own with these weights, on the device of the other; with its statistics, where none are given."""
-    model = Model(copy.deepcopy(like.encoder), W.to(like.W, copy=True))
-    values = theta + (like.statistics if statistics is None else statistics)
-    for kept, value in zip(model.theta + model.statistics, values, strict=True):
+def model_with(like: Model, values: list[Tensor]) -> Model:
+    """A model of its own with these values, in the order of the other's, and on its device."""
+    model = Model(copy.deepcopy(like.encoder), like.W.clone())
+    for kept, value in zip(model.values, values, strict=True):
         kept.copy_(value)
     return model

@@ -89,6 +89,8 @@ def train(
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
     if data is not None:
         keys.setdefault("dataset", data.name)
+        if isinstance(data.train.features, Images):
+            keys["images"] = {"size": data.train.features.size, **keys.get("images", {})}
     settings = settings or experiment(keys)
     place = None if folder is None else Path(folder)
     return _train(settings, place, resume, overwrite, data, data_dir, callbacks)[0]
@@ -263,16 +265,23 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
 
 
 def image_options(settings: Experiment, callbacks: Sequence[Callback] = ()) -> ImageOptions:
-    def tell(done: int, pictures: int) -> None:
+    def progress(done: int, pictures: int) -> None:
         for callback in callbacks:
             callback.reading(done, pictures)
 
     i = settings.images
-    return ImageOptions(i.size, i.difficult, i.broken, progress=tell)
+    return ImageOptions(i.size, i.difficult, i.broken, progress=progress)
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:
-    refuse_other_kind(settings, data.name, isinstance(data.train.features, Images))
+    """Whether the settings are for what the dataset has, text or pictures, and of what size."""
+    features = data.train.features
+    refuse_other_kind(settings, data.name, isinstance(features, Images))
+    if isinstance(features, Images) and features.size != settings.images.size:
+        raise ConfigError(
+            f"is {settings.images.size}, and the pictures of {data.name} have {features.size} pixels a side",
+            "images.size",
+        )
 
 
 def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> None:

@@ -181,8 +181,7 @@ class Training(AnyTraining):
             self.stale = 0
             self.chosen = {"round": record["round"], "value": value, "metrics": record["metrics"]}
             if not self.refits:  # otherwise the number of rounds is all that is kept
-                tensors = [*model.theta, *model.statistics, model.W]
-                self.chosen_tensors = {f"chosen.{i}": tensor.detach() for i, tensor in enumerate(tensors)}
+                self.chosen_tensors = {f"chosen.{i}": tensor.detach() for i, tensor in enumerate(model.values)}
 
     def _start_refit(self) -> None:
         assert self.chosen is not None
@@ -192,9 +191,8 @@ class Training(AnyTraining):
         self._save_if_due(force=True)
 
     def _chosen_model(self) -> Model:
-        *encoder, W = (self.chosen_tensors[f"chosen.{i}"] for i in range(len(self.chosen_tensors)))
-        parameters = len(self.federated.model.theta)
-        return model_with(self.federated.model, encoder[:parameters], W, encoder[parameters:])
+        chosen = [self.chosen_tensors[f"chosen.{i}"] for i in range(len(self.chosen_tensors))]
+        return model_with(self.federated.model, chosen)
 
     @property
     def kept_round(self) -> int:

@@ -10,12 +10,12 @@ import torch
 from fedalc.encoders.image import SHAPES
 
 
-def save_resnet(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def save_resnet(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 3, **changes: Any) -> Any:
     """A resnet-small as the library saves one, scales, shifts and statistics drawn too; returns it."""
     from transformers import ResNetConfig, ResNetModel
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         model = ResNetModel(ResNetConfig(**{**SHAPES["resnet-small"], **changes}))
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedalc.reproduction import text
-from fedalc.reproduction.data import absent_data, client_sizes, has_pictures
+from fedalc.reproduction.data import absent_data, client_sizes
 from fedalc.reproduction.outcome import Result
 from fedalc.reproduction.plan import Plan, make_plan
 from fedalc.reproduction.tables import find_folder, read_table
@@ -38,14 +38,19 @@ def test_an_archive_counts_as_present(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["demo", "mosaics"])
 def test_what_is_made_on_the_spot_is_never_absent(name: str, tmp_path: Path) -> None:
-    plan = plan_of("voc2007" if has_pictures(name) else "bibtex", tmp_path, keys={"dataset": name})
+    plan = plan_of("voc2007" if name == "mosaics" else "bibtex", tmp_path, keys={"dataset": name})
     assert plan.jobs and absent_data(plan, tmp_path) is None
 
 
-def test_which_datasets_have_pictures() -> None:
-    assert [has_pictures(name) for name in ("VOC2012", "mosaics", "coco", "bibtex", "demo", "some/folder")] == [
-        True, True, True, False, False, False,
-    ]  # fmt: skip
+def test_a_folder_of_pictures_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "train.csv").write_text("picture,labels\na.png,x\n")
+    plan = plan_of("voc2007", tmp_path, keys={"dataset": str(own)})
+    assert plan.jobs
+    assert "test.csv" in (absent_data(plan, tmp_path) or "")
+    (own / "test.csv").write_text("picture,labels\nb.png,x\n")
+    assert absent_data(plan, tmp_path) is None
 
 
 def test_what_does_not_fit_pictures_is_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -118,15 +118,16 @@ def canonical_sparse(features: csr_matrix, records: Sequence[str] | None = None)
 
 
 def canonical_pictures(images: Images, records: Sequence[str] | None = None) -> Iterator[bytes]:
-    """Each picture's bytes: its side in pixels, the digest of its pixels, and the record's name.
+    """Each picture's bytes: its side in pixels and the digest of its pixels, or its record's name.
 
-    The pixels are those of the small copy: parties have to decode with the same library, or know pictures by record.
+    The pixels are those of the small copy: parties have to decode with the same library. A record's name stands alone,
+    so that it also joins copies of a picture that were saved anew.
     """
-    if records is not None and len(records) != len(images):
+    if records is None:
+        return (struct.pack("<I", images.size) + digest.tobytes() for digest in images.digests)
+    if len(records) != len(images):
         raise DataError(f"{len(records)} records' names for {len(images)} instances")
-    for place, digest in enumerate(images.digests):
-        name = b"" if records is None else unicodedata.normalize("NFC", records[place]).encode()
-        yield b"".join((struct.pack("<I", images.size), digest.tobytes(), struct.pack("<I", len(name)), name))
+    return (unicodedata.normalize("NFC", record).encode() for record in records)
 
 
 def canonical_features(features: csr_matrix | Images, records: Sequence[str] | None = None) -> Iterator[bytes]:
@@ -137,8 +138,10 @@ def canonical_features(features: csr_matrix | Images, records: Sequence[str] | N
 
 
 def features_identity(identity: str, features: csr_matrix | Images) -> str:
-    """`content` or `record` as messages say it. Pictures of another size never join, so the size is in it."""
-    return f"{identity}/{features.size}px" if isinstance(features, Images) else identity
+    """`content` or `record` as messages say it. Contents of another size never join, so the size is in it."""
+    if not isinstance(features, Images):
+        return identity
+    return f"content/{features.size}px" if identity == "content" else "record/picture"
 
 
 def canonical_embeddings(embeddings: np.ndarray, step: float) -> Iterator[bytes]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PSEUDONYM_BYTES = 16
 _MAX_CLIENT = 64
-_IDENTITY = re.compile(r"(content|record)(/[1-9][0-9]{0,3}px)?|embedding(/[0-9.e+-]{1,32})?(/[0-9a-f]{8})?")
+_IDENTITY = re.compile(r"content(/[1-9][0-9]{0,3}px)?|record(/picture)?|embedding(/[0-9.e+-]{1,32})?(/[0-9a-f]{8})?")
 _KEY_CHECK = re.compile(r"[0-9a-f]{16}")
 
 

@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedalc.data.catalog import entry, is_known
-from fedalc.data.load import dataset_dir, find_split_files, load_dataset, presence
-from fedalc.data.picture_entries import PICTURES
+from fedalc.data.listed import find_lists
+from fedalc.data.load import dataset_dir, find_split_files, folder_kind, has_pictures, load_dataset, presence
 from fedalc.errors import DataError
 
 if TYPE_CHECKING:
     from fedalc.reproduction.plan import Plan
-
-
-def has_pictures(dataset: str) -> bool:
-    """By its name: nothing is read. A folder of one's own has text."""
-    return is_known(dataset) and entry(dataset) in PICTURES
 
 
 def absent_data(plan: Plan, data_dir: Path | None) -> str | None:
@@ -27,7 +22,7 @@ def absent_data(plan: Plan, data_dir: Path | None) -> str | None:
         if is_known(name) and presence(entry(name), data_dir) != "no":
             continue
         folder = dataset_dir(entry(name), data_dir) if is_known(name) else Path(name)
-        why = _what_is_wrong(folder, has_pictures(name))
+        why = _what_is_wrong(folder, is_known(name) and has_pictures(name))
         if why is not None:
             hint = f"; `fedalc data info {name}` says where to get it" if is_known(name) else ""
             return f"dataset {name!r} is not in {folder}: {why}{hint}"
@@ -40,7 +35,10 @@ def _what_is_wrong(folder: Path, pictures: bool) -> str | None:
     if pictures:
         return "neither its files nor an archive of them"
     try:
-        find_split_files(folder)
+        if folder_kind(folder) == "sparse":
+            find_split_files(folder)
+        else:
+            find_lists(folder)
     except DataError as error:
         return str(error)
     return None

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from fedalc import history
 from fedalc.config import Experiment
+from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.reproduction.data import has_pictures
 from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
 from fedalc.resolution import experiment
 from fedalc.runs import refuse_other_kind
@@ -184,7 +184,8 @@ def _add(plan: Plan, job: Job) -> None:
 def _differing(there: Experiment, here: Experiment) -> str:
     """In words; "" if nothing that matters does."""
     a, b = flat(there.to_dict()), flat(here.to_dict())
-    keys = [key for key in a if a[key] != b[key] and key not in WHERE]
+    where = set(WHERE) - ({"block_rows"} if here.encoder.norm == "batch" else set())  # whose statistics are a block's
+    keys = [key for key in a if a[key] != b[key] and key not in where]
     shown = ", ".join(f"{key} {a[key]} there, {b[key]} here" for key in keys[:3])
     return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
