@@ -234,8 +234,6 @@ def test_averaged_weights_have_averaged_statistics() -> None:
         fedalc.experiment(
             {**BATCH, "method": "fedavg", "images": {"size": MOSAICS.train.features.size}, "client": {"sample": 1.0}}
         ),
-            {**BATCH, "method": "fedavg", "images": {"size": MOSAICS.train.features.size}, "client": {"sample": 1.0}}
-        ),
         MOSAICS.train,
     )
     seen = []
