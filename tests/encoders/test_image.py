@@ -132,6 +132,7 @@ def test_only_batch_normalisation_has_a_mode_of_work(norm: str, weights: Path) -
 @pytest.mark.parametrize("output", ["unit", "raw"])
 def test_gradients_numerically(norm: str, output: str, weights: Path) -> None:
     network = encoder(norm=norm, output=output, pretrained=str(weights)).train()
+    network.head.weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(2))  # a raw one starts at zero
     target = torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def loss() -> Tensor:
@@ -178,6 +179,8 @@ def test_the_heads_start() -> None:
     assert head.bias.eq(0).all() and head.weight.shape == (128, 256)
     assert head.weight.mean().item() == pytest.approx(0, abs=4 / 16 / np.sqrt(head.weight.numel()))
     assert head.weight.std().item() == pytest.approx(1 / 16, rel=0.03)
+    raw = encoder(dim=128, output="raw").head
+    assert raw.weight.eq(0).all() and raw.bias.eq(0).all()
 
 
 def test_the_seed_decides_and_the_callers_random_numbers_stay() -> None:
