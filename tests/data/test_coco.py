@@ -41,6 +41,18 @@ def test_train_and_val(tmp_path: Path, how: str) -> None:
     np.testing.assert_allclose(dataset.train.features.pixels()[:, 4, 4, 0], [10, 20, 30], atol=4)
 
 
+@pytest.mark.parametrize("root", ["", "deep/"])
+def test_pictures_may_move_to_images_and_back(tmp_path: Path, root: str) -> None:
+    write_files(tmp_path / "coco", {f"{root}{name}": content for name, content in coco({"val2017": TWENTY}).items()})
+    here, there = (tmp_path / "coco" / root / folder for folder in ("val2017", "images/val2017"))
+    there.parent.mkdir()
+    for source, target, prefix in ((here, there, "images/"), (there, here, "")):
+        load_dataset("coco-val2017", tmp_path, images=SMALL)
+        source.rename(target)
+        dataset = load_dataset("coco-val2017", tmp_path, images=SMALL)
+        assert dataset.train.features.names[0] == f"{root}{prefix}val2017/000000000100.jpg"
+
+
 def test_val2017_alone_is_divided_the_same_way_always(tmp_path: Path) -> None:
     write_files(tmp_path / "coco", coco({"val2017": TWENTY}))
     dataset = load_dataset("coco-val2017", tmp_path, images=SMALL)

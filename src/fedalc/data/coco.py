@@ -111,6 +111,13 @@ def is_for_testing(number: int) -> bool:
     return int.from_bytes(start, "big") * 5 < 1 << 64
 
 
+def picture_folders(place: Place, variant: Variant) -> list[str]:
+    """Where the pictures would be looked for now: that is up to the folders there, and not to the annotations alone."""
+    files = pattern(variant)
+    roots = {"", *(files.sub(r"\g<root>", name) for name in place.loose(files))}
+    return [_picture_folder(place, root, name) for root in sorted(roots) for name in (variant.train, variant.test)]
+
+
 def _picture_folder(place: Place, annotations: str, name: str) -> str:
     """Beside the folder `annotations`; in `images` beside it where there is one, as many keep it."""
     root = annotations.removesuffix("annotations/")
