@@ -102,6 +102,18 @@ DAMAGED = {
     "twice": (_broken(lambda c: c["images"][2].update(id=100)), "images: two have the number 100"),
     "negative": (_broken(lambda c: c["images"][0].update(id=-1)), "images: numbers go from -1"),
     "huge": (_broken(lambda c: c["images"][0].update(id=1 << 70)), "images: numbers go from 101 to 1180"),
+    "null in a category": (
+        _broken(lambda c: c["categories"][1].update(name="a\0b")),
+        r"json: categories\[1\]\.name: 'a\\x00b' has the control character '\\x00' in it$",
+    ),
+    "half a character": (
+        _broken(lambda c: c["categories"][0].update(name="\ud800")),
+        r"json: categories\[0\]\.name: '\\ud800' has half of a character, '\\ud800' in it$",
+    ),
+    "line in a file's name": (
+        _broken(lambda c: c["images"][4].update(file_name="a\nb.jpg")),
+        r"json: images\[4\]\.file_name: 'a\\nb\.jpg' has the control character '\\n' in it$",
+    ),
     "too few": (_broken(lambda c: (c["images"].__delitem__(slice(1, 20)), c["annotations"].clear())), "too few"),
 }
 

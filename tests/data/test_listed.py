@@ -105,8 +105,8 @@ LABEL_FILES = {
     "dog\ncat\nzebra\n": r"test\.csv:2: labels: 'bird' is not in labels\.txt$",
     "dog\ncat\ndog\n": r"labels\.txt:3: 'dog' is listed a second time, first in line 1",
     "dog\n\ncat\n": r"labels\.txt:2: is empty, and a label comes after it",
-    "dog|cat\n": r"labels\.txt:1: 'dog\|cat': a label has neither \| nor a control character in it",
-    "17\tdog\n": r"labels\.txt:1: '17\\tdog': a label has neither",
+    "dog|cat\n": r"labels\.txt:1: a label: 'dog\|cat' has a \| in it, which separates labels$",
+    "17\tdog\n": r"labels\.txt:1: a label: '17\\tdog' has the control character '\\t' in it$",
     "\n": r"labels\.txt: names no label",
 }
 

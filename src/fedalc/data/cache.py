@@ -109,6 +109,8 @@ def _load(place: Path) -> Parsed:
 
 def packed(names: tuple[str, ...]) -> np.ndarray:
     """Names as bytes with a separator: numpy's own strings would pad each one to the longest."""
+    if with_one := [name for name in names if "\0" in name]:
+        raise DataError(f"the name {with_one[0]!r} has a null character in it, which no name may have")
     return np.frombuffer("\0".join(names).encode("utf-8", errors="surrogateescape"), dtype=np.uint8)
 
 

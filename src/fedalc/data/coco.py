@@ -20,6 +20,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from fedalc.data._json import list_of, read_json
+from fedalc.data._text import checked_text
 from fedalc.data.annotations import Annotations, label_matrix
 from fedalc.data.places import File, Place
 from fedalc.errors import DataError
@@ -172,6 +173,8 @@ def _checked(
             if type(value) is not expected:
                 what = "a whole number" if expected is int else "text"
                 raise file.error(f"{where}[{at}].{name}: expected {what}, found {str(value)[:40]!r}")
+            if expected is str:
+                checked_text(value, f"{where}[{at}].{name}", file.error)
     return found
 
 
