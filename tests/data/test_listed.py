@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,19 @@ def test_another_split_of_the_same_pictures_shares_the_copies(tmp_path: Path, ow
     dataset = load_dataset(tmp_path, images=SMALL)
     assert dataset.test.features.names == ("c.png", "d.png") and labels_of(dataset, "test")[1] == {"cat", "dog"}
     assert len([path for path in own_cache.iterdir() if path.is_dir()]) == 1
+
+
+@pytest.mark.parametrize("name", ["train.csv", "labels.txt"])
+def test_a_label_exchanged_for_one_as_long_is_noticed(tmp_path: Path, name: str) -> None:
+    """By a tool, say, that keeps a file's time. (Of two labels, each the other.)"""
+    own(tmp_path, HEAD + "a.png,dog\nc.png,cat\n", HEAD + "d.png,\n", **{"labels.txt": "cat\ndog\n"})
+    before = load_dataset(tmp_path, images=SMALL).train.labels.toarray().tolist()
+    file = tmp_path / name
+    time = file.stat().st_mtime_ns
+    file.write_text(file.read_text().replace("dog", "x").replace("cat", "dog").replace("x", "cat"))
+    os.utime(file, ns=(time, time))
+    assert before == [[0, 1], [1, 0]]
+    assert load_dataset(tmp_path, images=SMALL).train.labels.toarray().tolist() == [[1, 0], [0, 1]]
 
 
 def test_the_cache_can_be_left_out(tmp_path: Path, own_cache: Path) -> None:

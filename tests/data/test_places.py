@@ -151,6 +151,17 @@ def test_damaged_archives(tmp_path: Path, suffix: str, damage: str) -> None:
         contents(Place(path).files([f"{at}.txt" for at in range(5)]))
 
 
+def test_a_damaged_archive_of_an_unexpected_compression(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w:xz") as archive:
+        member = tarfile.TarInfo("1.txt")
+        member.size = 50_000
+        archive.addfile(member, io.BytesIO(os.urandom(50_000)))
+    content = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "x.tar").write_bytes(content[:20_000] + bytes(100) + content[20_100:])
+    with pytest.raises(DataError, match=r"x\.tar: cannot be read as an archive: .*damaged \(.*\); get it again"):
+        contents(Place(tmp_path / "x.tar").files(["1.txt"]))
+
+
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder or archive"):
         Place(tmp_path / "none")

@@ -7,6 +7,7 @@ the way; nothing of them is written to disk under a name of theirs. What is loos
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import re
 import tarfile
@@ -18,7 +19,7 @@ from typing import IO
 from fedalc.errors import DataError
 
 _ARCHIVE = re.compile(r".+\.(?:tar|tar\.gz|tgz|tar\.bz2)", re.IGNORECASE)
-_UNREADABLE = (tarfile.TarError, EOFError, zlib.error, OSError, ValueError)
+_UNREADABLE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError)
 
 
 class File:
