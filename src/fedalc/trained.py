@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.checkpoint import load_facts, load_folder, save_folder
-from fedalc.data.images import CHANNELS, Images
+from fedalc.data.images import CHANNELS, Images, side_of
 from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
@@ -80,6 +80,8 @@ class TrainedModel:
             width = settings.dim * copies
             if W.shape != (len(names), width) or str(W.dtype) != f"torch.{facts['dtype']}":
                 raise ValueError(f"W is {tuple(W.shape)} of {W.dtype}, for {len(names)} labels and width {width}")
+            if settings.is_image:
+                side_of(facts["features"])
             without_weights = settings.model_copy(update={"pretrained": None})
             encoder = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
             encoder = encoder.to(dtype=W.dtype)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from scipy.sparse import csr_matrix
 
 from fedalc.data import Dataset, ImageOptions, Images, Split
 from fedalc.data.clients import hold_out
 from fedalc.errors import ConfigError, DataError
+from fedalc.settings import ImageSettings
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
 NAMES = [f"{letter}.jpg" for letter in "abcdef"]
@@ -122,7 +124,12 @@ def test_instances_take_their_users_along(images: Images) -> None:
 
 
 def test_options_out_of_range() -> None:
-    with pytest.raises(ConfigError, match="size: a picture's side is 1 to 4096 pixels, not 0"):
-        ImageOptions(size=0)
+    for size in (0, 7, 1025):
+        with pytest.raises(ConfigError, match=f"size: a picture's side is 8 to 1024 pixels, not {size}"):
+            ImageOptions(size=size)
+        with pytest.raises(ValidationError):
+            ImageSettings(size=size)
+    for size in (8, 1024):
+        assert ImageOptions(size=size).size == ImageSettings(size=size).size == size
     with pytest.raises(ConfigError, match="broken: 'ignore' is neither"):
         ImageOptions(broken="ignore")  # type: ignore[arg-type]

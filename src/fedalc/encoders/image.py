@@ -25,7 +25,6 @@ from fedalc.errors import ConfigError
 from fedalc.geometry import unit_rows
 from fedalc.settings import EncoderSettings
 
-CHANNELS = 3
 GROUPS = 32  # of channels, as group normalisation was published; fewer where 32 does not divide them
 SHAPES: dict[str, dict[str, Any]] = {
     "resnet50": {"layer_type": "bottleneck", "depths": (3, 4, 6, 3), "hidden_sizes": (256, 512, 1024, 2048)},
