@@ -132,6 +132,8 @@ def test_only_batch_normalisation_has_a_mode_of_work(norm: str, weights: Path) -
 @pytest.mark.parametrize("output", ["unit", "raw"])
 def test_gradients_numerically(norm: str, output: str, weights: Path) -> None:
     network = encoder(norm=norm, output=output, pretrained=str(weights)).train()
+    # A raw output starts at zero, and nothing before the head has a gradient then.
+    nn.init.normal_(network.head.weight, std=1 / 16, generator=torch.Generator().manual_seed(2))
     target = torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def loss() -> Tensor:
@@ -166,7 +168,10 @@ def test_gradients_numerically(norm: str, output: str, weights: Path) -> None:
 
 @torch.no_grad()
 def test_unit_is_raw_scaled_to_length_one() -> None:
-    unit, raw = encoder(output="unit")(rows()), encoder(output="raw")(rows())
+    of_unit, of_raw = encoder(output="unit"), encoder(output="raw")
+    assert of_raw(rows()).eq(0).all(), "as it starts"
+    of_raw.load_state_dict(of_unit.state_dict())
+    unit, raw = of_unit(rows()), of_raw(rows())
     assert unit.norm(dim=1).tolist() == pytest.approx([1] * 6)
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-3
     torch.testing.assert_close(unit * raw.norm(dim=1, keepdim=True), raw, rtol=1e-12, atol=1e-13)
