@@ -3,11 +3,14 @@ from __future__ import annotations
 import io
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 import tracemalloc
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -149,15 +152,22 @@ def test_without_a_cache(folder: Path, own_cache: Path, monkeypatch: pytest.Monk
 
 
 TRUNCATED = picture(size=(300, 200))[:-900]
-BOMB = from_pixels(np.zeros((1, 1, 3), dtype=np.uint8)).replace(
-    (1).to_bytes(4, "big") * 2, (30000).to_bytes(4, "big") * 2, 1
-)
+
+
+def of_size(width: int, height: int) -> bytes:
+    """A PNG that says it has so many pixels, and has one."""
+    content = from_pixels(np.zeros((1, 1, 3), dtype=np.uint8))
+    header = content[12:16] + struct.pack(">II", width, height) + content[24:29]  # IHDR, and what follows the size
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
+
+
 BROKEN = {
     "truncated": (TRUNCATED, r"cannot be decoded \(.*truncated"),
     "no picture": (b"<html>not found</html>", r"cannot be decoded \(not a picture of a known format"),
     "empty": (b"", r"cannot be decoded \(not a picture of a known format"),
     "missing": (None, "is not there"),
-    "bomb": (BOMB, r"cannot be decoded \(.*"),
+    "bomb": (of_size(8000, 8001), r"cannot be decoded \(8000×8001 pixels are more than 64 million\)"),
+    "larger bomb": (of_size(30000, 30000), r"cannot be decoded \(Image size \(900000000 pixels\) exceeds limit"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture of a known format"),
 }
 
@@ -213,11 +223,18 @@ def test_many_missing_pictures_are_counted(folder: Path) -> None:
     assert "30 of 33 pictures left out" in notes[0] and notes[0].endswith("and 20 more")
 
 
-def test_pillow_s_limit_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It only warns up to twice as much."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
-    with pytest.warns(Image.DecompressionBombWarning), pytest.raises(ValueError, match="20×12 pixels are more than"):
-        pictures._decode(picture(), 4)
+def test_as_many_pixels_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MOST_PIXELS", 240)
+    assert len(pictures._decode(picture(size=(20, 12)), 4)) == 48
+    with pytest.raises(ValueError, match="21×12 pixels are more than"):
+        pictures._decode(picture(size=(21, 12)), 4)
+
+
+def test_a_file_may_be_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "LARGEST_FILE", 3 << 20)
+    (folder / "b.jpg").write_bytes(picture() + bytes(3 << 20))
+    with pytest.raises(DataError, match=r"b\.jpg is larger than 3 MB\. Get it again"):
+        small_copies(Place(folder), NAMES, 4)
 
 
 def test_memory_does_not_grow_with_the_number_of_pictures(tmp_path: Path) -> None:
@@ -252,6 +269,24 @@ def test_no_more_is_read_than_threads_can_take(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(pictures, "_shrink", slow)
     assert [small.row for small in pictures.in_parallel(encoded(), 4, 2)] == list(range(60))  # type: ignore[arg-type]
     assert most <= 4 * 2 + 1
+
+
+def test_of_large_files_fewer_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 bytes may wait: of 40 each, two and the one that has just been read."""
+    read, done, ahead = 0, 0, []
+
+    def encoded() -> Iterator[tuple[int, bytes]]:
+        nonlocal read
+        for row in range(20):
+            read += 1
+            ahead.append(read - done)
+            yield row, bytes(40)
+
+    monkeypatch.setattr(pictures, "_MOST_BYTES", 100)
+    for small in pictures.in_parallel(encoded(), 4, threads=2):
+        assert small.row == done
+        done += 1
+    assert done == 20 and max(ahead) == 3
 
 
 def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(

@@ -6,7 +6,7 @@ antialiased bilinear filter, up or down, and brought to RGB, without transparenc
 quarter or an eighth of its size as long as that leaves twice the pixels wanted.
 
 Several threads decode (Pillow lets go of Python's lock) while one reads files and writes copies. Only a few pictures
-are in memory at any time, whatever their number.
+are in memory at any time, whatever their number, and if they are large, fewer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from fedalc.errors import DataError, FedalcError
 
 VERSION = 1
 """Raise it when the rule changes: copies made by another are not used then."""
-LARGEST_FILE = 256 << 20
+LARGEST_FILE = 64 << 20
+MOST_PIXELS = 64_000_000
+"""Of one picture. (Pillow only warns of 89 million, and refuses twice as many.) A thread needs up to 8 bytes for each."""
+_MOST_BYTES = 512 << 20
+"""Of files that are read and not decoded yet."""
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Pillow reads many more, some with the help of other programs: files from anywhere shall not reach those."""
 _NAMED_IN_A_NOTE = 10
@@ -155,17 +159,21 @@ def in_parallel(
 ) -> Generator[Small, None, None]:
     """Decoded in the order of arrival. As many are under way as keep every thread busy, and no more are read."""
     threads = threads or _processors()
-    waiting: deque[Future[Small]] = deque()
+    waiting: deque[tuple[Future[Small], int]] = deque()
+    under_way = 0  # bytes
     with ThreadPoolExecutor(threads, "decode") as pool:
         try:
             for row, content in encoded:
-                waiting.append(pool.submit(_shrink, row, content, size))
-                if len(waiting) > 4 * threads:
-                    yield waiting.popleft().result()
+                waiting.append((pool.submit(_shrink, row, content, size), len(content)))
+                under_way += len(content)
+                while len(waiting) > 4 * threads or under_way > _MOST_BYTES:
+                    future, length = waiting.popleft()
+                    yield future.result()
+                    under_way -= length
             while waiting:
-                yield waiting.popleft().result()
+                yield waiting.popleft()[0].result()
         finally:
-            for future in waiting:
+            for future, _ in waiting:
                 future.cancel()
 
 
@@ -187,9 +195,8 @@ def _decode(content: bytes, size: int) -> bytes:
     except UnidentifiedImageError:
         raise ValueError("not a picture of a known format") from None
     with opened as image:
-        # Pillow itself only warns up to twice its limit.
-        if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise ValueError(f"{image.width}×{image.height} pixels are more than Pillow's limit")
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width}×{image.height} pixels are more than {MOST_PIXELS // 10**6} million")
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
         with contextlib.suppress(Exception):  # damaged EXIF data is no reason to lose the picture
