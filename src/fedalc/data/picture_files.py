@@ -72,7 +72,7 @@ def picture_blocks(
     def encoded() -> Generator[tuple[int, bytes], None, None]:
         for row, file in enumerate(files):
             names.append(file.name)
-            yield row, file.read(LARGEST_FILE + 1)
+            yield row, file.read_start(LARGEST_FILE + 1)
 
     # Closed at once when something is refused: neither threads nor an open archive outlive the error.
     with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size)) as made:

@@ -135,7 +135,7 @@ def _make(
     def encoded() -> Generator[tuple[int, bytes], None, None]:
         for file in place.files(names):
             missing.discard(file.name)
-            yield rows[file.name], file.read(LARGEST_FILE + 1)
+            yield rows[file.name], file.read_start(LARGEST_FILE + 1)
 
     # Closed at once when something is refused: neither threads nor an open archive outlive the error.
     with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, threads)) as made:
