@@ -277,6 +277,6 @@ def test_what_a_party_holds(tmp_path: Path) -> None:
     own(tmp_path)
     train, names = load_held(tmp_path)
     assert len(train) == 3 and names == ("bird", "cat", "dog")
-    held_out = load.test_file(tmp_path)
+    held_out = load.held_out_file(tmp_path)
     assert held_out == tmp_path / "test.csv"
     assert load_held(held_out)[0].features.names == ("d.png",)

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedalc.data.copies import Copies, Writer, kept_copies
-from fedalc.data.images import CHANNELS, Images, Progress, picture_digest
+from fedalc.data.images import Images, Progress, picture_digest
 from fedalc.data.places import Place, safe_name
 from fedalc.errors import DataError, FedalcError
 
@@ -31,7 +31,7 @@ VERSION = 1
 """Raise it when the rule changes: copies made by another are not used then."""
 LARGEST_FILE = 64 << 20
 MOST_PIXELS = 64_000_000
-"""Of one picture. (Pillow only warns of 89 million, and refuses twice as many.) A thread needs up to 8 bytes for each."""
+"""Of one picture. (Pillow only warns of 89 million, and refuses twice as many.) A thread needs 4 to 8 bytes each."""
 _MOST_BYTES = 512 << 20
 """Of files that are read and not decoded yet."""
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -73,7 +73,8 @@ def small_copies(
     def make(writer: Writer) -> None:
         _make(place, wanted, size, broken, writer, progress, threads)
 
-    key = "\0".join((f"pictures {VERSION}", str(size), place.stamp(wanted), *wanted))
+    # Another Pillow may decode differently, or what this one cannot.
+    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), place.stamp(wanted), *wanted))
     copies = kept_copies(key, len(wanted), size, make, cache)
     _report(copies, wanted, place.path, broken, tell)
     usable = np.ones(len(wanted), dtype=bool)
@@ -81,18 +82,6 @@ def small_copies(
     if not usable.any():
         raise DataError("none of its pictures can be used", place.path)
     return Images(copies.pixels, wanted, copies.digests)[usable], usable
-
-
-def small_copy(file: Path, size: int) -> np.ndarray:
-    """One picture as training would see it: uint8 size×size×3."""
-    need_pillow()
-    try:
-        made = _shrink(0, file.read_bytes(), size)
-    except OSError as error:
-        raise DataError(f"cannot be opened: {error.strerror}", file) from None
-    if made.broken:
-        raise DataError(made.broken, file)
-    return np.frombuffer(made.pixels, dtype=np.uint8).reshape(size, size, CHANNELS).copy()
 
 
 def of_size(images: Images, size: int) -> Images:
@@ -111,6 +100,12 @@ def of_size(images: Images, size: int) -> Images:
 def _processors() -> int:
     """Those this process may use, which may be fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pillow() -> str:
+    import PIL
+
+    return PIL.__version__
 
 
 def need_pillow() -> None:
@@ -182,6 +177,8 @@ def _shrink(row: int, content: bytes, size: int) -> Small:
         return Small(row, broken=f"is larger than {LARGEST_FILE >> 20} MB")
     try:
         pixels = _decode(content, size)
+    except MemoryError:  # says nothing of the picture
+        raise
     except Exception as error:  # Pillow's plugins raise whatever comes: all of it means a broken picture
         return Small(row, broken=f"cannot be decoded ({str(error) or type(error).__name__})")
     return Small(row, pixels, picture_digest(pixels))

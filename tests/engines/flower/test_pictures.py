@@ -303,5 +303,5 @@ def test_a_party_that_holds_text_is_left_out(tmp_path: Path, clinics: Nodes, par
 
 
 def test_a_size_that_no_picture_has(clinics: Nodes) -> None:
-    with pytest.raises(FedalcError, match="side is 8 to 1024 pixels, not 0"):
+    with pytest.raises(FedalcError, match="side is 1 to 4096 pixels, not 0"):
         PartySide({**clinics[NODE], "size": 0}, "127.0.0.1:1", None, None, Path("state")).check()
