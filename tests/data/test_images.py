@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -121,6 +123,19 @@ def test_instances_take_their_users_along(images: Images) -> None:
     owner = dict(zip(NAMES, "uvwx", strict=False))
     assert train.users == tuple(owner[name] for name in train.features.names)
     assert held.users == tuple(owner[name] for name in held.features.names)
+
+
+def test_pixels_are_copied_once(tmp_path: Path) -> None:
+    store = np.memmap(tmp_path / "pixels", dtype=np.uint8, mode="w+", shape=(20, 64, 64, 3))
+    images = Images(store, [str(row) for row in range(20)])[::2]
+    tracemalloc.start()
+    pixels = images.pixels()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pixels.nbytes == 122_880 and peak < 1.2 * pixels.nbytes
+    assert type(pixels) is np.ndarray and pixels.flags.writeable
+    pixels[:] = 9
+    assert not store.any(), "they are a copy"
 
 
 def test_options_out_of_range() -> None:

@@ -103,7 +103,7 @@ class Images:
 
     def pixels(self) -> np.ndarray:
         """uint8 N×size×size×3, a copy: take a batch first, or all of them come into memory."""
-        return np.array(self._store[self._rows])
+        return np.asarray(self._store)[self._rows]  # a map would make of its rows another map, to be copied again
 
     @property
     def digests(self) -> np.ndarray:

@@ -63,8 +63,10 @@ class ImageEncoder(nn.Module):
             _use_groups(self.backbone)
         self.eval()
 
-    def forward(self, rows: PictureRows, chance: Chance | None = None) -> Tensor:
-        pixels = rows.pixels(chance)
+    def forward(self, rows: PictureRows, chance: Chance | None = None, pixels: Tensor | None = None) -> Tensor:
+        """`pixels` are those of the rows, where they have been read for another encoder too."""
+        if pixels is None:
+            pixels = rows.pixels(chance)
         # One picture has no spread: it is normalised by the running averages, and leaves them as they are.
         self.backbone.train(self.training and len(rows) > 1)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.mixed):
