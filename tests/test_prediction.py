@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import re
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ import fedalc
 from fedalc.cli import main
 from fedalc.data import Dataset, Images
 from fedalc.data.mosaics import MosaicsSize, make_mosaics
+from fedalc.errors import FedalcError
 from fedalc.progress import counting
 from fedalc.report.contact_sheet import write_contact_sheet, write_test_sheet
 from fedalc.runs import SHEET, open_folder
@@ -81,6 +84,16 @@ def test_a_datasets_own_files_are_predicted_as_its_pictures(
     assert [row["instance"] for row in rows] == [f"{name}.png" for name in names() for _ in range(3)]
     assert [row["name"] for row in rows] == [data().label_names[label] for label in labels.ravel()]
     np.testing.assert_array_equal(model.predict(fedalc.read_pictures(place / what, 32), 3)[0], labels)
+
+
+@pytest.mark.parametrize("features", ["abc", -5, 0, 3 * 7 * 7, 3 * 32 * 32 + 1, 3 * 1025 * 1025, 10**13, 3072.0, True])
+def test_a_model_of_pictures_that_cannot_be(place: Path, tmp_path: Path, features: object) -> None:
+    shutil.copytree(place / "run" / "model", tmp_path / "model")
+    file = tmp_path / "model" / "facts.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"features": features}))
+    expected = f"damaged, its parts do not fit together: {features!r} numbers are no picture of 8 to 1024 pixels a side"
+    with pytest.raises(FedalcError, match=re.escape(expected)):
+        fedalc.TrainedModel.load(tmp_path / "model")
 
 
 def test_json_lines_and_other_sizes(
@@ -155,7 +168,7 @@ def test_a_sheet_shows_the_first_pictures(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Over more than one block. A row of six, with the name, two labels and a free line each."""
-    monkeypatch.setattr("fedalc.data.picture_files.BLOCK", 4)
+    monkeypatch.setattr("fedalc.data.picture_files.PICTURES_AT_ONCE", 4)
     shown: list[tuple[str, ...]] = []
 
     def remember(path: Path, images: Images, *rest: Any) -> None:

@@ -75,7 +75,9 @@ def _encoder_agrees(settings: Experiment) -> None:
         raise ConfigError("is for the dense layers of an mlp or a resnet in float32", "encoder.precision")
     if encoder.is_image:
         if settings.method == "fedalc-oneshot":
-            raise ConfigError(f"solves for a linear encoder, and a {encoder.name} is none; use fedalc-exact", "method")
+            raise ConfigError(
+                f"fedalc-oneshot solves for a linear encoder, and a {encoder.name} is none; use fedalc-exact", "method"
+            )
         for asked, field in ((encoder.shortcut, "shortcut"), (encoder.start == "zero", "start")):
             if asked:
                 raise ConfigError(f"a {encoder.name} has neither a shortcut nor a start at zero", f"encoder.{field}")

@@ -54,7 +54,7 @@ Preset = Annotated[
     typer.Option(help="strong: the best honest result; paper: as close as the paper says; demo: shows the collapse"),
 ]
 Engine = Annotated[str | None, typer.Option(help="fused: one process, exact and fast; clients: client by client")]
-Encoder = Annotated[str | None, typer.Option(help="linear or mlp")]
+Encoder = Annotated[str | None, typer.Option(help="linear or mlp; for pictures resnet-small, resnet18 or resnet50")]
 Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
@@ -243,6 +243,8 @@ def predict(
         raise FedalcError(f"--broken: refuse or skip, not {broken!r}")
     chosen: Literal["csv", "jsonl"] = "csv" if form == "csv" else "jsonl"
     wanted: Literal["refuse", "skip"] = "refuse" if broken == "refuse" else "skip"
+    if (run / "config.toml").exists() and not (run / "model").is_dir():
+        raise FedalcError(f"{run}: this run is not finished; go on with: fedalc train --resume {run}")
     model = load_model(run / "model" if (run / "model").is_dir() else run, device)
     size = model.picture_size if isinstance(model, TrainedModel) else None
     if size is None and sheet is not None:

@@ -27,6 +27,7 @@ PRESETS: tuple[str, ...] = get_args(PresetName)
 SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
 FIXED_ROWS = ("fedavg-fixed", "flag", "fedmlh", "fedalc-fixed", *SQUARE_ONLY)
 NONE = "none"  # TOML has no word for it
+SMALLEST_SIDE, LARGEST_SIDE = 8, 1024  # of pictures, in pixels
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -72,7 +73,7 @@ class EncoderSettings(Settings):
 class ImageSettings(Settings):
     """How pictures are read (docs/images.md)."""
 
-    size: Annotated[int, Field(ge=8, le=1024)] = 96  # pixels of a side, to which all are brought
+    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = 96  # pixels of a side, to which all are brought
     difficult: bool = False  # VOC: whether objects marked as difficult count as labels
     broken: Literal["refuse", "skip"] = "refuse"  # what to do with pictures that cannot be read
     augment: Literal["off", "mirror", "mirror-shift"] = "off"  # in training, drawn anew for each round

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.checkpoint import load_facts, load_folder, save_folder
-from fedalc.data.images import CHANNELS, Images
+from fedalc.data.images import CHANNELS, Images, side_of
 from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
@@ -44,6 +44,13 @@ class TrainedModel:
 
     def predict(self, features: csr_matrix | Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """The k best labels of each instance, best first, and their scores in [-1, 1]. Takes dense arrays too."""
+        size = self.picture_size
+        if size is not None and not isinstance(features, Images):
+            raise DataError("the model was trained on pictures: make some with fedalc.read_pictures")
+        if size is not None and features.size != size:
+            raise DataError(f"the model was trained on pictures of {size} × {size}, these are of {features.size}")
+        if size is None and isinstance(features, Images):
+            raise DataError("the model was trained on features, and these are pictures")
         features = features if isinstance(features, Images) else csr_matrix(features, dtype=np.float32)
         if features.shape[1] != self.feature_count:
             raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
@@ -80,6 +87,8 @@ class TrainedModel:
             width = settings.dim * copies
             if W.shape != (len(names), width) or str(W.dtype) != f"torch.{facts['dtype']}":
                 raise ValueError(f"W is {tuple(W.shape)} of {W.dtype}, for {len(names)} labels and width {width}")
+            if settings.is_image:
+                side_of(facts["features"])
             without_weights = settings.model_copy(update={"pretrained": None})
             encoder = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
             encoder = encoder.to(dtype=W.dtype)

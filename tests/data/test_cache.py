@@ -121,6 +121,12 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_dir() == tmp_path / ".cache" / "fedalc"
 
 
+def test_names_that_would_come_back_as_others_are_refused(write: Write) -> None:
+    path = write(TEXT)
+    with pytest.raises(DataError, match=r"the name 'a\\x00b' has a null character in it"):
+        cached(path, "p1", "", Counting(path, ("c", "a\0b")))
+
+
 def test_another_list_of_labels_is_another_entry(write: Write) -> None:
     header = "@relation r\n@attribute a {0,1}\n@attribute b {0,1}\n@data\n{0 1}\n"
     path = write(header, "x.arff")

@@ -41,6 +41,18 @@ def test_train_and_val(tmp_path: Path, how: str) -> None:
     np.testing.assert_allclose(dataset.train.features.pixels()[:, 4, 4, 0], [10, 20, 30], atol=4)
 
 
+@pytest.mark.parametrize("root", ["", "deep/"])
+def test_pictures_may_move_to_images_and_back(tmp_path: Path, root: str) -> None:
+    write_files(tmp_path / "coco", {f"{root}{name}": content for name, content in coco({"val2017": TWENTY}).items()})
+    here, there = (tmp_path / "coco" / root / folder for folder in ("val2017", "images/val2017"))
+    there.parent.mkdir()
+    for source, target, prefix in ((here, there, "images/"), (there, here, "")):
+        load_dataset("coco-val2017", tmp_path, images=SMALL)
+        source.rename(target)
+        dataset = load_dataset("coco-val2017", tmp_path, images=SMALL)
+        assert dataset.train.features.names[0] == f"{root}{prefix}val2017/000000000100.jpg"
+
+
 def test_val2017_alone_is_divided_the_same_way_always(tmp_path: Path) -> None:
     write_files(tmp_path / "coco", coco({"val2017": TWENTY}))
     dataset = load_dataset("coco-val2017", tmp_path, images=SMALL)
@@ -90,6 +102,18 @@ DAMAGED = {
     "twice": (_broken(lambda c: c["images"][2].update(id=100)), "images: two have the number 100"),
     "negative": (_broken(lambda c: c["images"][0].update(id=-1)), "images: numbers go from -1"),
     "huge": (_broken(lambda c: c["images"][0].update(id=1 << 70)), "images: numbers go from 101 to 1180"),
+    "null in a category": (
+        _broken(lambda c: c["categories"][1].update(name="a\0b")),
+        r"json: categories\[1\]\.name: 'a\\x00b' has the control character '\\x00' in it$",
+    ),
+    "half a character": (
+        _broken(lambda c: c["categories"][0].update(name="\ud800")),
+        r"json: categories\[0\]\.name: '\\ud800' has half of a character, '\\ud800' in it$",
+    ),
+    "line in a file's name": (
+        _broken(lambda c: c["images"][4].update(file_name="a\nb.jpg")),
+        r"json: images\[4\]\.file_name: 'a\\nb\.jpg' has the control character '\\n' in it$",
+    ),
     "too few": (_broken(lambda c: (c["images"].__delitem__(slice(1, 20)), c["annotations"].clear())), "too few"),
 }
 
@@ -155,7 +179,7 @@ def test_the_real_one_is_as_published() -> None:
     assert (sum(map(len, both)), dataset.label_count) == (5000, 80)
     assert sum(int((split.labels.getnnz(axis=1) == 0).sum()) for split in both) == 48
     for file in Place(root / "coco").matching(re.compile(r"(?:.*/)?instances_val2017\.json")):
-        content = json.loads(file.read())
+        content = json.loads(file.read(1 << 30))
     assert len(content["annotations"]) == 36781
     pairs = {(each["image_id"], each["category_id"]) for each in content["annotations"]}
     assert sum(int(split.labels.nnz) for split in both) == len(pairs)

@@ -80,6 +80,8 @@ DAMAGED = {
     "partition": (_with(partition="holdout"), "record 1: partition: 'holdout' is none of train, val and test"),
     "labels": (_with(labels="plant"), "record 1: labels: expected a list of labels"),
     "label": (_with(labels=["plant", 3]), "record 1: labels: expected a list of labels"),
+    "null": (_with(labels=["a\0b"]), r"record 1: labels: 'a\\x00b' has the control character '\\x00' in it$"),
+    "half a character": (_with(user_id="\udfff"), r"record 1: user_id: '\\udfff' has half of a character, '\\udfff'"),
     "twice": (_with(image_id="14913474848"), "record 1: image_id '14913474848' is there a second time"),
     "no test": (flair(FLAIR_RECORDS[:4])[0], "no record is of the partition 'test'"),
 }

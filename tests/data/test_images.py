@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from scipy.sparse import csr_matrix
 
 from fedalc.data import Dataset, ImageOptions, Images, Split
 from fedalc.data.clients import hold_out
 from fedalc.errors import ConfigError, DataError
+from fedalc.settings import ImageSettings
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
 NAMES = [f"{letter}.jpg" for letter in "abcdef"]
@@ -121,8 +126,26 @@ def test_instances_take_their_users_along(images: Images) -> None:
     assert held.users == tuple(owner[name] for name in held.features.names)
 
 
+def test_pixels_are_copied_once(tmp_path: Path) -> None:
+    store = np.memmap(tmp_path / "pixels", dtype=np.uint8, mode="w+", shape=(20, 64, 64, 3))
+    images = Images(store, [str(row) for row in range(20)])[::2]
+    tracemalloc.start()
+    pixels = images.pixels()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pixels.nbytes == 122_880 and peak < 1.2 * pixels.nbytes
+    assert type(pixels) is np.ndarray and pixels.flags.writeable
+    pixels[:] = 9
+    assert not store.any(), "they are a copy"
+
+
 def test_options_out_of_range() -> None:
-    with pytest.raises(ConfigError, match="size: a picture's side is 1 to 4096 pixels, not 0"):
-        ImageOptions(size=0)
+    for size in (0, 7, 1025):
+        with pytest.raises(ConfigError, match=f"size: a picture's side is 8 to 1024 pixels, not {size}"):
+            ImageOptions(size=size)
+        with pytest.raises(ValidationError):
+            ImageSettings(size=size)
+    for size in (8, 1024):
+        assert ImageOptions(size=size).size == ImageSettings(size=size).size == size
     with pytest.raises(ConfigError, match="broken: 'ignore' is neither"):
         ImageOptions(broken="ignore")  # type: ignore[arg-type]

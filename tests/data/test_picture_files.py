@@ -11,7 +11,8 @@ from PIL import Image
 
 import fedalc
 from fedalc.data import ImageOptions, load_dataset
-from fedalc.data.picture_files import BLOCK, looks_like_pictures, picture_blocks, read_pictures
+from fedalc.data.images import PICTURES_AT_ONCE as BLOCK
+from fedalc.data.picture_files import looks_like_pictures, picture_blocks, read_pictures
 from fedalc.errors import DataError, FedalcError
 from tests.data.layouts import from_pixels, pack, picture, voc, write_files
 

@@ -5,12 +5,17 @@ import io
 import os
 import re
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fedalc.data.flair import VARIANTS as FLAIR
+from fedalc.data.flair import read_flair
 from fedalc.data.places import Place
+from fedalc.data.voc import VARIANTS as VOC
+from fedalc.data.voc import read_voc
 from fedalc.errors import DataError
 from tests.data.layouts import pack, write_files
 
@@ -19,7 +24,7 @@ TEXT = re.compile(r"(?:.*/)?[a-z]+\.txt")
 
 
 def contents(files: object) -> dict[str, bytes]:
-    return {file.name: file.read() for file in files}  # type: ignore[attr-defined]
+    return {file.name: file.read(1 << 20) for file in files}  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=["loose", "set.tar", "set.tar.gz", "set.tgz", "archive itself"])
@@ -149,6 +154,43 @@ def test_damaged_archives(tmp_path: Path, suffix: str, damage: str) -> None:
     path.write_bytes(content[: len(content) // 2] if damage == "cut" else os.urandom(5000))
     with pytest.raises(DataError, match=r"cut short or is damaged \(.*\); get it again"):
         contents(Place(path).files([f"{at}.txt" for at in range(5)]))
+
+
+def test_a_damaged_archive_of_an_unexpected_compression(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w:xz") as archive:
+        member = tarfile.TarInfo("1.txt")
+        member.size = 50_000
+        archive.addfile(member, io.BytesIO(os.urandom(50_000)))
+    content = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "x.tar").write_bytes(content[:20_000] + bytes(100) + content[20_100:])
+    with pytest.raises(DataError, match=r"x\.tar: cannot be read as an archive: .*damaged \(.*\); get it again"):
+        contents(Place(tmp_path / "x.tar").files(["1.txt"]))
+
+
+@pytest.mark.parametrize(
+    ("size", "read", "message"),
+    [
+        ((2 << 30) + 1, lambda place: read_flair(place, FLAIR["coarse"]), "_metadata.json: is larger than 2048 MB"),
+        ((64 << 20) + 1, lambda place: read_voc(place, VOC["2012"]), "Main/train.txt: is larger than 64 MB"),
+        (1 << 62, lambda place: contents(place.matching(TEXT)), "a/one.txt: is larger than 1 MB"),
+    ],
+)  # fmt: skip
+def test_what_an_archive_says_of_a_size_is_not_believed(
+    tmp_path: Path, size: int, read: Callable[[Place], object], message: str
+) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("labels_and_metadata.json", "VOC2012/ImageSets/Main/train.txt", "a/one.txt"):
+            if name.endswith(message.partition(":")[0]):
+                member = _member(name)
+                member.size = size
+                archive.addfile(member)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=f"{message}, which no file of its kind is"):
+        read(Place(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6
 
 
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedalc.data.images import Images
-from fedalc.encoders import Chance, PictureRows, make_batch
+from fedalc.encoders import Chance, PictureRows, make_batch, make_encoder
 from fedalc.resolution import experiment
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3)).astype(np.uint8)
@@ -54,6 +54,17 @@ def test_every_pixel_where_it_belongs() -> None:
         assert found.dtype == dtype and np.abs(found.numpy() - wanted).max() < close
         assert found.is_contiguous(memory_format=torch.channels_last)
     assert np.array_equal(images.pixels(), PIXELS)  # the pictures themselves stay
+
+
+def test_encoders_side_by_side_read_once() -> None:
+    settings = experiment(images={"augment": "mirror-shift"}, encoder={"name": "resnet-small", "dim": 3})
+    both = make_encoder(192, settings.encoder, torch.Generator().manual_seed(0), copies=2).double()
+    images, chance = Watched(), Chance(settings, 3, torch.zeros(1, dtype=torch.float64))
+    with torch.no_grad():
+        found = both(rows(images), chance)
+        assert len(images.readers) == 1
+        alone = [part(rows(images), chance) for part in both.encoders]  # type: ignore[union-attr]
+    assert torch.equal(found, torch.cat(alone, dim=1))
 
 
 def test_reading_ahead_happens_once_and_elsewhere() -> None:

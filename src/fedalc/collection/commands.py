@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.settings import Algorithm, CollectionSettings, EncoderSettings
+from fedalc.settings import LARGEST_SIDE, SMALLEST_SIDE, Algorithm, CollectionSettings, EncoderSettings
 
 key_app = typer.Typer(
     help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode="rich"
@@ -101,7 +101,9 @@ def client(
     size: Annotated[
         int,
         typer.Option(
-            min=8, max=1024, help="pictures: the pixels of a side at which they are hashed, for all parties alike"
+            min=SMALLEST_SIDE,
+            max=LARGEST_SIDE,
+            help="pictures: the pixels of a side at which they are hashed, for all parties alike",
         ),
     ] = 96,
     overwrite: Overwrite = False,
@@ -194,7 +196,9 @@ def audit(
         list[Path] | None, typer.Argument(help="message files to attack (default: made here, in every mode)")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="a client has passed its key on to the server")] = None,
-    size: Annotated[int, typer.Option(min=8, max=1024, help="pictures: the size at which they were hashed")] = 96,
+    size: Annotated[
+        int, typer.Option(min=SMALLEST_SIDE, max=LARGEST_SIDE, help="pictures: the size at which they were hashed")
+    ] = 96,
     data_dir: DataDir = None,
 ) -> None:
     """Play the curious server: guess instances and label names, and list what the join tells in any case."""

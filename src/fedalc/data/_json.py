@@ -11,6 +11,8 @@ from typing import Any
 
 from fedalc.data.places import File
 
+_LARGEST_FILE = 2 << 30
+
 
 def read_json(file: File, cut_down: Callable[[dict[str, Any]], Any]) -> Any:
     """The file's content. `cut_down` gets every object, inner ones first, and says what shall stand in its place.
@@ -18,7 +20,7 @@ def read_json(file: File, cut_down: Callable[[dict[str, Any]], Any]) -> Any:
     Numbers with a fraction are read as None: outlines of objects are made of them, and nobody here wants them.
     """
     try:
-        text = str(file.read(), "utf-8")
+        text = str(file.read(_LARGEST_FILE), "utf-8")
     except UnicodeDecodeError:
         raise file.error("is not UTF-8 text, as JSON has to be") from None
     try:

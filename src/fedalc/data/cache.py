@@ -1,8 +1,10 @@
 """Parsed files kept on disk, so that a file is parsed once.
 
 An entry is found by the SHA-256 of the file's content, the parser's version and the options it was given: a changed
-file is a different entry, and nothing ever has to be invalidated. The cache is a convenience and never a reason to
-fail: an entry that cannot be read is parsed again, and one that cannot be written is not written.
+file is a different entry, and nothing ever has to be invalidated. (Only pictures, their archives and the annotations of
+published datasets, gigabytes of small files, are known by path, size and time instead: `places`.) The cache is a
+convenience and never a reason to fail: an entry that cannot be read is parsed again, and one that cannot be written is
+not written.
 """
 
 from __future__ import annotations
@@ -57,15 +59,18 @@ def cached(path: Path, parser: str, options: str, parse: Callable[[], Parsed]) -
     return parsed
 
 
-def _key(path: Path, parser: str, options: str) -> str:
+def content_digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise DataError("no such file", path) from None
     except OSError as error:
         raise DataError(f"cannot be opened: {error.strerror}", path) from None
-    return hashlib.sha256("\0".join((str(_FORMAT), content, parser, options)).encode()).hexdigest()
+
+
+def _key(path: Path, parser: str, options: str) -> str:
+    return hashlib.sha256("\0".join((str(_FORMAT), content_digest(path), parser, options)).encode()).hexdigest()
 
 
 def _store(parsed: Parsed, place: Path) -> None:
@@ -109,6 +114,8 @@ def _load(place: Path) -> Parsed:
 
 def packed(names: tuple[str, ...]) -> np.ndarray:
     """Names as bytes with a separator: numpy's own strings would pad each one to the longest."""
+    if with_one := [name for name in names if "\0" in name]:
+        raise DataError(f"the name {with_one[0]!r} has a null character in it, which no name may have")
     return np.frombuffer("\0".join(names).encode("utf-8", errors="surrogateescape"), dtype=np.uint8)
 
 

@@ -135,10 +135,12 @@ def form_clients(train: Split, by: Literal["labels", "users"]) -> Federation:
     if train.users is None:
         known = ", ".join(entry.name for entry in ENTRIES if entry.users)
         raise ConfigError(
-            f"this dataset does not say whose its instances are (those that do: {known}); use labels", "clients"
+            f"this dataset does not say whose its instances are (those that do: {known}, and lists of pictures with a user column); use labels",
+            "clients",
         )
-    _, users = np.unique(np.array(train.users), return_inverse=True)
-    return Federation(train.features, train.labels, users=users)
+    # (numpy would pad each instance's name to the longest.)
+    number = {name: at for at, name in enumerate(sorted(set(train.users)))}
+    return Federation(train.features, train.labels, users=np.array([number[user] for user in train.users]))
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Split, Split | None]:

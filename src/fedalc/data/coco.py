@@ -20,6 +20,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from fedalc.data._json import list_of, read_json
+from fedalc.data._text import checked_text
 from fedalc.data.annotations import Annotations, label_matrix
 from fedalc.data.places import File, Place
 from fedalc.errors import DataError
@@ -111,6 +112,13 @@ def is_for_testing(number: int) -> bool:
     return int.from_bytes(start, "big") * 5 < 1 << 64
 
 
+def picture_folders(place: Place, variant: Variant) -> list[str]:
+    """Where the pictures would be looked for now: that is up to the folders there, and not to the annotations alone."""
+    files = pattern(variant)
+    roots = {"", *(files.sub(r"\g<root>", name) for name in place.loose(files))}
+    return [_picture_folder(place, root, name) for root in sorted(roots) for name in (variant.train, variant.test)]
+
+
 def _picture_folder(place: Place, annotations: str, name: str) -> str:
     """Beside the folder `annotations`; in `images` beside it where there is one, as many keep it."""
     root = annotations.removesuffix("annotations/")
@@ -165,6 +173,8 @@ def _checked(
             if type(value) is not expected:
                 what = "a whole number" if expected is int else "text"
                 raise file.error(f"{where}[{at}].{name}: expected {what}, found {str(value)[:40]!r}")
+            if expected is str:
+                checked_text(value, f"{where}[{at}].{name}", file.error)
     return found
 
 

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedalc.data._json import read_json
+from fedalc.data._text import checked_text
 from fedalc.data.annotations import Annotations, label_matrix
 from fedalc.data.places import File, Place
 from fedalc.errors import DataError
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same files would be read differently."""
 
 _FILE = "labels_and_metadata.json"
@@ -109,6 +110,9 @@ def _records(file: File, variant: Variant) -> list[_Record]:
         wrong = _fault(record, variant)
         if wrong:
             raise file.error(f"record {at}: {wrong}")
+        checked_text(record.user, f"record {at}: user_id", file.error)
+        for label in record.labels:
+            checked_text(label, f"record {at}: {variant.field}", file.error)
         if record.picture in seen:
             raise file.error(f"record {at}: image_id {record.picture!r} is there a second time")
         seen.add(record.picture)
@@ -120,7 +124,7 @@ def _fault(record: Any, variant: Variant) -> str | None:
         return f"expected image_id, user_id, partition and {variant.field}"
     if not isinstance(record.picture, str) or not _ID.fullmatch(record.picture):
         return f"image_id: {str(record.picture)[:40]!r} is not a picture's number"
-    if not isinstance(record.user, str) or not record.user or "\0" in record.user:
+    if not isinstance(record.user, str) or not record.user:
         return f"user_id: expected text, found {str(record.user)[:40]!r}"
     if not isinstance(record.partition, str) or record.partition not in _PARTITIONS:
         return f"partition: {str(record.partition)[:40]!r} is none of train, val and test"

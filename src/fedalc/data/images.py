@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,12 @@ from typing import Literal
 import numpy as np
 
 from fedalc.errors import ConfigError
+from fedalc.settings import LARGEST_SIDE, SMALLEST_SIDE
 
 CHANNELS = 3
 DIGEST_BYTES = 16
+PICTURES_AT_ONCE = 64
+"""At most, read and encoded at a time where nothing else is said."""
 
 Progress = Callable[[int, int], None]
 """Told how many pictures are done, and how many there are."""
@@ -39,8 +43,8 @@ class ImageOptions:
     """Told what was left out. A warning unless said otherwise."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= 4096:
-            raise ConfigError(f"a picture's side is 1 to 4096 pixels, not {self.size}", "size")
+        if not SMALLEST_SIDE <= self.size <= LARGEST_SIDE:
+            raise ConfigError(f"a picture's side is {SMALLEST_SIDE} to {LARGEST_SIDE} pixels, not {self.size}", "size")
         if self.broken not in ("refuse", "skip"):
             raise ConfigError(f"{self.broken!r} is neither 'refuse' nor 'skip'", "broken")
 
@@ -99,7 +103,7 @@ class Images:
 
     def pixels(self) -> np.ndarray:
         """uint8 N×size×size×3, a copy: take a batch first, or all of them come into memory."""
-        return np.array(self._store[self._rows])
+        return np.asarray(self._store)[self._rows]  # a map would make of its rows another map, to be copied again
 
     @property
     def digests(self) -> np.ndarray:
@@ -115,6 +119,18 @@ class Images:
     def fingerprint(self) -> bytes:
         """Tells whether these are the same pictures in the same order, without reading them."""
         return hashlib.sha256(repr(self.shape).encode() + np.ascontiguousarray(self.digests).tobytes()).digest()
+
+
+def side_of(feature_count: int) -> int:
+    """Width and height of pictures with so many numbers each."""
+    if type(feature_count) is int and 0 < feature_count <= CHANNELS * LARGEST_SIDE**2:
+        side = math.isqrt(feature_count // CHANNELS)
+        if side >= SMALLEST_SIDE and CHANNELS * side * side == feature_count:
+            return side
+    raise ValueError(
+        f"{feature_count!r} numbers are no picture of {SMALLEST_SIDE} to {LARGEST_SIDE} pixels a side, with "
+        f"{CHANNELS} colours"
+    )
 
 
 def picture_digest(pixels: bytes) -> bytes:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import csv
 import difflib
-import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedalc.data._stream import LineReader
+from fedalc.data._text import checked_text, shown
 from fedalc.data.annotations import Annotations, label_matrix
 from fedalc.data.places import Place, safe_name
 from fedalc.errors import DataError
@@ -35,7 +36,6 @@ NEEDED = ("train", "test")
 """For a dataset. A party has a list of what it trains on, and no other."""
 _LABELS = "labels.txt"
 _COLUMNS = ("picture", "labels", "user")
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NAMED_IN_A_NOTE = 5
 
 
@@ -129,7 +129,7 @@ def _merged(lists: Mapping[str, list[_Row]], files: Mapping[str, Path]) -> dict[
             elsewhere, other = known.setdefault(row.picture, (split, row))
             if other.labels != row.labels:
                 raise DataError(
-                    f"labels: {row.picture} has other labels here than in {files[elsewhere].name}, line {other.line}",
+                    f"labels: {row.picture} is in {files[elsewhere].name} too, line {other.line}, with other labels",
                     files[split],
                     row.line,
                 )
@@ -200,7 +200,7 @@ def _columns(first: tuple[int, list[str]] | None, path: Path) -> list[str]:
     found = ",".join(fields)
     raise DataError(
         "its first line should be picture,labels or picture,labels,user"
-        + (f", and is {_shown(found)}" if found else ", and it is empty"),
+        + (f", and is {shown(found)}" if found else ", and it is empty"),
         path,
         line,
     )
@@ -209,33 +209,31 @@ def _columns(first: tuple[int, list[str]] | None, path: Path) -> list[str]:
 def _picture(text: str, folder: Path) -> str:
     if not text.strip():
         raise _Fault("picture: is empty")
-    _check_characters(text, "picture")
+    checked_text(text, "picture", _Fault)
     if "\\" in text or ":" in text:
-        raise _Fault(f"picture: {_shown(text)} has a \\ or a : in it. A path is relative, with / between its parts")
+        raise _Fault(f"picture: {shown(text)} has a \\ or a : in it. A path is relative, with / between its parts")
     try:
         return safe_name(text, folder)
     except DataError:
-        raise _Fault(f"picture: refused: {_shown(text)} leads out of the folder") from None
+        raise _Fault(f"picture: refused: {shown(text)} leads out of the folder") from None
 
 
 def _user(text: str) -> str:
     if not text.strip():
         raise _Fault("user: is empty. Leave the column out if it is not known whose pictures these are")
-    _check_characters(text, "user")
-    return text.strip()
+    return checked_text(text, "user", _Fault).strip()
 
 
 def _labels(text: str, number: dict[str, int], complete: bool) -> tuple[int, ...]:
-    _check_characters(text, "labels")
-    if not text.strip():
+    if not checked_text(text, "labels", _Fault).strip():
         return ()
     names = {name.strip() for name in text.split("|")}
     if "" in names:
-        raise _Fault(f"labels: a label of {_shown(text)} is empty")
+        raise _Fault(f"labels: a label of {shown(text)} is empty")
     if complete and (unknown := sorted(names - number.keys())):
         close = difflib.get_close_matches(unknown[0], number, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
-        raise _Fault(f"labels: {_shown(unknown[0])} is not in {_LABELS}{hint}")
+        raise _Fault(f"labels: {shown(unknown[0])} is not in {_LABELS}{hint}")
     return tuple(sorted(number.setdefault(name, len(number)) for name in sorted(names)))
 
 
@@ -253,20 +251,12 @@ def _read_label_names(path: Path) -> tuple[str, ...] | None:
                 continue
             if blank:
                 raise DataError("is empty, and a label comes after it", path, blank)
-            if "|" in name or _CONTROL.search(name):
-                raise DataError(f"{_shown(name)}: a label has neither | nor a control character in it", path, line)
+            checked_text(name, "a label", partial(DataError, path=path, line=line))
+            if "|" in name:
+                raise DataError(f"a label: {shown(name)} has a | in it, which separates labels", path, line)
             if name in lines:
                 raise DataError(f"{name!r} is listed a second time, first in line {lines[name]}", path, line)
             lines[name] = line
     if not lines:
         raise DataError("names no label. Remove it, or list the labels, one per line", path)
     return tuple(lines)
-
-
-def _check_characters(text: str, field: str) -> None:
-    if found := _CONTROL.search(text):
-        raise _Fault(f"{field}: {_shown(text)} has the control character {found[0]!r} in it")
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -191,9 +191,12 @@ def load_held(
     return dataset.train, dataset.label_names
 
 
-def test_file(folder: Path) -> Path | None:
+def held_out_file(folder: Path) -> Path | None:
     """The folder's test file, if it has one."""
     return listed.find_lists(folder, needed=()).get("test") or _split_files(folder).get("test")
+
+
+test_file = held_out_file  # the name under which engines/flower still asks for it
 
 
 def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Dataset:

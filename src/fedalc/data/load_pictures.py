@@ -9,6 +9,7 @@ from typing import Literal
 
 from fedalc.data import coco, flair, listed, voc
 from fedalc.data.annotations import Annotations, kept_annotations, make_dataset, make_splits
+from fedalc.data.cache import content_digest
 from fedalc.data.catalog import ImageSet
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images import ImageOptions
@@ -46,8 +47,8 @@ def load_lists(folder: Path, options: ImageOptions, cache: bool = True) -> tuple
 
 def listed_annotations(place: Place, cache: bool = True, needed: Collection[str] = listed.NEEDED) -> Annotations:
     """What the folder's lists say, without a look at the pictures."""
-    files = listed.files_read(place.path, needed)
-    key = "\0".join(("listed", str(listed.VERSION), place.stamp(files)))
+    contents = (f"{name} {content_digest(place.path / name)}" for name in listed.files_read(place.path, needed))
+    key = "\0".join(("listed", str(listed.VERSION), *contents))
     return kept_annotations(key, lambda: listed.read_listed(place, needed), cache)
 
 
@@ -68,7 +69,9 @@ def _reader(
         return voc.pattern(of_voc), facts, lambda: voc.read_voc(place, of_voc, difficult)
     if kind.layout == "coco":
         of_coco = coco.VARIANTS[kind.variant]
-        return coco.pattern(of_coco), ("coco", str(coco.VERSION), repr(of_coco)), lambda: coco.read_coco(place, of_coco)
+        where = coco.picture_folders(place, of_coco)
+        facts = ("coco", str(coco.VERSION), repr(of_coco), *where)
+        return coco.pattern(of_coco), facts, lambda: coco.read_coco(place, of_coco)
     of_flair = flair.VARIANTS[kind.variant]
     known = ("flair", str(flair.VERSION), repr(of_flair))
     return flair.pattern(of_flair), known, lambda: flair.read_flair(place, of_flair)

@@ -17,14 +17,12 @@ from typing import Literal
 
 import numpy as np
 
-from fedalc.data.images import CHANNELS, DIGEST_BYTES, Images
+from fedalc.data.images import CHANNELS, DIGEST_BYTES, PICTURES_AT_ONCE, Images
 from fedalc.data.pictures import LARGEST_FILE, Small, in_parallel, left_out, need_pillow
 from fedalc.data.places import File, Place, is_archive
 from fedalc.errors import DataError
 
 KINDS = "JPEG, PNG, WebP, GIF, BMP"
-BLOCK = 64
-"""Pictures at a time: as many as are encoded at once."""
 # Hidden files are not meant: some systems leave one of their own beside each picture, under its name.
 _PICTURE = re.compile(r"(?:[^./][^/]*/)*[^./][^/]*\.(?:jpe?g|png|webp|gif|bmp)", re.IGNORECASE)
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
@@ -74,7 +72,7 @@ def picture_blocks(
     def encoded() -> Generator[tuple[int, bytes], None, None]:
         for row, file in enumerate(files):
             names.append(file.name)
-            yield row, file.read(LARGEST_FILE + 1)
+            yield row, file.read_start(LARGEST_FILE + 1)
 
     # Closed at once when something is refused: neither threads nor an open archive outlive the error.
     with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size)) as made:
@@ -95,7 +93,7 @@ def picture_blocks(
                 block.append(small)
             if progress is not None:
                 progress(done, total)
-            if len(block) == BLOCK:
+            if len(block) == PICTURES_AT_ONCE:
                 yield _images(block, names, size)
                 block.clear()
     if block:

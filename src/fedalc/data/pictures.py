@@ -6,7 +6,7 @@ antialiased bilinear filter, up or down, and brought to RGB, without transparenc
 quarter or an eighth of its size as long as that leaves twice the pixels wanted.
 
 Several threads decode (Pillow lets go of Python's lock) while one reads files and writes copies. Only a few pictures
-are in memory at any time, whatever their number.
+are in memory at any time, whatever their number, and if they are large, fewer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedalc.data.copies import Copies, Writer, kept_copies
-from fedalc.data.images import CHANNELS, Images, Progress, picture_digest
+from fedalc.data.images import Images, Progress, picture_digest
 from fedalc.data.places import Place, safe_name
 from fedalc.errors import DataError, FedalcError
 
 VERSION = 1
 """Raise it when the rule changes: copies made by another are not used then."""
-LARGEST_FILE = 256 << 20
+LARGEST_FILE = 64 << 20
+MOST_PIXELS = 64_000_000
+"""Of one picture. (Pillow only warns of 89 million, and refuses twice as many.) A thread needs 4 to 8 bytes each."""
+_MOST_BYTES = 512 << 20
+"""Of files that are read and not decoded yet."""
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Pillow reads many more, some with the help of other programs: files from anywhere shall not reach those."""
 _NAMED_IN_A_NOTE = 10
@@ -69,7 +73,8 @@ def small_copies(
     def make(writer: Writer) -> None:
         _make(place, wanted, size, broken, writer, progress, threads)
 
-    key = "\0".join((f"pictures {VERSION}", str(size), place.stamp(wanted), *wanted))
+    # Another Pillow may decode differently, or what this one cannot.
+    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), place.stamp(wanted), *wanted))
     copies = kept_copies(key, len(wanted), size, make, cache)
     _report(copies, wanted, place.path, broken, tell)
     usable = np.ones(len(wanted), dtype=bool)
@@ -77,18 +82,6 @@ def small_copies(
     if not usable.any():
         raise DataError("none of its pictures can be used", place.path)
     return Images(copies.pixels, wanted, copies.digests)[usable], usable
-
-
-def small_copy(file: Path, size: int) -> np.ndarray:
-    """One picture as training would see it: uint8 size×size×3."""
-    need_pillow()
-    try:
-        made = _shrink(0, file.read_bytes(), size)
-    except OSError as error:
-        raise DataError(f"cannot be opened: {error.strerror}", file) from None
-    if made.broken:
-        raise DataError(made.broken, file)
-    return np.frombuffer(made.pixels, dtype=np.uint8).reshape(size, size, CHANNELS).copy()
 
 
 def of_size(images: Images, size: int) -> Images:
@@ -107,6 +100,12 @@ def of_size(images: Images, size: int) -> Images:
 def _processors() -> int:
     """Those this process may use, which may be fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pillow() -> str:
+    import PIL
+
+    return PIL.__version__
 
 
 def need_pillow() -> None:
@@ -131,7 +130,7 @@ def _make(
     def encoded() -> Generator[tuple[int, bytes], None, None]:
         for file in place.files(names):
             missing.discard(file.name)
-            yield rows[file.name], file.read(LARGEST_FILE + 1)
+            yield rows[file.name], file.read_start(LARGEST_FILE + 1)
 
     # Closed at once when something is refused: neither threads nor an open archive outlive the error.
     with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, threads)) as made:
@@ -155,17 +154,21 @@ def in_parallel(
 ) -> Generator[Small, None, None]:
     """Decoded in the order of arrival. As many are under way as keep every thread busy, and no more are read."""
     threads = threads or _processors()
-    waiting: deque[Future[Small]] = deque()
+    waiting: deque[tuple[Future[Small], int]] = deque()
+    under_way = 0  # bytes
     with ThreadPoolExecutor(threads, "decode") as pool:
         try:
             for row, content in encoded:
-                waiting.append(pool.submit(_shrink, row, content, size))
-                if len(waiting) > 4 * threads:
-                    yield waiting.popleft().result()
+                waiting.append((pool.submit(_shrink, row, content, size), len(content)))
+                under_way += len(content)
+                while len(waiting) > 4 * threads or under_way > _MOST_BYTES:
+                    future, length = waiting.popleft()
+                    yield future.result()
+                    under_way -= length
             while waiting:
-                yield waiting.popleft().result()
+                yield waiting.popleft()[0].result()
         finally:
-            for future in waiting:
+            for future, _ in waiting:
                 future.cancel()
 
 
@@ -174,6 +177,8 @@ def _shrink(row: int, content: bytes, size: int) -> Small:
         return Small(row, broken=f"is larger than {LARGEST_FILE >> 20} MB")
     try:
         pixels = _decode(content, size)
+    except MemoryError:  # says nothing of the picture
+        raise
     except Exception as error:  # Pillow's plugins raise whatever comes: all of it means a broken picture
         return Small(row, broken=f"cannot be decoded ({str(error) or type(error).__name__})")
     return Small(row, pixels, picture_digest(pixels))
@@ -187,19 +192,29 @@ def _decode(content: bytes, size: int) -> bytes:
     except UnidentifiedImageError:
         raise ValueError("not a picture of a known format") from None
     with opened as image:
-        # Pillow itself only warns up to twice its limit.
-        if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise ValueError(f"{image.width}×{image.height} pixels are more than Pillow's limit")
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width}×{image.height} pixels are more than {MOST_PIXELS // 10**6} million")
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
         with contextlib.suppress(Exception):  # damaged EXIF data is no reason to lose the picture
             ImageOps.exif_transpose(image, in_place=True)
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
-        small = image.convert("RGB").resize(
-            (size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
+        small = (
+            _of_eight_bits(image)
+            .convert("RGB")
+            .resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
         )
         return bytes(small.tobytes())
+
+
+def _of_eight_bits(image: Any) -> Any:
+    """Pillow clips numbers of 16 bits at 255, where they are to be divided; other wide ones have no known range."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return image.convert("I").point(lambda value: value / 256).convert("L")
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode}, whose range is not known; save it with 8 or 16 bits")
+    return image
 
 
 def _report(copies: Copies, names: Sequence[str], place: Path, broken: str, tell: Callable[[str], None] | None) -> None:

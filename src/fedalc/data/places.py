@@ -7,6 +7,7 @@ the way; nothing of them is written to disk under a name of theirs. What is loos
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import re
 import tarfile
@@ -18,7 +19,7 @@ from typing import IO
 from fedalc.errors import DataError
 
 _ARCHIVE = re.compile(r".+\.(?:tar|tar\.gz|tgz|tar\.bz2)", re.IGNORECASE)
-_UNREADABLE = (tarfile.TarError, EOFError, zlib.error, OSError, ValueError)
+_UNREADABLE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError)
 
 
 class File:
@@ -27,11 +28,17 @@ class File:
     def __init__(self, stream: IO[bytes], name: str, place: Path, size: int) -> None:
         self._stream, self.name, self.place, self.size = stream, name, place, size
 
-    def read(self, most: int | None = None) -> bytes:
+    def read(self, most: int) -> bytes:
+        """All of it. A file with more bytes than this is refused before any of them is read."""
+        if self.size > most:
+            raise self.error(f"is larger than {most >> 20} MB, which no file of its kind is")
+        return self.read_start(most)
+
+    def read_start(self, most: int) -> bytes:
         """At most so many bytes. A file with more of them is no error: ask for one more than there should be."""
         try:
             # Python sets aside as much memory as it is asked to read.
-            return self._stream.read(self.size if most is None else min(most, self.size))
+            return self._stream.read(min(most, self.size))
         except _UNREADABLE as error:
             raise _damaged(error, self.place) from None
 

@@ -26,7 +26,7 @@ LABELS = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
     *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-_LARGEST_FILE = 1 << 20
+_LARGEST_FILE, _LARGEST_LIST = 1 << 20, 64 << 20
 _DEEPEST = 16
 _STEM = re.compile(r"\w[\w.-]*")
 
@@ -108,7 +108,7 @@ def _root(place: Place, variant: Variant, lists: dict[str, dict[str, list[str]]]
 
 def _read_list(file: File) -> list[str]:
     stems: dict[str, None] = {}
-    for number, line in enumerate(file.read().decode("utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(file.read(_LARGEST_LIST).decode("utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
             continue
         stem = line.split()[0]
@@ -124,9 +124,7 @@ def _read_list(file: File) -> list[str]:
 
 def _read_objects(file: File, difficult: bool) -> list[int]:
     """The labels of the objects in one annotation."""
-    content = file.read(_LARGEST_FILE + 1)
-    if len(content) > _LARGEST_FILE:
-        raise file.error(f"is larger than {_LARGEST_FILE >> 20} MB, which no annotation is")
+    content = file.read(_LARGEST_FILE)
     reader = _ObjectReader(file, difficult)
     try:
         reader.parser.Parse(content, True)

@@ -7,7 +7,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Generator
 
-from fedalc.data.images import Images
+from fedalc.data.images import PICTURES_AT_ONCE, Images
 from fedalc.encoders.chance import Chance, Dropout
 from fedalc.encoders.image import ImageEncoder
 from fedalc.encoders.pictures import PictureRows
@@ -18,7 +18,6 @@ from fedalc.settings import EncoderSettings
 
 Encoder = TextEncoder | ImageEncoder | SideBySide
 Batch = SparseRows | PictureRows
-PICTURES_AT_ONCE = 64  # at most, encoded at a time where nothing else is said
 
 
 def make_batch(

@@ -13,6 +13,7 @@ batch   as it was published: each client's own statistics while it works, the cl
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from fedalc.errors import ConfigError
 from fedalc.geometry import unit_rows
 from fedalc.settings import EncoderSettings
 
-CHANNELS = 3
 GROUPS = 32  # of channels, as group normalisation was published; fewer where 32 does not divide them
 SHAPES: dict[str, dict[str, Any]] = {
     "resnet50": {"layer_type": "bottleneck", "depths": (3, 4, 6, 3), "hidden_sizes": (256, 512, 1024, 2048)},
@@ -64,8 +64,10 @@ class ImageEncoder(nn.Module):
             _use_groups(self.backbone)
         self.eval()
 
-    def forward(self, rows: PictureRows, chance: Chance | None = None) -> Tensor:
-        pixels = rows.pixels(chance)
+    def forward(self, rows: PictureRows, chance: Chance | None = None, pixels: Tensor | None = None) -> Tensor:
+        """`pixels` are those of the rows, where they have been read for another encoder too."""
+        if pixels is None:
+            pixels = rows.pixels(chance)
         # One picture has no spread: it is normalised by the running averages, and leaves them as they are.
         self.backbone.train(self.training and len(rows) > 1)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.mixed):
@@ -97,10 +99,16 @@ def _backbone(settings: EncoderSettings) -> Any:
 def _pretrained(settings: EncoderSettings, shape: Any) -> Any:
     """With the weights of a name or folder, all of them: what the file lacks, the library would draw at random."""
     from transformers import ResNetConfig, ResNetModel
+    from transformers.utils import logging
 
     place = str(settings.pretrained)
+    _look_into(Path(place))
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         found = ResNetConfig.from_pretrained(place)
+        if found.to_dict().get("model_type") != ResNetConfig.model_type:
+            raise ConfigError(f"{place}: is no resnet", "encoder.pretrained")
         for key in SHAPE_KEYS:
             theirs, ours = (_plain(getattr(config, key)) for config in (found, shape))
             if theirs != ours:
@@ -123,7 +131,24 @@ def _pretrained(settings: EncoderSettings, shape: Any) -> Any:
             + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""),
             "encoder.pretrained",
         )
+    if not all(bool(torch.isfinite(numbers).all()) for numbers in model.state_dict().values()):
+        raise ConfigError(f"{place}: has weights that are not finite", "encoder.pretrained")
     return model
+
+
+def _look_into(folder: Path) -> None:
+    """What the library would say of a folder in a roundabout way, or after asking the hub for it."""
+    if not folder.is_dir():
+        if folder.is_absolute() or (folder.parent != Path() and folder.parent.is_dir()):
+            raise ConfigError(f"{folder}: no such folder", "encoder.pretrained")
+        return
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder}: has no config.json, which says what the weights are of", "encoder.pretrained")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"{folder}: has no weights in safetensors, and others are not read: a pickle can run any code",
+            "encoder.pretrained",
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -27,4 +27,6 @@ class SideBySide(nn.Module):
         return self._feature_count
 
     def forward(self, rows: SparseRows | PictureRows, chance: Chance | None = None) -> Tensor:
-        return torch.cat([encoder(rows, chance) for encoder in self.encoders], dim=1)
+        # Pictures are read and moved once for all.
+        shared = {"pixels": rows.pixels(chance)} if isinstance(rows, PictureRows) else {}
+        return torch.cat([encoder(rows, chance, **shared) for encoder in self.encoders], dim=1)

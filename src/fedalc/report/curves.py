@@ -64,7 +64,7 @@ def panels(histories: Histories) -> list[Panel]:
     return [
         Panel(
             "validation",
-            "Precision",
+            "mAP" if watched.endswith("mAP") else "Precision",
             rounds,
             precision,
             {name: _points(records, _round, quality) for name, records in curves.items()},

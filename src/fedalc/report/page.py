@@ -187,8 +187,10 @@ def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str 
 
 
 def _headline(result: Result) -> list[tuple[str, str]]:
-    precision = number_at(result, "metrics", "P@1")
-    measured = ("P@1 on the test set", tables.fixed(precision, 1) + (" %" if precision is not None else ""))
+    pictures = (result.get("selection") or {}).get("metrics", {}).get("validation mAP") is not None
+    metric = "mAP" if pictures else "P@1"  # pictures are compared by it, and only their rounds are measured by it
+    value = number_at(result, "metrics", metric)
+    measured = (f"{metric} on the test set", tables.fixed(value, 1) + (" %" if value is not None else ""))
     if by_parties(result):
         measured = ("mean score at the parties", tables.fixed(number_at(result, "metrics", "party score"), 3))
     headline = [

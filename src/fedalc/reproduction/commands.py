@@ -51,6 +51,9 @@ def reproduce(
         return
     folder = find_folder(table)
     if is_communication(folder):
+        if dry_run:
+            console.print(f"would run a few rounds with a real ResNet-50 and write its tables to {out / folder.name}")
+            return
         _count_bytes(console, folder, out)
         return
     chosen = read_table(folder)
