@@ -146,7 +146,7 @@ WRONG_LISTS = {
     HEAD + 'a.png,"dog"s\n': r"train\.csv:2: cannot be read as CSV: ',' expected after '\"'$",
     HEAD + "a.png,dog\rc.png,cat\r": r"train\.csv:2: cannot be read as CSV: new-line character seen in unquoted field$",
     HEAD + "a.png,\nc.png,\n": r"train\.csv: no picture in it has a label, so there is nothing to learn$",
-    HEAD + "d.png,dog\n": r"test\.csv:2: labels: d\.png has other labels here than in train\.csv, line 2$",
+    HEAD + "d.png,dog\n": r"test\.csv:2: labels: d\.png is in train\.csv too, line 2, with other labels$",
     "picture,labels,user\na.png,dog, \n": r"train\.csv:2: user: is empty\. Leave the column out",
     "picture,labels,user\na.png,dog,a\tb\n": r"train\.csv:2: user: 'a\\tb' has the control character",
 }

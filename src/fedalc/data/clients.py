@@ -135,7 +135,8 @@ def form_clients(train: Split, by: Literal["labels", "users"]) -> Federation:
     if train.users is None:
         known = ", ".join(entry.name for entry in ENTRIES if entry.users)
         raise ConfigError(
-            f"this dataset does not say whose its instances are (those that do: {known}, and lists of pictures with a user column); use labels",
+            f"this dataset does not say whose its instances are (those that do: {known}, and lists of pictures with a "
+            "user column); use labels",
             "clients",
         )
     # (numpy would pad each instance's name to the longest.)
