@@ -47,7 +47,7 @@ PICTURES: dict[str, Any] = {
     "images.augment": "mirror-shift",
     "client.learning_rate": 0.5,
     "client.row_learning_rate": 0.8,
-    "client.sample": 0.7,
+    "client.sample": 0.5,
     "server.learning_rate": 0.05,
     "server.optimizer": "momentum",
     "server.weight_decay": 0.0,
@@ -66,8 +66,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def pictures() -> Split:
-    """Some pictures are at several parties."""
-    labels = random_split(30, 2, 7, seed=5).labels
+    """Most are at several parties, and every label has the 16 that half of them are drawn from."""
+    labels = random_split(40, 2, 7, seed=5, per_instance=7).labels
     labels = labels[np.flatnonzero(labels.getnnz(axis=1))]
     pixels = np.random.default_rng(3).integers(0, 256, (labels.shape[0], SIDE, SIDE, 3), dtype=np.uint8)
     return Split(Images(pixels, [str(row) for row in range(len(pixels))]), labels)
@@ -191,7 +191,8 @@ def test_pictures_are_read_block_by_block(tmp_path: Path, clinics: Nodes, monkey
         return pixels(images)
 
     monkeypatch.setattr(Images, "pixels", counted)
-    config = asked("fedalc", PICTURES | {"block_rows": 2}, **{"num-server-rounds": 1, "held-out-share": 0.5})
+    all_of_few = {"block_rows": 2, "client.sample": 1.0}
+    config = asked("fedalc", PICTURES | all_of_few, **{"num-server-rounds": 1, "held-out-share": 0.5})
     run(LocalGrid(clinics), tmp_path / "run", config)
     assert max(read) == 2
 
@@ -217,7 +218,8 @@ def test_the_pictures_encoded_at_a_time_have_to_fit(
 
 def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nodes) -> None:
     """Against scores worked out one picture at a time, of all that the parties keep."""
-    found = run(LocalGrid(clinics), tmp_path / "run", asked("fedavg", PICTURES, **{"held-out-share": 0.5}))
+    config = asked("fedavg", PICTURES | {"client.sample": 1.0}, **{"held-out-share": 0.5})
+    found = run(LocalGrid(clinics), tmp_path / "run", config)
     measured = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]["party score"]
     from fedalc.collection.hashing import Hasher, canonical_pictures
     from fedalc.collection.keys import Key

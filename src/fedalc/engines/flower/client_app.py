@@ -23,7 +23,7 @@ from fedalc.data.clients import Federation
 from fedalc.data.images import Images
 from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, scale_rows
 from fedalc.engines.clients import ClientsEngine
-from fedalc.engines.flower.limits import check_memory, picture_bytes
+from fedalc.engines.flower.limits import check_memory, picture_bytes, sample_problem
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.engines.flower.records import (
     BadMessage,
@@ -101,6 +101,8 @@ def label_sets(message: Message, context: Context) -> RecordDict:
 def train(message: Message, context: Context) -> RecordDict:
     """One round's local work: the mean change of θ over its labels, and their rows."""
     work = _Work(message, context, round=int)
+    if problem := sample_problem(work.federation.counts, work.settings.client.sample):
+        raise BadMessage(problem)
     model, t = work.model(), work.said["round"]
     result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)
     reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
@@ -165,7 +167,7 @@ class _Work:
             scale_rows(features, self.settings.encoder.features),
             labels[mine],
             numbers=np.array(self.said["numbers"]),
-            keys=instance_keys(digests[mine]),
+            keys=instance_keys(self.party.hasher, digests[mine], self.settings.client.sample),
         )
         square = self.settings.client.loss == "square" and not on_held_out
         told = self._told(digests[mine], digests[~out]) if square else None

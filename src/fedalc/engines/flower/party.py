@@ -22,7 +22,8 @@ from fedalc.settings import CollectionSettings
 
 SHARES = tuple(twentieths / 20 for twentieths in range(11))
 """Of its instances, what a party may keep out of training. A server that knows digests could otherwise move the limit
-between two of them, and so have a single instance to itself."""
+between two of them, and so have a single instance to itself. To decide by a digest that is not sent would hide nothing:
+the server is sent the digests of what is trained on, and so sees what is missing."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,12 @@ def held_out(digests: np.ndarray, share: float) -> np.ndarray:
     return place < share
 
 
-def instance_keys(digests: np.ndarray) -> np.ndarray:
-    """By which random draws know an instance: the same wherever it is held."""
-    return np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()
+def instance_keys(hasher: Hasher, digests: np.ndarray, sample: float) -> np.ndarray:
+    """By which random draws know an instance: the same wherever it is held, and never sent.
+
+    The server has the digests, and chooses seed, round and `sample`: hashed once more under the parties' key, they do
+    not tell it whom it draws. Every `sample` draws anew. Otherwise two of almost the same size would differ by a single
+    instance, and so would the answers.
+    """
+    secret = hasher.instances((digest.tobytes() for digest in digests), f"draw/{sample!r}")
+    return np.ascontiguousarray(secret[:, :8]).view("<i8").ravel()
