@@ -232,14 +232,16 @@ def _read(
     """What is asked, and the party. The settings come first: they say how pictures are read."""
     config = context.node_config
     settings, said = read_task(message.content, str(config.get("device", "cpu")), share=float, **more)
-    size = int(config.get("size", settings.images.size))  # a party that has said one makes no copies of another
-    party = Party.from_node_config(config, replace(image_options(settings), size=size, tell=log.warning))
-    pictures, name = isinstance(party.holding.split.features, Images), settings.encoder.name
+    party = Party.from_node_config(config, replace(image_options(settings), tell=log.warning))
+    features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size
+    pictures = isinstance(features, Images)
     if pictures != settings.encoder.is_image:
         holds = "pictures: encoder.name should be a resnet" if pictures else "no pictures: use linear or mlp"
         raise BadMessage(f"its encoder is {name}, and this party holds {holds}")
-    if pictures and size != settings.images.size:
-        raise BadMessage(f"asks for pictures of {settings.images.size} pixels a side, and this party's are of {size}")
+    if pictures and size != features.size:
+        raise BadMessage(
+            f"asks for pictures of {size} pixels a side (images.size), and this party's are of {features.size} (--size)"
+        )
     return party, settings, said
 
 
