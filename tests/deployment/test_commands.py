@@ -79,6 +79,22 @@ def test_a_party_is_told_at_once_what_is_wrong(made: Path, changes: dict[str, st
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(("given", "size"), [([], 96), (["--size", "64"], 64)])
+def test_a_party_has_one_size_of_pictures(
+    made: Path, given: list[str], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides: list[PartySide] = []
+    monkeypatch.setattr("fedalc.deployment.party.run_party", lambda side, say, patience: sides.append(side))
+    run(*party(made), *given)
+    assert sides[0].settings["size"] == size
+
+
+@pytest.mark.parametrize("size", ["7", "1025"])
+def test_sizes_that_no_server_can_ask_for(made: Path, size: str) -> None:
+    result = CliRunner().invoke(app, ["deploy", *party(made), "--size", size])
+    assert result.exit_code == 2 and "8<=x<=1024" in result.output
+
+
 def test_files_taken_for_another_are_named(made: Path, tmp_path: Path) -> None:
     with pytest.raises(FedalcError, match="not a certificate"):
         run(*party(made, certificate=str(made / "node")))

@@ -152,12 +152,14 @@ def party(
     share_names: Annotated[bool, typer.Option("--share-names", help="tell the server the labels' names")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, ./data)")] = None,
     size: Annotated[
-        int | None,
+        int,
         typer.Option(
-            help="of pictures, the side in pixels that the server will ask for (images.size): small copies are made "
-            "now, and no others later (default: whatever it asks for)"
+            min=8,
+            max=1024,
+            help="of pictures, the side in pixels: small copies are made now, and a server that asks for others "
+            "(images.size) is refused",
         ),
-    ] = None,
+    ] = 96,
     port: Annotated[int | None, typer.Option(help="of this machine, for the party's own processes")] = None,
     state: Annotated[Path | None, typer.Option(help="a folder for log and settings (default: NODEKEY.party)")] = None,
     any_app: Annotated[

@@ -56,7 +56,7 @@ class PartySide:
         check_device(str(self.settings.get("device", "cpu")))
         said: list[str] = []
         # Of pictures the server says whether it wants those that can be read if not all can.
-        images = ImageOptions(int(self.settings.get("size", ImageOptions.size)), broken="skip", tell=said.append)
+        images = ImageOptions(broken="skip", tell=said.append)
         holding = Party.from_node_config(self.settings, images).holding
         said.append(f"{self.settings['data']}: {len(holding.split):,} instances under {len(holding.names):,} labels")
         return "\n".join(said)

@@ -22,7 +22,7 @@ from fedalc.model import Model
 
 
 def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key: Path | str) -> FederatedTraining:
-    """Labels in the order of their pseudonyms and instances' digests as their keys, as the server has them."""
+    """Labels in the order of their pseudonyms, as the server has them, and instances' keys as the parties have them."""
     settings = settings.model_copy(update={"engine": "clients"})
     hasher = Hasher("hmac-sha256", Key.read(key))
     held = np.flatnonzero(train.labels.getnnz(axis=0))
@@ -30,7 +30,7 @@ def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key
     train = Split(train.features, train.labels[:, order])
     train = train.rows(np.flatnonzero(train.labels.getnnz(axis=1)))
     digests = hasher.instances(canonical_features(train.features), features_identity("content", train.features))
-    keys = instance_keys(digests)
+    keys = instance_keys(hasher, digests, settings.client.sample)
     federation = Federation(scale_rows(train.features, settings.encoder.features), train.labels, keys=keys)
     return FederatedTraining(
         settings, federation, partial(make_engine, settings, federation), knowledge_for(settings, train)

@@ -96,6 +96,20 @@ def test_another_number_of_features(tmp_path: Path, train: Split, parties: Nodes
         run(two, tmp_path / "two", asked("fedavg", SETTINGS, **{"num-parties": 2}))
 
 
+def test_a_sample_that_some_will_not_answer(tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of party 7 and party 9 have 6 instances. It is said before the first round, not in each."""
+    half = asked("fedavg", SETTINGS | {"client.sample": 0.5}, **ONE)
+    with pytest.raises(ConfigError, match=r"client.sample = 0.5 draws, .* of a label's 6 instances .*; use 1$"):
+        run(LocalGrid(parties), tmp_path / "nobody", half)
+    monkeypatch.setattr("fedalc.engines.flower.limits.FEWEST", 5)
+    run(LocalGrid(parties), tmp_path / "run", half)
+    assert [(t, party) for t, party, why in notes(tmp_path / "run") if "; use 1" in why] == [
+        (0, "party 7"),
+        (0, "party 9"),
+    ]
+    assert set(roster_of(tmp_path / "run").parties) == {"party 101", "party 55"}
+
+
 def test_another_key(tmp_path: Path, parties: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     Key(bytes(range(100, 140))).write(tmp_path / "other key")
     nodes = parties | {ODD: {**parties[ODD], "key": str(tmp_path / "other key")}}

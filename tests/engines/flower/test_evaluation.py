@@ -106,8 +106,10 @@ def test_what_is_held_out_is_never_trained_on_nor_collected(
     tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An instance that several parties hold is kept out by all of them: its digest says so to each."""
-    digests = Hasher("hmac-sha256", Key.read(parties[7]["key"])).instances(canonical_sparse(train.features))
-    keys = np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()
+    key = Key.read(parties[7]["key"])
+    digests = Hasher("hmac-sha256", key).instances(canonical_sparse(train.features))
+    secret = [key.mac("sha256", b"fedalc/1/instance/draw/1.0\0" + digest.tobytes())[:8] for digest in digests]
+    keys = np.array([int.from_bytes(start, "little", signed=True) for start in secret])
     out = kept_out(train, parties)
     shared = np.asarray(train.labels.sum(axis=1)).ravel() > 1
     assert (out & shared).any() and (~out & shared).any()
@@ -126,6 +128,7 @@ def test_what_is_held_out_is_never_trained_on_nor_collected(
     collected = b"".join(r.content["messages"]["digests"].data for r in grid.replies if "messages" in r.content)
     assert all(digests[row].tobytes() not in collected for row in np.flatnonzero(out))
     assert all(digests[row].tobytes() in collected for row in np.flatnonzero(~out))
+    assert not any(start in collected for start in secret)
 
 
 def write_held_out(folder: Path, split: Split, names: list[str]) -> Path:

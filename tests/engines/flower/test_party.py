@@ -15,12 +15,15 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fedalc.collection.client import SharedEncoder
 from fedalc.collection.hashing import Hasher
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
+from fedalc.encoders import Chance
 from fedalc.engines.flower.client_app import PARTY_ERROR
 from fedalc.engines.flower.client_app import app as client_app
 from fedalc.engines.flower.collecting import Census, question, take_census
+from fedalc.engines.flower.limits import sample_problem
 from fedalc.engines.flower.parties import Parties, Patience
 from fedalc.engines.flower.party import Party
 from fedalc.engines.flower.records import pack
@@ -136,6 +139,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     ),
     "a million layers": (lambda c: with_settings(c, encoder__hidden=[1] * 10**6), "settings"),
     "a share that singles out an instance": (lambda c: with_task(c, share=0.10001), "share"),
+    "a sample of single instances": (lambda c: with_settings(c, client__sample=0.1), "client.sample = 0.1 draws"),
+    "all but single instances": (lambda c: with_settings(c, client__sample=0.99), "client.sample = 0.99 draws"),
 }
 
 
@@ -146,6 +151,69 @@ def test_a_hostile_message_is_refused_and_costs_nothing(parties: Nodes, honest: 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert_refused(ask(parties[NODE], "train", content), why)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB
+
+
+@pytest.mark.parametrize(
+    ("counts", "sample", "instead"),
+    [([320, 0, 400], 0.025, None), ([16], 0.5, None), ([1], 1.0, None), ([0], 0.1, None),
+     ([319, 400], 0.025, "319 instances on average, and no party answers for so few; use 0.026 to 0.974, or 1"),
+     ([100], 0.93, "100 instances on average, and no party answers for so few; use 0.08 to 0.92, or 1"),
+     ([15, 400], 0.5, "15 instances on average, and no party answers for so few; use 1")],
+)  # fmt: skip
+def test_how_small_a_sample_may_be(counts: list[int], sample: float, instead: str | None) -> None:
+    problem = sample_problem(np.array(counts), sample)
+    start = f"client.sample = {sample:g} draws, or leaves out, fewer than 8 of a label's "
+    assert problem == ("" if instead is None else start + instead)
+
+
+def drawn(parties: Nodes, content: RecordDict, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Which instances the party draws to answer this, label after label."""
+    masks: list[np.ndarray] = []
+    chosen = Chance.chosen
+
+    def kept(chance: Chance, keys: np.ndarray) -> np.ndarray:
+        masks.append(chosen(chance, keys))
+        return masks[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chance, "chosen", kept)
+        assert ask(parties[NODE], "train", content).has_content()
+    return np.concatenate(masks)
+
+
+def test_the_digests_do_not_tell_whom_a_sample_draws(
+    parties: Nodes, honest: RecordDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that could work the draws out would try rounds until the one it wants is drawn almost alone."""
+    monkeypatch.setattr("fedalc.engines.flower.limits.FEWEST", 1)  # the parties here have few
+    party = Party.from_node_config(parties[NODE])
+    settings = experiment({"method": "fedavg", "client": {"sample": 0.5}}, overrides=[])
+    digests = party.digests(SharedEncoder(settings.encoder, settings.seed))
+    sent = np.frombuffer(ask(parties[NODE], "query.label_sets", honest).content["messages"]["digests"].data, np.uint8)
+    assert {d.tobytes() for d in digests} == {d.tobytes() for d in sent.reshape(-1, 16)}, "these the server has"
+    of_label = party.holding.split.labels.tocsc()
+    known = digests[np.concatenate([np.sort(of_label[:, [u]].indices) for u in range(of_label.shape[1])])]
+    halves = with_settings(honest, client__sample=0.5)
+    right, rounds = np.zeros((2, len(known))), 30
+    for t in range(1, rounds + 1):
+        chance = Chance(settings, t, torch.empty(0))
+        found = drawn(parties, with_task(halves, round=t), monkeypatch)
+        for way, order in enumerate(("<i8", ">i8")):
+            right[way] += chance.chosen(np.ascontiguousarray(known[:, :8]).view(order).ravel()) == found
+    spread = np.sqrt(rounds / 4)  # of a coin's
+    assert np.abs(right - rounds / 2).max() < 4.5 * spread
+    assert np.abs(right.mean(axis=1) - rounds / 2).max() < 4 * spread / np.sqrt(len(digests))
+
+
+def test_samples_of_almost_one_size_are_not_almost_the_same(
+    parties: Nodes, honest: RecordDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their answers would differ by one instance's gradient."""
+    monkeypatch.setattr("fedalc.engines.flower.limits.FEWEST", 1)
+    one, again, other = (
+        drawn(parties, with_settings(honest, client__sample=sample), monkeypatch) for sample in (0.5, 0.5, 0.501)
+    )
+    assert (one == again).all() and (one != other).mean() > 0.25
 
 
 def test_theta_that_is_not_finite(parties: Nodes, honest: RecordDict) -> None:

@@ -26,7 +26,7 @@ from fedalc.engines.flower.limits import picture_bytes
 from fedalc.engines.flower.party import Party
 from fedalc.engines.flower.records import encoder_tensors, pack
 from fedalc.engines.flower.server_data import read_held_out
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
 from fedalc.settings import EncoderSettings
 from tests.engines.flower.local_grid import LocalGrid
@@ -47,7 +47,7 @@ PICTURES: dict[str, Any] = {
     "images.augment": "mirror-shift",
     "client.learning_rate": 0.5,
     "client.row_learning_rate": 0.8,
-    "client.sample": 0.7,
+    "client.sample": 0.5,
     "server.learning_rate": 0.05,
     "server.optimizer": "momentum",
     "server.weight_decay": 0.0,
@@ -66,8 +66,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def pictures() -> Split:
-    """Some pictures are at several parties."""
-    labels = random_split(30, 2, 7, seed=5).labels
+    """Most are at several parties, and every label has the 16 that half of them are drawn from."""
+    labels = random_split(40, 2, 7, seed=5, per_instance=7).labels
     labels = labels[np.flatnonzero(labels.getnnz(axis=1))]
     pixels = np.random.default_rng(3).integers(0, 256, (labels.shape[0], SIDE, SIDE, 3), dtype=np.uint8)
     return Split(Images(pixels, [str(row) for row in range(len(pixels))]), labels)
@@ -75,7 +75,8 @@ def pictures() -> Split:
 
 @pytest.fixture(scope="module")
 def clinics(tmp_path_factory: pytest.TempPathFactory, pictures: Split) -> Nodes:
-    return write_parties(tmp_path_factory.mktemp("clinics"), pictures)
+    nodes = write_parties(tmp_path_factory.mktemp("clinics"), pictures)
+    return {node: {**config, "size": SIDE} for node, config in nodes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -158,15 +159,21 @@ def hello(**changes: Any) -> RecordDict:
 def test_what_a_party_of_pictures_says_of_itself(clinics: Nodes) -> None:
     said = ask(clinics[NODE], "query.hello", hello()).content["introduction"]
     assert said["features"] == 3 * SIDE * SIDE and len(said["labels"]) == 3
-    assert ask(clinics[NODE], "query.hello", hello(images__size=8)).content["introduction"]["features"] == 3 * 8 * 8
 
 
-def test_a_party_that_has_said_its_size_makes_no_other(clinics: Nodes) -> None:
-    sized = {**clinics[NODE], "size": 9}
-    assert_refused(
-        ask(sized, "query.hello", hello()), "asks for pictures of 12 pixels a side, and this party's are of 9"
-    )
-    assert ask(sized, "query.hello", hello(images__size=9)).has_content()
+@pytest.mark.parametrize(("own", "size"), [({"size": 9}, 9), ({}, 96)])
+def test_a_party_makes_copies_of_its_own_size_only(
+    clinics: Nodes, own: dict[str, int], size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that could choose would have a set of copies made for each of a thousand sizes."""
+    monkeypatch.setenv("FEDALC_CACHE", str(tmp_path))
+    sized = {key: value for key, value in clinics[NODE].items() if key != "size"} | own
+    assert ask(sized, "query.hello", hello(images__size=size)).content["introduction"]["features"] == 3 * size * size
+    made = {path for path in tmp_path.rglob("*") if path.is_file()}
+    for asked_for in (12, 13):
+        why = f"of {asked_for} pixels a side (images.size), and this party's are of {size} (--size)"
+        assert_refused(ask(sized, "query.hello", hello(images__size=asked_for)), why)
+    assert made and {path for path in tmp_path.rglob("*") if path.is_file()} == made
 
 
 def test_encoder_and_data_have_to_fit(clinics: Nodes, parties: Nodes) -> None:
@@ -191,7 +198,8 @@ def test_pictures_are_read_block_by_block(tmp_path: Path, clinics: Nodes, monkey
         return pixels(images)
 
     monkeypatch.setattr(Images, "pixels", counted)
-    config = asked("fedalc", PICTURES | {"block_rows": 2}, **{"num-server-rounds": 1, "held-out-share": 0.5})
+    all_of_few = {"block_rows": 2, "client.sample": 1.0}
+    config = asked("fedalc", PICTURES | all_of_few, **{"num-server-rounds": 1, "held-out-share": 0.5})
     run(LocalGrid(clinics), tmp_path / "run", config)
     assert max(read) == 2
 
@@ -217,7 +225,8 @@ def test_the_pictures_encoded_at_a_time_have_to_fit(
 
 def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nodes) -> None:
     """Against scores worked out one picture at a time, of all that the parties keep."""
-    found = run(LocalGrid(clinics), tmp_path / "run", asked("fedavg", PICTURES, **{"held-out-share": 0.5}))
+    config = asked("fedavg", PICTURES | {"client.sample": 1.0}, **{"held-out-share": 0.5})
+    found = run(LocalGrid(clinics), tmp_path / "run", config)
     measured = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]["party score"]
     from fedalc.collection.hashing import Hasher, canonical_pictures
     from fedalc.collection.keys import Key
@@ -302,6 +311,7 @@ def test_a_party_that_holds_text_is_left_out(tmp_path: Path, clinics: Nodes, par
     assert party == "node 77" and "holds no pictures: use linear or mlp" in why
 
 
-def test_a_size_that_no_picture_has(clinics: Nodes) -> None:
-    with pytest.raises(FedalcError, match="side is 1 to 4096 pixels, not 0"):
-        PartySide({**clinics[NODE], "size": 0}, "127.0.0.1:1", None, None, Path("state")).check()
+@pytest.mark.parametrize(("size", "why"), [(7, "greater than or equal to 8"), (1025, "less than or equal to 1024")])
+def test_a_size_that_no_server_can_ask_for(clinics: Nodes, size: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"size: Input should be {why}, and is {size}"):
+        PartySide({**clinics[NODE], "size": size}, "127.0.0.1:1", None, None, Path("state")).check()

@@ -23,7 +23,7 @@ from fedalc.data.clients import Federation
 from fedalc.data.images import Images
 from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, scale_rows
 from fedalc.engines.clients import ClientsEngine
-from fedalc.engines.flower.limits import check_memory, picture_bytes
+from fedalc.engines.flower.limits import check_memory, picture_bytes, sample_problem
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.engines.flower.records import (
     BadMessage,
@@ -101,6 +101,8 @@ def label_sets(message: Message, context: Context) -> RecordDict:
 def train(message: Message, context: Context) -> RecordDict:
     """One round's local work: the mean change of θ over its labels, and their rows."""
     work = _Work(message, context, round=int)
+    if problem := sample_problem(work.federation.counts, work.settings.client.sample):
+        raise BadMessage(problem)
     model, t = work.model(), work.said["round"]
     result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)
     reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
@@ -165,7 +167,7 @@ class _Work:
             scale_rows(features, self.settings.encoder.features),
             labels[mine],
             numbers=np.array(self.said["numbers"]),
-            keys=instance_keys(digests[mine]),
+            keys=instance_keys(self.party.hasher, digests[mine], self.settings.client.sample),
         )
         square = self.settings.client.loss == "square" and not on_held_out
         told = self._told(digests[mine], digests[~out]) if square else None
@@ -230,14 +232,16 @@ def _read(
     """What is asked, and the party. The settings come first: they say how pictures are read."""
     config = context.node_config
     settings, said = read_task(message.content, str(config.get("device", "cpu")), share=float, **more)
-    size = int(config.get("size", settings.images.size))  # a party that has said one makes no copies of another
-    party = Party.from_node_config(config, replace(image_options(settings), size=size, tell=log.warning))
-    pictures, name = isinstance(party.holding.split.features, Images), settings.encoder.name
+    party = Party.from_node_config(config, replace(image_options(settings), tell=log.warning))
+    features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size
+    pictures = isinstance(features, Images)
     if pictures != settings.encoder.is_image:
         holds = "pictures: encoder.name should be a resnet" if pictures else "no pictures: use linear or mlp"
         raise BadMessage(f"its encoder is {name}, and this party holds {holds}")
-    if pictures and size != settings.images.size:
-        raise BadMessage(f"asks for pictures of {settings.images.size} pixels a side, and this party's are of {size}")
+    if pictures and size != features.size:
+        raise BadMessage(
+            f"asks for pictures of {size} pixels a side (images.size), and this party's are of {features.size} (--size)"
+        )
     return party, settings, said
 
 

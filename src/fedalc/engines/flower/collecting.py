@@ -23,10 +23,11 @@ from fedalc.collection.simulation import Collection
 from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.engines.flower.introductions import Introduction
+from fedalc.engines.flower.limits import sample_problem
 from fedalc.engines.flower.parties import Parties
 from fedalc.engines.flower.records import BadMessage, config, read_json, task, unpack
 from fedalc.engines.flower.roster import Roster
-from fedalc.errors import DataError, FedalcError
+from fedalc.errors import ConfigError, DataError, FedalcError
 from fedalc.federated import planned_looks
 from fedalc.knowledge import LabelKnowledge, protected
 from fedalc.runs import CENSUS
@@ -103,6 +104,7 @@ def question(settings: Experiment, share: float) -> RecordDict:
 def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
     """Ask everyone who is there. `share` of its instances is what a party keeps out of training."""
     known = _same_features(parties, _distinct_names(parties.gather()))
+    known = _enough_drawn(parties, settings, known)
     if not settings.uses_labels:
         roster, _ = _roster(parties, known)
         return Census(roster, None, {}, share)
@@ -145,6 +147,18 @@ def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int
         if who.features != usual:
             parties.leave_out(0, who.client, f"its data has {who.features} features, most have {usual}")
     return {node: who for node, who in known.items() if who.features == usual}
+
+
+def _enough_drawn(parties: Parties, settings: Experiment, known: dict[int, Introduction]) -> dict[int, Introduction]:
+    """Those that will answer with the sample of each label that is wanted."""
+    sample = settings.client.sample
+    problems = {node: sample_problem(np.array(who.counts), sample) for node, who in known.items()}
+    if all(problems.values()):
+        raise ConfigError(sample_problem(np.concatenate([who.counts for who in known.values()]), sample))
+    for node, problem in problems.items():
+        if problem:
+            parties.leave_out(0, known[node].client, problem)
+    return {node: who for node, who in known.items() if not problems[node]}
 
 
 def _label_sets(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from fedalc.collection.client import Identity, SharedEncoder, collection_settings, make_hasher
 from fedalc.collection.hashing import Hasher
@@ -18,11 +19,12 @@ from fedalc.collection.messages import Messages, byte_order, make_messages
 from fedalc.data.dataset import Split
 from fedalc.data.images import ImageOptions
 from fedalc.errors import ConfigError
-from fedalc.settings import CollectionSettings
+from fedalc.settings import CollectionSettings, ImageSettings
 
 SHARES = tuple(twentieths / 20 for twentieths in range(11))
 """Of its instances, what a party may keep out of training. A server that knows digests could otherwise move the limit
-between two of them, and so have a single instance to itself."""
+between two of them, and so have a single instance to itself. To decide by a digest that is not sent would hide nothing:
+the server is sent the digests of what is trained on, and so sees what is missing."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ class Party:
 
     @classmethod
     def from_node_config(cls, said: Mapping[str, Any], images: ImageOptions | None = None) -> Party:
-        """From data, key, labels, client, identity, records, algorithm, digest-bytes, device, share-names, data-dir.
+        """From data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
 
-        `images`: how pictures are read, if it holds pictures.
+        `images`: how pictures are read, if it holds pictures. Their size is the party's own choice: a server that could
+        ask for another with each message would have a set of small copies made for each.
         """
         if "data" not in said:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
@@ -62,7 +65,7 @@ class Party:
             None if said.get("labels") is None else str(said["labels"]),
             None if records is None else Path(str(records)),
             None if data_dir is None else Path(str(data_dir)),
-            images,
+            replace(images or ImageOptions(), size=picture_size(said)),
         )
         hasher = make_hasher(collection)
         order = byte_order(hasher.labels(holding.names))
@@ -98,6 +101,14 @@ class Party:
         return make_messages(self.hasher, kind, self.name, canonical, split.labels, self.holding.names)
 
 
+def picture_size(said: Mapping[str, Any]) -> int:
+    """The side of a party's pictures in pixels, from its configuration. Range and default are those of images.size."""
+    try:
+        return ImageSettings.model_validate({"size": said["size"]} if "size" in said else {}).size
+    except ValidationError as error:
+        raise ConfigError(f"{error.errors()[0]['msg']}, and is {said['size']!r}", "size") from None
+
+
 def held_out(digests: np.ndarray, share: float) -> np.ndarray:
     """Which instances are kept out of training. Parties that hold the same one agree without a word: its digest says.
 
@@ -108,6 +119,12 @@ def held_out(digests: np.ndarray, share: float) -> np.ndarray:
     return place < share
 
 
-def instance_keys(digests: np.ndarray) -> np.ndarray:
-    """By which random draws know an instance: the same wherever it is held."""
-    return np.ascontiguousarray(digests[:, :8]).view("<i8").ravel()
+def instance_keys(hasher: Hasher, digests: np.ndarray, sample: float) -> np.ndarray:
+    """By which random draws know an instance: the same wherever it is held, and never sent.
+
+    The server has the digests, and chooses seed, round and `sample`: hashed once more under the parties' key, they do
+    not tell it whom it draws. Every `sample` draws anew. Otherwise two of almost the same size would differ by a single
+    instance, and so would the answers.
+    """
+    secret = hasher.instances((digest.tobytes() for digest in digests), f"draw/{sample!r}")
+    return np.ascontiguousarray(secret[:, :8]).view("<i8").ravel()
