@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
