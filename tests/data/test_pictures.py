@@ -148,8 +148,43 @@ def test_without_a_cache(folder: Path, own_cache: Path, monkeypatch: pytest.Monk
     assert not own_cache.exists() and images.pixels()[0, 0, 0, 0] > 250
     (tmp_path / "blocked").write_text("in the way")
     monkeypatch.setenv("FEDALC_CACHE", str(tmp_path / "blocked" / "cache"))
-    images, _ = small_copies(Place(folder), NAMES, 4)
+    told: list[str] = []
+    images, _ = small_copies(Place(folder), NAMES, 4, tell=told.append)
     assert images.pixels()[1, 0, 0, 1] > 250
+    assert len(told) == 1 and told[0].startswith(f"{tmp_path}/blocked/cache: cannot be written or locked (Not a dir")
+
+
+def test_a_disk_without_locks_is_told_of(folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(copies.fcntl, "flock", flock)
+    told: list[str] = []
+    assert small_copies(Place(folder), NAMES, 4, tell=told.append)[1].all()
+    assert told == [
+        f"{own_cache}: cannot be written or locked (No locks available), so the small copies of the pictures are made "
+        "again each time. $FEDALC_CACHE says where they go"
+    ]
+
+
+def test_copies_of_files_that_have_changed_go(folder: Path, own_cache: Path) -> None:
+    def entries() -> set[str]:
+        return {path.name for path in own_cache.iterdir() if path.is_dir()}
+
+    old, _ = small_copies(Place(folder), NAMES, 4)
+    (first,) = entries()
+    small_copies(Place(folder), NAMES, 5)
+    small_copies(Place(folder), NAMES[:2], 4)
+    others = entries() - {first}
+    os.utime(folder / "a.jpg", ns=(1, 1))
+    with pytest.raises(DataError):
+        (folder / "b.jpg").rename(folder / "gone.jpg")
+        small_copies(Place(folder), NAMES, 4)
+    assert entries() == {first, *others}, "nothing has taken their place"
+    (folder / "gone.jpg").rename(folder / "b.jpg")
+    small_copies(Place(folder), NAMES, 4)
+    assert first not in entries() and len(entries()) == 3 and others < entries()
+    assert old.pixels()[0, 0, 0, 0] > 250, "whoever has them open keeps them"
 
 
 TRUNCATED = picture(size=(300, 200))[:-900]

@@ -57,7 +57,8 @@ def test_every_pixel_where_it_belongs() -> None:
 
 
 def test_encoders_side_by_side_read_once() -> None:
-    settings = experiment(images={"augment": "mirror-shift"}, encoder={"name": "resnet-small", "dim": 3})
+    asked: Any = {"encoder": {"name": "resnet-small", "dim": 3}, "images": {"augment": "mirror-shift"}}
+    settings = experiment(asked)
     both = make_encoder(192, settings.encoder, torch.Generator().manual_seed(0), copies=2).double()
     images, chance = Watched(), Chance(settings, 3, torch.zeros(1, dtype=torch.float64))
     with torch.no_grad():

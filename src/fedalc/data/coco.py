@@ -173,7 +173,7 @@ def _checked(
             if type(value) is not expected:
                 what = "a whole number" if expected is int else "text"
                 raise file.error(f"{where}[{at}].{name}: expected {what}, found {str(value)[:40]!r}")
-            if expected is str:
+            if isinstance(value, str):
                 checked_text(value, f"{where}[{at}].{name}", file.error)
     return found
 

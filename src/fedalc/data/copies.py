@@ -65,11 +65,25 @@ class Writer:
         np.savez(file, digests=self._digests, broken=broken)
 
 
-def kept_copies(key: str, count: int, size: int, make: Callable[[Writer], None], cache: bool = True) -> Copies:
-    """The copies under this key, made now if they are not there yet. `make` failing leaves nothing behind."""
+def kept_copies(
+    key: str,
+    stamp: str,
+    count: int,
+    size: int,
+    make: Callable[[Writer], None],
+    cache: bool = True,
+    tell: Callable[[str], None] | None = None,
+) -> Copies:
+    """The copies under this key, made now if they are not there yet. `make` failing leaves nothing behind.
+
+    Those of another stamp, which are of files that have changed since, go when new ones are there. `tell` is told
+    where copies cannot be kept.
+    """
     try:
-        known = hashlib.sha256(f"{_FORMAT} {key}".encode(errors="surrogateescape")).hexdigest()
-        entry = cache_dir() / f"pictures-{known[:40]}"
+        known, state = (
+            hashlib.sha256(f"{_FORMAT} {text}".encode(errors="surrogateescape")).hexdigest() for text in (key, stamp)
+        )
+        entry = cache_dir() / f"pictures-{known[:40]}-{state[:16]}"
     except RuntimeError:  # a user without a home folder
         cache = False
     if not cache:
@@ -79,7 +93,12 @@ def kept_copies(key: str, count: int, size: int, make: Callable[[Writer], None],
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = _lock(entry)
-    except OSError:
+    except OSError as error:
+        if tell is not None:
+            tell(
+                f"{entry.parent}: cannot be written or locked ({error.strerror}), so the small copies of the pictures "
+                "are made again each time. $FEDALC_CACHE says where they go"
+            )
         return _unnamed(count, size, make)
     with lock:
         with contextlib.suppress(Exception):  # another process has made it while we waited
@@ -95,7 +114,9 @@ def kept_copies(key: str, count: int, size: int, make: Callable[[Writer], None],
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-    return _open(entry, count, size)
+        made = _open(entry, count, size)
+        _clear_older(entry)
+    return made
 
 
 def _lock(entry: Path) -> BinaryIO:
@@ -113,6 +134,13 @@ def _clear(entry: Path) -> None:
     """What stands in the way: a damaged entry, or what a killed process has begun."""
     for leftover in (entry, *entry.parent.glob(f"{entry.name}.*.part")):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _clear_older(entry: Path) -> None:
+    """What is under way (`.part`) is left alone, and so are locks: somebody may wait for one."""
+    for other in entry.parent.glob(f"{entry.name.rpartition('-')[0]}-*"):
+        if other != entry and not other.suffix:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _fill(folder: Path, count: int, size: int, make: Callable[[Writer], None]) -> None:

@@ -69,9 +69,8 @@ def _reader(
         return voc.pattern(of_voc), facts, lambda: voc.read_voc(place, of_voc, difficult)
     if kind.layout == "coco":
         of_coco = coco.VARIANTS[kind.variant]
-        where = coco.picture_folders(place, of_coco)
-        facts = ("coco", str(coco.VERSION), repr(of_coco), *where)
-        return coco.pattern(of_coco), facts, lambda: coco.read_coco(place, of_coco)
+        known = ("coco", str(coco.VERSION), repr(of_coco), *coco.picture_folders(place, of_coco))
+        return coco.pattern(of_coco), known, lambda: coco.read_coco(place, of_coco)
     of_flair = flair.VARIANTS[kind.variant]
     known = ("flair", str(flair.VERSION), repr(of_flair))
     return flair.pattern(of_flair), known, lambda: flair.read_flair(place, of_flair)

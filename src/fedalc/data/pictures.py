@@ -74,8 +74,8 @@ def small_copies(
         _make(place, wanted, size, broken, writer, progress, threads)
 
     # Another Pillow may decode differently, or what this one cannot.
-    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), place.stamp(wanted), *wanted))
-    copies = kept_copies(key, len(wanted), size, make, cache)
+    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), str(place.path.resolve()), *wanted))
+    copies = kept_copies(key, place.stamp(wanted), len(wanted), size, make, cache, tell)
     _report(copies, wanted, place.path, broken, tell)
     usable = np.ones(len(wanted), dtype=bool)
     usable[list(copies.broken)] = False
