@@ -196,9 +196,6 @@ def held_out_file(folder: Path) -> Path | None:
     return listed.find_lists(folder, needed=()).get("test") or _split_files(folder).get("test")
 
 
-test_file = held_out_file  # the name under which engines/flower still asks for it
-
-
 def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Dataset:
     files = find_split_files(folder)
     parsed = {split: _parse(path, rule, cache) for split, path in files.items()}

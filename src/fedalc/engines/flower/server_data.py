@@ -14,7 +14,7 @@ from fedalc.config import Experiment
 from fedalc.data.catalog import is_known
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images import ImageOptions
-from fedalc.data.load import load_dataset, load_held, test_file
+from fedalc.data.load import held_out_file, load_dataset, load_held
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import DataError
 from fedalc.runs import check_kind, image_options
@@ -41,7 +41,7 @@ def _read(place: str, images: ImageOptions) -> tuple[Split, tuple[str, ...]]:
         dataset = load_dataset(place, images=images)
         return dataset.test, dataset.label_names
     folder = Path(place)
-    found = test_file(folder) if folder.is_dir() else None
+    found = held_out_file(folder) if folder.is_dir() else None
     return load_held(found or place, images=images)
 
 
