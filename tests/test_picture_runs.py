@@ -245,3 +245,9 @@ def test_averaged_weights_have_averaged_statistics() -> None:
     for start, one, two, found in zip(fresh, *seen, training.averaged_model().statistics, strict=True):
         mean = first * start + (1 - first) * one
         assert torch.allclose(found, second * mean + (1 - second) * two, atol=1e-6)
+
+
+def test_too_many_pictures_at_a_time_are_refused() -> None:
+    keys = {"encoder": {"name": "resnet50"}, "images": {"size": 32}, "block_rows": 10**7, "method": "fedavg"}
+    with pytest.raises(ConfigError, match=r"^block_rows: 10000000 pictures at a time need \d+ GB, this machine has"):
+        fedalc.train(data=MOSAICS, **keys)

@@ -32,7 +32,7 @@ import torch
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
-from fedalc.encoders import encoder_size
+from fedalc.encoders import encoder_shape, picture_bytes
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.interrupt import Interrupt
@@ -305,11 +305,20 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
                 "method",
             )
         return
-    theta = encoder_size(data.feature_count, settings.encoder)
+    shape = encoder_shape(data.feature_count, settings.encoder)
+    theta = sum(parameter.numel() for parameter in shape.parameters())
     sub_models = METHODS[settings.method].sub_models(settings)
     number = 8 if settings.dtype == "float64" else 4
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
     needed = number * sub_models * (copies * theta + 4 * data.label_count * settings.encoder.dim)
+    # Not all that layers put out is kept for the way back: about half.
+    pictures = sub_models * settings.block_rows * picture_bytes(shape, settings.images.size) // 2
+    if settings.device == "cpu" and needed + pictures > has:
+        raise ConfigError(
+            f"{settings.block_rows} pictures at a time need {pictures / 1e9:.0f} GB, this machine has {has / 1e9:.0f}; "
+            "fewer need less",
+            "block_rows",
+        )
     if METHODS[settings.method].one_round:
         needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
     if settings.device == "cpu" and needed > has:

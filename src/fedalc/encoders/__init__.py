@@ -9,7 +9,7 @@ from torch import Generator
 
 from fedalc.data.images import PICTURES_AT_ONCE, Images
 from fedalc.encoders.chance import Chance, Dropout
-from fedalc.encoders.image import ImageEncoder
+from fedalc.encoders.image import ImageEncoder, picture_bytes
 from fedalc.encoders.pictures import PictureRows
 from fedalc.encoders.side_by_side import SideBySide
 from fedalc.encoders.sparse import SparseRows, scale_rows
@@ -40,11 +40,15 @@ def _one_encoder(feature_count: int, settings: EncoderSettings, generator: Gener
     return text_encoder(feature_count, settings, generator)
 
 
-def encoder_size(feature_count: int, settings: EncoderSettings) -> int:
-    """How many numbers θ has, of one encoder. It is built without memory, to be counted."""
+def encoder_shape(feature_count: int, settings: EncoderSettings) -> Encoder:
+    """An encoder without memory, to be counted."""
     with torch.device("meta"):
-        encoder = make_encoder(feature_count, settings.model_copy(update={"pretrained": None}), Generator("cpu"))
-    return sum(parameter.numel() for parameter in encoder.parameters())
+        return make_encoder(feature_count, settings.model_copy(update={"pretrained": None}), Generator("cpu"))
+
+
+def encoder_size(feature_count: int, settings: EncoderSettings) -> int:
+    """How many numbers θ has, of one encoder."""
+    return sum(parameter.numel() for parameter in encoder_shape(feature_count, settings).parameters())
 
 
 __all__ = [
@@ -58,9 +62,11 @@ __all__ = [
     "SideBySide",
     "SparseRows",
     "TextEncoder",
+    "encoder_shape",
     "encoder_size",
     "make_batch",
     "make_encoder",
+    "picture_bytes",
     "scale_rows",
     "text_encoder",
 ]

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedalc.data.images import CHANNELS
 from fedalc.encoders.chance import Chance
 from fedalc.encoders.pictures import PictureRows
 from fedalc.errors import ConfigError
@@ -166,3 +167,24 @@ def _use_groups(module: nn.Module) -> None:
             norm.weight.copy_(child.weight)
             norm.bias.copy_(child.bias)
         setattr(module, name, norm)
+
+
+@torch.no_grad()
+def picture_bytes(encoder: nn.Module, size: int) -> int:
+    """What one picture leaves in memory on its way through an encoder that has none itself: its layers' outputs, which
+    the way back needs. Without an encoder of pictures: nothing."""
+    total = 0
+
+    def count(_layer: Any, _given: Any, output: Tensor) -> None:
+        nonlocal total
+        total += output.numel() * output.element_size()
+
+    for part in encoder.modules():
+        if not isinstance(part, ImageEncoder):
+            continue
+        layers = [layer for layer in part.backbone.modules() if not list(layer.children())]
+        hooks = [layer.register_forward_hook(count) for layer in layers]
+        part.backbone(torch.zeros(1, CHANNELS, size, size, dtype=part.head.weight.dtype, device="meta"))
+        for hook in hooks:
+            hook.remove()
+    return total

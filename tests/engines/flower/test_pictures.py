@@ -21,8 +21,7 @@ from fedalc.data.images import ImageOptions, Images
 from fedalc.data.load import load_held
 from fedalc.deployment.local import write_data
 from fedalc.deployment.party import PartySide
-from fedalc.encoders import make_encoder
-from fedalc.engines.flower.limits import picture_bytes
+from fedalc.encoders import make_encoder, picture_bytes
 from fedalc.engines.flower.party import Party
 from fedalc.engines.flower.records import encoder_tensors, pack
 from fedalc.engines.flower.server_data import read_held_out

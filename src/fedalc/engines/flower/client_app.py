@@ -21,9 +21,9 @@ from fedalc.collection.joining import distinct
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.data.images import Images
-from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, scale_rows
+from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
 from fedalc.engines.clients import ClientsEngine
-from fedalc.engines.flower.limits import check_memory, picture_bytes, sample_problem
+from fedalc.engines.flower.limits import check_memory, sample_problem
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.engines.flower.records import (
     BadMessage,
