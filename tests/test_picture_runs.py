@@ -15,7 +15,7 @@ import torch
 import fedalc
 from fedalc import history
 from fedalc.data.mosaics import MosaicsSize, make_mosaics
-from fedalc.encoders import encoder_size
+from fedalc.encoders import encoder_shape, encoder_size, picture_bytes
 from fedalc.errors import ConfigError, DataError, Interrupted
 from fedalc.federated import simulated
 from fedalc.runs import check_kind, check_memory, image_options
@@ -108,10 +108,14 @@ def test_parties_of_their_own_are_not_started_by_train() -> None:
 def test_a_model_that_cannot_fit_is_refused_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = fedalc.experiment({"encoder": ENCODER, "method": "fedavg"})
     needed = 4 * (6 * encoder_size(DATA.feature_count, settings.encoder) + 4 * 4 * 8)
-    memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": needed}
+    block = 64 * picture_bytes(encoder_shape(DATA.feature_count, settings.encoder), settings.images.size) // 2
+    memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": needed + block}
     monkeypatch.setattr(os, "sysconf", memory.get)
     check_memory(settings, DATA)
     memory["SC_PHYS_PAGES"] -= 1
+    with pytest.raises(ConfigError, match=r"^block_rows: 64 pictures at a time need .* GB"):
+        check_memory(settings, DATA)
+    memory["SC_PHYS_PAGES"] = needed - 1
     with pytest.raises(ConfigError, match=r"^encoder: training needs .* GB for the model"):
         check_memory(settings, DATA)
 
@@ -189,7 +193,7 @@ def test_a_saved_model_comes_back(tmp_path: Path, norm: str) -> None:
     assert same_bits(run, loaded)
     predicted = (each.model.predict(DATA.test.features) for each in (run, loaded))
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(*predicted, strict=True))
-    with pytest.raises(DataError, match=r"^the model was trained on 768 features, this has 1728$"):
+    with pytest.raises(DataError, match=r"^the model was trained on pictures of 16 × 16, these are of 24$"):
         loaded.model.predict(random_pictures(2, 24, 4, seed=0).features)
 
 

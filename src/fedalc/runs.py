@@ -311,6 +311,13 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     number = 8 if settings.dtype == "float64" else 4
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
     needed = number * sub_models * (copies * theta + 4 * data.label_count * settings.encoder.dim)
+    if METHODS[settings.method].one_round:
+        needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
+    if settings.device == "cpu" and needed > has:
+        field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
+        raise ConfigError(
+            f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}{hint}", field
+        )
     # Not all that layers put out is kept for the way back: about half.
     pictures = sub_models * settings.block_rows * picture_bytes(shape, settings.images.size) // 2
     if settings.device == "cpu" and needed + pictures > has:
@@ -318,13 +325,6 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
             f"{settings.block_rows} pictures at a time need {pictures / 1e9:.0f} GB, this machine has {has / 1e9:.0f}; "
             "fewer need less",
             "block_rows",
-        )
-    if METHODS[settings.method].one_round:
-        needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
-    if settings.device == "cpu" and needed > has:
-        field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
-        raise ConfigError(
-            f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}{hint}", field
         )
 
 
