@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images import Images
 from fedalc.federated import FederatedTraining, knowledge_for, simulated
+from fedalc.training import Callback
 
 
 def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:
@@ -62,3 +64,17 @@ def real_data(name: str) -> Path:
     if not folder.is_dir():
         pytest.skip(f"{name} is not in FEDALC_DATA")
     return folder
+
+
+class StopAfter(Callback):
+    """Presses Ctrl-C during the given round of the given phase."""
+
+    def __init__(self, phase: str, number: int) -> None:
+        self.wanted, self.number, self.now = phase, number, ""
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.now = name
+
+    def round(self, number: int, loss: float) -> None:
+        if (self.now, number) == (self.wanted, self.number):
+            signal.raise_signal(signal.SIGINT)

@@ -304,7 +304,9 @@ def test_settings_of_pictures_out_of_range(section: str, values: dict[str, Any])
 
 
 def test_what_goes_together_with_pictures_and_samples() -> None:
-    experiment({"encoder": {**RESNET, "norm": "batch"}, "engine": "clients"})
-    experiment({"encoder": {**RESNET, "precision": "mixed", "dropout": 0.2}, "client": SAMPLED})
-    experiment({"client": {"sample": 1.0, "epochs": 2}, "engine": "clients"})
-    experiment({"method": "fedalc-exact", "client": SAMPLED, "server": {"optimizer": "adam"}})
+    assert experiment({"encoder": {**RESNET, "norm": "batch"}, "engine": "clients"}).encoder.norm == "batch"
+    mixed = experiment({"encoder": {**RESNET, "precision": "mixed", "dropout": 0.2}, "client": SAMPLED})
+    assert (mixed.encoder.precision, mixed.client.sample) == ("mixed", SAMPLED["sample"])
+    assert experiment({"client": {"sample": 1.0, "epochs": 2}, "engine": "clients"}).client.epochs == 2
+    exact = experiment({"method": "fedalc-exact", "client": SAMPLED, "server": {"optimizer": "adam"}})
+    assert (exact.client.loss, exact.client.sample) == ("square", SAMPLED["sample"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from fedalc.runs import check_kind, check_memory, image_options
 from fedalc.settings import FEDERATED, ORACLES
 from fedalc.training import Callback
 from tests.encoders.weights import save_resnet
-from tests.problems import random_pictures, small_dataset, small_pictures
+from tests.problems import StopAfter, random_pictures, small_dataset, small_pictures
 
 pytest.importorskip("transformers")
 
@@ -127,20 +126,6 @@ def test_how_pictures_are_read_is_taken_from_the_settings() -> None:
 
 
 # --- the loop ---
-
-
-class StopAfter(Callback):
-    """Presses Ctrl-C during the given round of the given phase."""
-
-    def __init__(self, phase: str, number: int) -> None:
-        self.wanted, self.number, self.now = phase, number, ""
-
-    def phase(self, name: str, rounds: int, done: int) -> None:
-        self.now = name
-
-    def round(self, number: int, loss: float) -> None:
-        if (self.now, number) == (self.wanted, self.number):
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(

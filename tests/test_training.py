@@ -21,7 +21,7 @@ from fedalc.checkpoint import load_folder
 from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.training import Callback, Training
-from tests.problems import random_split, small_dataset
+from tests.problems import StopAfter, random_split, small_dataset
 
 DATA = small_dataset()
 SMALL: dict[str, Any] = {
@@ -45,20 +45,6 @@ def test_same_seed_same_bits_another_seed_others() -> None:
     other = fedalc.train(data=DATA, **SMALL, seed=6)
     assert same_bits(first, again) and first.metrics == again.metrics
     assert not same_bits(first, other)
-
-
-class StopAfter(Callback):
-    """Presses Ctrl-C during the given round of the given phase."""
-
-    def __init__(self, phase: str, number: int) -> None:
-        self.wanted, self.number, self.now = phase, number, ""
-
-    def phase(self, name: str, rounds: int, done: int) -> None:
-        self.now = name
-
-    def round(self, number: int, loss: float) -> None:
-        if (self.now, number) == (self.wanted, self.number):
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])

@@ -78,11 +78,8 @@ def _of_size(dataset: Dataset, images: ImageOptions | None) -> Dataset:
     return replace(dataset, train=train, test=test)
 
 
-def has_pictures(name_or_path: str | Path, data_dir: Path | str | None = None) -> bool:
-    """Whether this is a dataset of pictures, told without reading it and without a word on whether it can be read.
-
-    It takes what `load_dataset` takes; in which `data_dir` a dataset of the catalog is makes no difference.
-    """
+def has_pictures(name_or_path: str | Path) -> bool:
+    """Whether this is a dataset of pictures, told without reading it and without a word on whether it can be read."""
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
         entry = catalog.entry(name_or_path)
         return entry.images is not None or entry.name == "mosaics"
