@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.errors import ConfigError
+from fedalc.memory import DEFAULT_BUDGET
 from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
 from fedalc.model import Model
 
@@ -28,27 +30,43 @@ class Ranking(Protocol):
 
 
 class Scorer:
-    """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf)."""
+    """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf).
 
-    def __init__(self, model: Model, features: csr_matrix | Images, held: np.ndarray) -> None:
-        self.W = model.W
+    Memory: `budget` for a block of scores; and for `of_labels` the embeddings of all instances.
+    """
+
+    def __init__(
+        self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
+    ) -> None:
+        self.model, self.W = model, model.W
+        self._features, self._budget = features, budget
         self._absent = torch.from_numpy(~held).to(model.W.device)
-        self.encoded = self._encode(model, features, PICTURES_AT_ONCE if isinstance(features, Images) else 2048)
+
+    @cached_property
+    def encoded(self) -> Tensor:
+        return self._encode(slice(None))
 
     @torch.no_grad()
-    def _encode(self, model: Model, features: csr_matrix | Images, block_rows: int) -> Tensor:
-        W = model.W
-        blocks = [
-            model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
-            for start in range(0, features.shape[0], block_rows)
-            for part in [features[start : start + block_rows]]
+    def _encode(self, rows: slice) -> Tensor:
+        W, features = self.W, self._features[rows]
+        at_once = PICTURES_AT_ONCE if isinstance(features, Images) else 2048
+        parts = [
+            self.model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
+            for start in range(0, features.shape[0], at_once)
+            for part in [features[start : start + at_once]]
         ]
-        return torch.cat(blocks) if blocks else W.new_zeros(0, W.shape[1])
+        return torch.cat(parts) if parts else W.new_zeros(0, W.shape[1])
 
     @torch.no_grad()
     def of_instances(self, rows: slice) -> Tensor:
         """Instances × labels, for a block of instances."""
-        return (self.encoded[rows] @ self.W.T).masked_fill_(self._absent, -torch.inf)
+        scores = (self.encoded[rows] if self._keeps else self._encode(rows)) @ self.W.T
+        return scores.masked_fill_(self._absent, -torch.inf) if self._absent.any() else scores
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the embeddings of all instances are few enough to be worked out once."""
+        return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget
 
     @torch.no_grad()
     def of_labels(self, labels: slice) -> Tensor:
@@ -58,7 +76,7 @@ class Scorer:
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best labels and their scores; fewer where fewer labels have a client."""
         present = int((~self._absent).sum())
-        return top_labels(self.of_instances, len(self.encoded), len(self.W), min(k, present))
+        return top_labels(self.of_instances, self._features.shape[0], len(self.W), min(k, present), self._budget)
 
 
 def check_map_affordable(truth: csr_matrix) -> None:
@@ -76,9 +94,10 @@ def evaluate(
     held: np.ndarray,
     inverse_propensity: np.ndarray | None = None,
     with_map: bool = False,
+    budget: int = DEFAULT_BUDGET,
 ) -> dict[str, float]:
     """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
-    return measure(Scorer(model, split.features, held), split.labels, inverse_propensity, with_map)
+    return measure(Scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map)
 
 
 def measure(
