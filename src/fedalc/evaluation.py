@@ -15,10 +15,12 @@ from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET
-from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
+from fedalc.metrics import mean_average_precision, ranking_metrics
 from fedalc.model import Model
+from fedalc.neighbours import largest_products
 
 MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
+AT_ONCE = 2048  # instances encoded and scored at a time; pictures are encoded fewer at a time
 
 
 class Ranking(Protocol):
@@ -41,6 +43,7 @@ class Scorer:
         self.model, self.W = model, model.W
         self._features, self._budget = features, budget
         self._absent = torch.from_numpy(~held).to(model.W.device)
+        self._absent_count = int((~held).sum())
 
     @cached_property
     def encoded(self) -> Tensor:
@@ -49,7 +52,7 @@ class Scorer:
     @torch.no_grad()
     def _encode(self, rows: slice) -> Tensor:
         W, features = self.W, self._features[rows]
-        at_once = PICTURES_AT_ONCE if isinstance(features, Images) else 2048
+        at_once = PICTURES_AT_ONCE if isinstance(features, Images) else AT_ONCE
         parts = [
             self.model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
             for start in range(0, features.shape[0], at_once)
@@ -58,25 +61,28 @@ class Scorer:
         return torch.cat(parts) if parts else W.new_zeros(0, W.shape[1])
 
     @torch.no_grad()
-    def of_instances(self, rows: slice) -> Tensor:
-        """Instances × labels, for a block of instances."""
-        scores = (self.encoded[rows] if self._keeps else self._encode(rows)) @ self.W.T
-        return scores.masked_fill_(self._absent, -torch.inf) if self._absent.any() else scores
+    def of_labels(self, labels: slice) -> Tensor:
+        """Instances × labels, for a block of labels."""
+        return self._masked(self.encoded @ self.W[labels].T, labels)
+
+    @torch.no_grad()
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k best labels and their scores; fewer where fewer labels have a client."""
+        k, count = min(k, len(self.W) - self._absent_count), self._features.shape[0]
+        index, value = torch.zeros(count, k, dtype=torch.int64), torch.zeros(count, k, dtype=torch.float64)
+        for start in range(0, count, AT_ONCE):
+            rows = slice(start, start + AT_ONCE)
+            encoded = self.encoded[rows] if self._keeps else self._encode(rows)
+            value[rows], index[rows] = largest_products(encoded, self.W, k, self._masked, self._budget)
+        return index, value
+
+    def _masked(self, scores: Tensor, labels: slice) -> Tensor:
+        return scores.masked_fill_(self._absent[labels], -torch.inf) if self._absent_count else scores
 
     @property
     def _keeps(self) -> bool:
         """Whether the embeddings of all instances are few enough to be worked out once."""
         return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget
-
-    @torch.no_grad()
-    def of_labels(self, labels: slice) -> Tensor:
-        """Instances × labels, for a block of labels."""
-        return (self.encoded @ self.W[labels].T).masked_fill_(self._absent[labels], -torch.inf)
-
-    def top(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best labels and their scores; fewer where fewer labels have a client."""
-        present = int((~self._absent).sum())
-        return top_labels(self.of_instances, self._features.shape[0], len(self.W), min(k, present), self._budget)
 
 
 def check_map_affordable(truth: csr_matrix) -> None:
