@@ -24,10 +24,10 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.correlations import Correlations
-from fedalc.encoders.sparse import WeightedBags
 from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.neighbours import Search, nearest
+from fedalc.products import WeightedBags, products_at
 from fedalc.settings import Weighting
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
@@ -85,16 +85,6 @@ class PairSlopes:
             self.shared + other.shared,
             self.together + other.together,
         )
-
-
-def products_at(X: Tensor, Z: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """X[u]ᵀZ[v] for the pairs (u, v) only, a few MB of them at a time: more would not be faster."""
-    at_once = max(1, 2**21 // (X.shape[1] * X.element_size()))
-    out = X.new_empty(len(first))
-    for start in range(0, len(first), at_once):
-        part = slice(start, start + at_once)
-        out[part] = torch.linalg.vecdot(X[first[part]], Z[second[part]])
-    return out
 
 
 def _weight_of_one(term: AllPairs | NearestPairs) -> float:

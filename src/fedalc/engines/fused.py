@@ -23,13 +23,13 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Chance, Encoder, ImageEncoder
-from fedalc.encoders.sparse import WeightedBags
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.taken import Block, Taken
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
+from fedalc.products import WeightedBags, products_at
 
 
 class FusedEngine:
@@ -61,7 +61,7 @@ class FusedEngine:
             pulls = []
             for part in self.method.parts:
                 mine, own = fixed[:, part], W[:, part]
-                scores = (mine[block.instance] * own[block.label]).sum(1).requires_grad_()
+                scores = products_at(mine, own, block.instance, block.label).requires_grad_()
                 lengths = mine.square().sum(1)[block.instance].requires_grad_()
                 losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
@@ -73,8 +73,8 @@ class FusedEngine:
                     pull = pull + 2 * of_instance.unsqueeze(1) * mine
                 pulls.append(pull)
                 if row_gradient is not None:
-                    weight = (slope * inverse[block.client]).unsqueeze(1)
-                    row_gradient[:, part].index_add_(0, block.client, weight * mine[block.instance])
+                    weight = slope * inverse[block.client]
+                    row_gradient[block.present, part] += block.by_client(weight) @ mine
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
 
         users = self.federation.user_count(participants)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedalc.data.clients import Federation
 from fedalc.encoders import Batch, Chance, make_batch
+from fedalc.products import WeightedBags
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class Block:
     instance: Tensor  # of each pair, within the block
     client: Tensor  # of each pair, as its place among the round's participants
     label: Tensor  # of each pair
+    present: Tensor  # the participants that have a pair here, by place
+    order: Tensor  # the pairs by participant
+    client_starts: Tensor  # where in that order each begins
+
+    def by_client(self, weight: Tensor) -> WeightedBags:
+        """A number for each pair, as a matrix: participants that are present × instances."""
+        return WeightedBags(self.instance[self.order], self.client_starts, weight[self.order])
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,24 @@ class Taken:
             chosen = self.instances[start : start + block_rows]
             pairs = self.pairs[start : start + block_rows]
             instance = np.repeat(np.arange(len(chosen)), np.diff(pairs.indptr))
+            order = np.argsort(pairs.indices, kind="stable")
+            present, count = np.unique(pairs.indices, return_counts=True)
+            client_starts = np.append(0, count.cumsum())
+            client = pairs.indices
             yield Block(
                 make_batch(self._features_of(chosen), self.federation.keys_of(chosen), like.dtype, like.device),
                 *(
                     torch.from_numpy(numbers.astype(np.int64)).to(like.device)
-                    for numbers in (chosen, pairs.indptr, instance, pairs.indices, labels[pairs.indices])
+                    for numbers in (
+                        chosen,
+                        pairs.indptr,
+                        instance,
+                        client,
+                        labels[client],
+                        present,
+                        order,
+                        client_starts,
+                    )  # fmt: skip
                 ),
             )
 
