@@ -1,4 +1,4 @@
-"""Products of sparse and dense matrices, as fast as memory gives them, and without anything of a larger size between."""
+"""Products of sparse and dense matrices, at the speed of memory, and without anything larger between."""
 
 from __future__ import annotations
 

@@ -76,21 +76,10 @@ class Taken:
             present, count = np.unique(pairs.indices, return_counts=True)
             client_starts = np.append(0, count.cumsum())
             client = pairs.indices
+            arrays = (chosen, pairs.indptr, instance, client, labels[client], present, order, client_starts)
             yield Block(
                 make_batch(self._features_of(chosen), self.federation.keys_of(chosen), like.dtype, like.device),
-                *(
-                    torch.from_numpy(numbers.astype(np.int64)).to(like.device)
-                    for numbers in (
-                        chosen,
-                        pairs.indptr,
-                        instance,
-                        client,
-                        labels[client],
-                        present,
-                        order,
-                        client_starts,
-                    )  # fmt: skip
-                ),
+                *(torch.from_numpy(array.astype(np.int64)).to(like.device) for array in arrays),
             )
 
     def _features_of(self, instances: np.ndarray) -> csr_matrix:
