@@ -75,7 +75,7 @@ def make_splits(place: Place, annotations: Annotations, options: ImageOptions, c
         tell=options.tell,
         cache=cache,
         wait=options.wait,
-        first=[annotations.pictures[row] for row in annotations.splits.get("train", ())],
+        first=annotations.splits["train"].tolist() if "train" in annotations.splits else (),
     )
     position = np.cumsum(usable) - 1
     parts: dict[str, Split] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -21,8 +22,22 @@ class Arrivals:
     def __init__(self, count: int) -> None:
         self._here = np.zeros(count, dtype=bool)
         self._change = threading.Condition()
+        self._asked: deque[int] = deque()
         self._error: BaseException | None = None
         self._stopped = False
+
+    def in_order(self, rows: Iterable[int]) -> Iterator[int]:
+        """Each row once: whatever somebody waits for comes before its turn."""
+        begun = np.zeros(len(self._here), dtype=bool)
+        for row in rows:
+            while self._asked:
+                asked = self._asked.popleft()
+                if not begun[asked]:
+                    begun[asked] = True
+                    yield asked
+            if not begun[row]:
+                begun[row] = True
+                yield row
 
     def note(self, row: int) -> None:
         """The row is there. Raises where the process is about to end."""
@@ -36,7 +51,9 @@ class Arrivals:
         """Until all of them are there."""
         with self._change:
             # One after the other: to look at all of them whenever one arrives would take the square of their number.
-            for row in rows[~self._here[rows]].tolist():
+            missing = rows[~self._here[rows]].tolist()
+            self._asked.extend(missing)
+            for row in missing:
                 while not self._here[row] and self._error is None:
                     self._change.wait()
             if self._error is not None:

@@ -18,6 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +61,7 @@ def small_copies(
     cache: bool = True,
     threads: int | None = None,
     wait: bool = True,
-    first: Sequence[str] = (),
+    first: Sequence[int] = (),
 ) -> tuple[Images, np.ndarray]:
     """The pictures of these names, and a mask over the names that says which are among them.
 
@@ -68,8 +69,9 @@ def small_copies(
     out, and `tell` is told which. Copies are found again by the place (path, size and time of what is there), the names
     and the size.
 
-    Without `wait`, unless pictures may be left out, copies are made in another thread, those of `first` before others
-    where files are loose; what is wrong is then raised by whoever asks the pictures for pixels or digests.
+    Without `wait`, unless pictures may be left out, copies are made in another thread, and what is wrong is raised by
+    whoever asks the pictures for pixels or digests. Of loose files, those that somebody waits for come first, then
+    those of these rows (`first`); an archive is gone through front to back.
     """
     need_pillow()
     wanted = [safe_name(name, place.path) for name in names]
@@ -130,13 +132,14 @@ def _make(
     writer: Writer,
     progress: Progress | None,
     threads: int | None,
-    first: Sequence[str],
+    first: Sequence[int],
 ) -> None:
     rows = {name: row for row, name in enumerate(names)}
     missing = set(rows)
 
     def encoded() -> Generator[tuple[int, bytes], None, None]:
-        for file in place.files((*first, *names)):
+        order = writer.arrivals.in_order(chain(first, range(len(names))))
+        for file in place.files(names[row] for row in order):
             missing.discard(file.name)
             yield rows[file.name], file.read_start(LARGEST_FILE + 1)
 
