@@ -13,7 +13,7 @@ and where rows are trained a gradient for each participant's own copy of its row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Batch, Chance, make_batch
 from fedalc.encoders.sparse import WeightedBags
+from fedalc.engines.ahead import one_ahead
 from fedalc.engines.base import RoundResult, Sums, stack_rows
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
@@ -42,6 +43,9 @@ class _Block:
     instance: Tensor  # of each pair, within the block
     client: Tensor  # of each pair, as its place among the round's participants
     label: Tensor  # of each pair
+
+    def prefetch(self) -> None:
+        self.rows.prefetch()
 
 
 class FusedEngine:
@@ -65,7 +69,7 @@ class FusedEngine:
         total = torch.zeros((), dtype=torch.float64, device=W.device)
         for parameter in model.theta:
             parameter.grad = torch.zeros_like(parameter)
-        for block in _one_ahead(self._blocks(participants, chance, W)):
+        for block in one_ahead(self._blocks(participants, chance, W)):
             g = model.encoder(block.rows, chance)
             fixed = g.detach()
             pulls = []
@@ -155,18 +159,6 @@ class FusedEngine:
                 torch.from_numpy(place[pairs.indices]).to(like.device),
                 torch.from_numpy(self.federation.label_of[pairs.indices]).to(like.device),
             )
-
-
-def _one_ahead(blocks: Iterable[_Block]) -> Iterator[_Block]:
-    """The blocks, each given out while the next one's instances are being read, where that takes time."""
-    waiting: _Block | None = None
-    for block in blocks:
-        block.rows.prefetch()
-        if waiting is not None:
-            yield waiting
-        waiting = block
-    if waiting is not None:
-        yield waiting
 
 
 def _keep_columns(matrix: csr_matrix, keep: np.ndarray) -> csr_matrix:
