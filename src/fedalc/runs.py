@@ -110,7 +110,7 @@ def _train(
     _forget_peak_memory()
     if place is not None:
         check_folder(place, settings, resume, overwrite)
-    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings, callbacks))
+    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings, callbacks, wait=False))
     check_kind(settings, data)
     check_memory(settings, data)
     kind = OracleTraining if settings.method in ORACLES else Training
@@ -264,13 +264,15 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
     raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
 
 
-def image_options(settings: Experiment, callbacks: Sequence[Callback] = ()) -> ImageOptions:
+def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:
+    """As the settings say. A training need not wait until all pictures are read: it waits for those it needs."""
+
     def progress(done: int, pictures: int) -> None:
         for callback in callbacks:
             callback.reading(done, pictures)
 
     i = settings.images
-    return ImageOptions(i.size, i.difficult, i.broken, progress=progress)
+    return ImageOptions(i.size, i.difficult, i.broken, wait=wait, progress=progress)
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:

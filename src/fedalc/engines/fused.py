@@ -14,7 +14,7 @@ only costs, in time and memory, what these hold: their instances, and the rows o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Chance, Encoder, ImageEncoder
+from fedalc.engines.ahead import one_ahead
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.taken import Block, Taken
 from fedalc.geometry import unit_rows
@@ -55,7 +56,7 @@ class FusedEngine:
         encoder = _encoder_for(model, taken)
         for parameter in encoder.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        for block in _one_ahead(blocks):
+        for block in one_ahead(blocks):
             g = encoder(block.rows, chance)
             fixed = g.detach()
             pulls = []
@@ -139,15 +140,3 @@ def _encoder_for(model: Model, taken: Taken) -> Encoder:
     if taken.features is None or isinstance(model.encoder, ImageEncoder):
         return model.encoder
     return model.encoder.for_features(torch.from_numpy(taken.features).to(model.W.device))
-
-
-def _one_ahead(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks, each given out while the next one's instances are being read, where that takes time."""
-    waiting: Block | None = None
-    for block in blocks:
-        block.rows.prefetch()
-        if waiting is not None:
-            yield waiting
-        waiting = block
-    if waiting is not None:
-        yield waiting

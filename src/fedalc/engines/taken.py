@@ -29,6 +29,9 @@ class Block:
     order: Tensor  # the pairs by participant
     client_starts: Tensor  # where in that order each begins
 
+    def prefetch(self) -> None:
+        self.rows.prefetch()
+
     def by_client(self, weight: Tensor) -> WeightedBags:
         """A number for each pair, as a matrix: participants that are present × instances."""
         return WeightedBags(self.instance[self.order], self.client_starts, weight[self.order])
