@@ -154,7 +154,8 @@ class _World:
         )
         draws = 0
         while len(slots := np.repeat(np.arange(N), sizes - np.bincount(pairs // C, minlength=N))):
-            label = self._further(topic[slots], random) if draws < 5 else random.integers(0, C, len(slots))
+            # A label that is there already is drawn again: from the topic, then from anywhere, then without shares.
+            label = random.integers(0, C, len(slots)) if draws >= 20 else self._further(topic[slots], draws >= 4, random)
             pairs = _merged(pairs, slots * C + label)
             pairs = pairs[_first(pairs)]
             draws += 1
@@ -178,9 +179,9 @@ class _World:
         beside = by_topic[np.where(np.diff(start)[wanted] > 0, beside, anywhere)]
         return np.sort(np.concatenate((alone, beside)) * C + label)
 
-    def _further(self, topic: Integers, random: np.random.Generator) -> Integers:
-        """A label for each slot: by share, mostly among those of its topic."""
-        anywhere = random.random(len(topic)) < _FROM_ANYWHERE
+    def _further(self, topic: Integers, anywhere_only: bool, random: np.random.Generator) -> Integers:
+        """A label for each slot by share, mostly among those of its topic."""
+        anywhere = random.random(len(topic)) < (1.0 if anywhere_only else _FROM_ANYWHERE)
         low = np.where(anywhere, 0.0, self._cumulative[self._topic_start[topic]])
         high = np.where(anywhere, self._cumulative[-1], self._cumulative[self._topic_start[topic + 1]])
         return self._label_near(low, high, random)
