@@ -133,7 +133,9 @@ def dataset_dir(entry: Entry, data_dir: Path | str | None = None) -> Path:
     return data_root(data_dir) / entry.folder
 
 
-def presence(entry: Entry, data_dir: Path | str | None = None) -> Literal["embedded", "generated", "yes", "packed", "no"]:
+def presence(
+    entry: Entry, data_dir: Path | str | None = None
+) -> Literal["embedded", "generated", "yes", "packed", "no"]:
     """Whether a dataset's files are where they belong, without reading them. An archive is not looked into."""
     if entry.like is not None:
         return "generated"

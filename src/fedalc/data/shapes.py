@@ -155,7 +155,9 @@ class _World:
         draws = 0
         while len(slots := np.repeat(np.arange(N), sizes - np.bincount(pairs // C, minlength=N))):
             # A label that is there already is drawn again: from the topic, then from anywhere, then without shares.
-            label = random.integers(0, C, len(slots)) if draws >= 20 else self._further(topic[slots], draws >= 4, random)
+            label = (
+                random.integers(0, C, len(slots)) if draws >= 20 else self._further(topic[slots], draws >= 4, random)
+            )
             pairs = _merged(pairs, slots * C + label)
             pairs = pairs[_first(pairs)]
             draws += 1
@@ -186,9 +188,7 @@ class _World:
         high = np.where(anywhere, self._cumulative[-1], self._cumulative[self._topic_start[topic + 1]])
         return self._label_near(low, high, random)
 
-    def _label_near(
-        self, low: NDArray[np.float64], high: NDArray[np.float64], random: np.random.Generator
-    ) -> Integers:
+    def _label_near(self, low: NDArray[np.float64], high: NDArray[np.float64], random: np.random.Generator) -> Integers:
         """A label each, by share, between two places in the cumulated shares."""
         drawn = low + (high - low) * random.random(len(low))
         return self._label_at[np.searchsorted(self._cumulative[1:-1], drawn, side="right")]
