@@ -10,7 +10,7 @@ from fedalc.data.entries import Download, Entry, ImageSet, Statistics
 from fedalc.data.picture_entries import PICTURES
 from fedalc.errors import ConfigError
 
-__all__ = ["ENTRIES", "Download", "Entry", "ImageSet", "Statistics", "entry", "is_known"]
+__all__ = ["ENTRIES", "Download", "Entry", "ImageSet", "Statistics", "entry", "is_generated", "is_known"]
 
 _XML_REPOSITORY = "http://manikvarma.org/downloads/XC/XMLRepository.html"
 _MULAN = "http://mulan.sourceforge.net/datasets-mlc.html"
@@ -166,6 +166,11 @@ _DIVIDED = re.compile(r"(.+-shaped)-([1-9][0-9]{0,6})th")
 def is_known(name: str) -> bool:
     divided = _DIVIDED.fullmatch(name.lower())
     return (name.lower() if divided is None else divided[1]) in _BY_NAME
+
+
+def is_generated(name: str) -> bool:
+    """Whether this is the name of made-up data that only has the sizes of a real dataset."""
+    return is_known(name) and entry(name).like is not None
 
 
 def entry(name: str) -> Entry:

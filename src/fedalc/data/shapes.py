@@ -4,7 +4,7 @@ What the catalog says of `amazoncat-shaped`, `wikilshtc-shaped` and `amazon670k-
 features, labels and labels per instance. Non-zero features per instance are about 71, 42 and 76, as in the Extreme
 Classification Repository's statistics. The rest is a model, chosen so that training on it means something:
 
-- Labels belong to topics of about 40. How common they are falls as a power of the rank: a few are very common, most
+- Labels belong to topics of about 40 (fewer in a small problem). How common they are falls as a power of the rank: a few are very common, most
   are rare, each is on one training instance at least. An instance is about one topic. Most of its labels are drawn from
   that topic, the commonest most often, and some from anywhere: so labels are correlated.
 - An instance's words are drawn from those of its labels, those of its topic, and everyday words with a long tail.
@@ -124,13 +124,13 @@ class _World:
         self._labels_per_instance = statistics.labels_per_instance
         self._words_per_instance = min(form.words, self.features / 4)
         random = self._random(0)
-        self._topics = -(-self.labels // _TOPIC_LABELS)
+        self._topics = -(-self.labels // min(_TOPIC_LABELS, max(2, self.labels // 8)))
         # Labels by topic, in random order otherwise; a label's number says nothing of topic or rank.
         self._label_at = random.permutation(self.labels)
         self._topic_start = np.linspace(0, self.labels, self._topics + 1).astype(np.int64)
         self._topic_of = np.empty(self.labels, dtype=np.int64)
         self._topic_of[self._label_at] = np.repeat(np.arange(self._topics), np.diff(self._topic_start))
-        share = (random.permutation(self.labels) + _HEAD_LABELS + 1.0) ** -form.fall
+        share = (random.permutation(self.labels) + min(_HEAD_LABELS, self.labels // 10) + 1.0) ** -form.fall
         self._cumulative = np.append(0.0, np.cumsum(share))
         self._word_of_rank = random.permutation(self.features).astype(np.int32)
 
@@ -155,9 +155,9 @@ class _World:
         draws = 0
         while len(slots := np.repeat(np.arange(N), sizes - np.bincount(pairs // C, minlength=N))):
             # A label that is there already is drawn again: from the topic, then from anywhere, then without shares.
-            label = (
-                random.integers(0, C, len(slots)) if draws >= 20 else self._further(topic[slots], draws >= 4, random)
-            )
+            label = self._further(topic[slots], 1.0 if draws >= 4 else _FROM_ANYWHERE, random)
+            if draws >= 20:
+                label = random.integers(0, C, len(slots))
             pairs = _merged(pairs, slots * C + label)
             pairs = pairs[_first(pairs)]
             draws += 1
@@ -181,9 +181,9 @@ class _World:
         beside = by_topic[np.where(np.diff(start)[wanted] > 0, beside, anywhere)]
         return np.sort(np.concatenate((alone, beside)) * C + label)
 
-    def _further(self, topic: Integers, anywhere_only: bool, random: np.random.Generator) -> Integers:
-        """A label for each slot by share, mostly among those of its topic."""
-        anywhere = random.random(len(topic)) < (1.0 if anywhere_only else _FROM_ANYWHERE)
+    def _further(self, topic: Integers, elsewhere: float, random: np.random.Generator) -> Integers:
+        """A label for each slot by share: among those of its topic, or with probability `elsewhere` among all."""
+        anywhere = random.random(len(topic)) < elsewhere
         low = np.where(anywhere, 0.0, self._cumulative[self._topic_start[topic]])
         high = np.where(anywhere, self._cumulative[-1], self._cumulative[self._topic_start[topic + 1]])
         return self._label_near(low, high, random)
