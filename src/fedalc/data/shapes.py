@@ -4,9 +4,9 @@ What the catalog says of `amazoncat-shaped`, `wikilshtc-shaped` and `amazon670k-
 features, labels and labels per instance. Non-zero features per instance are about 71, 42 and 76, as in the Extreme
 Classification Repository's statistics. The rest is a model, chosen so that training on it means something:
 
-- Labels belong to topics of about 40 (fewer in a small problem). How common they are falls as a power of the rank: a few are very common, most
-  are rare, each is on one training instance at least. An instance is about one topic. Most of its labels are drawn from
-  that topic, the commonest most often, and some from anywhere: so labels are correlated.
+- Labels belong to topics of about 40 (fewer in a small problem). How common they are falls as a power of the rank: a
+  few are very common, most are rare, each is on one training instance at least. An instance is about one topic. Most
+  of its labels are drawn from that topic, the commonest most often, and some from anywhere: so labels are correlated.
 - An instance's words are drawn from those of its labels, those of its topic, and everyday words with a long tail.
   Values are damped counts times a word's rarity, in rows of length one, with four digits behind the point: what
   `write_shaped` writes is read back as the same numbers.
