@@ -76,6 +76,11 @@ def make_shaped(name: str, seed: int = SEED) -> Dataset:
     return Dataset(world.name, world.split("train"), world.split("test"), tuple(map(str, range(world.labels))))
 
 
+def shaped_labels(name: str, seed: int = SEED) -> csr_matrix:
+    """The training labels of the same problem alone."""
+    return _World(catalog.entry(name), seed).label_sets("train")
+
+
 def write_shaped(
     name: str, folder: Path, seed: int = SEED, progress: Callable[[str, int, int], None] | None = None
 ) -> None:
