@@ -13,8 +13,10 @@ from fedalc.data import catalog, load_dataset
 from fedalc.data.check import check
 from fedalc.data.commands import app
 from fedalc.data.dataset import Dataset
-from fedalc.data.shapes import _sizes, make_shaped, write_shaped
+from fedalc.data.shapes import _sizes, make_shaped, shaped_labels, write_shaped
 from fedalc.errors import FedalcError
+from fedalc.report.page import sentence
+from fedalc.report.summary import merge
 
 WORDS = {"amazoncat-shaped": 71, "wikilshtc-shaped": 42, "amazon670k-shaped": 76}
 MOST_LABELS = {"amazoncat-shaped": 57, "wikilshtc-shaped": 200, "amazon670k-shaped": 30}
@@ -91,6 +93,11 @@ def test_a_name_and_a_seed_give_the_same_always() -> None:
     assert first.fingerprint.startswith("6c2e3bb8789b0d59")
 
 
+def test_labels_alone_are_those_of_the_whole() -> None:
+    alone, whole = shaped_labels("wikilshtc-shaped-1000th"), make_shaped("wikilshtc-shaped-1000th").train.labels
+    assert alone.shape == whole.shape and (alone != whole).nnz == 0
+
+
 def test_blocks_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 64 blocks the draws are others, the sizes are not."""
     monkeypatch.setattr("fedalc.data.shapes._WORDS_AT_ONCE", 1 << 10)
@@ -106,6 +113,8 @@ def test_it_can_be_learnt() -> None:
     commonest = np.argsort(-problem.train.labels.getnnz(axis=0), kind="stable")[0]
     named = 100 * problem.test.labels[:, commonest].mean()
     assert result["generated"] is True
+    assert merge([result])[0].dataset == "wikilshtc-shaped-1000th (generated)"
+    assert "on dataset wikilshtc-shaped-1000th (generated)" in sentence(result, [])
     assert named + 50 < result["metrics"]["P@1"] < 99
 
 

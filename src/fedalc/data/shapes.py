@@ -11,8 +11,9 @@ Classification Repository's statistics. The rest is a model, chosen so that trai
   Values are damped counts times a word's rarity, in rows of length one, with four digits behind the point: what
   `write_shaped` writes is read back as the same numbers.
 
-A name and a seed give the same numbers always. Memory beside the result: about 60 bytes per (instance, label) pair of
-the split being made (6 million pairs: 360 MB), then about 150 bytes per word of a block of a million.
+A name and a seed give the same numbers always (but for a digit here and there, where a machine's logarithms differ in
+their last bit). Memory beside the result: about 60 bytes per (instance, label) pair of the split being made (6 million
+pairs: 360 MB), then about 150 bytes per word of a block of a million.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class _World:
         return csr_matrix((np.ones(len(pairs), np.float32), (pairs % C).astype(np.int32), pointers), shape=(N, C))
 
     def _one_of_each(self, topic: Integers, random: np.random.Generator) -> Integers:
-        """Pairs that give each label an instance, while there are any one that has no other yet. Changes topics.
+        """Pairs that give each label an instance: one to itself while there are any, which takes the label's topic.
 
         Labels beyond the number of instances go to an instance of their topic as a second one (or third, …).
         """
@@ -208,12 +209,13 @@ class _World:
         count, F = labels.shape[0], self.features
         drift = np.exp(_LENGTH_SPREAD * random.standard_normal(count) - _LENGTH_SPREAD**2 / 2)
         lengths = np.clip(np.rint(self._words_per_instance * drift), 1, F // 2).astype(np.int64)
+        label_counts = np.diff(labels.indptr)
         of_labels, of_topic = (np.rint(share * lengths).astype(np.int64) for share in (_OF_LABELS, _OF_TOPIC))
         rows = np.arange(count)
         own = np.repeat(rows, of_labels)
-        label = labels.indices[labels.indptr[own] + _below(np.diff(labels.indptr)[own], random)]
+        label = labels.indices[labels.indptr[own] + _below(label_counts[own], random)]
         shared = np.repeat(rows, of_topic)
-        topic = self._topic_of[labels.indices[labels.indptr[shared] + _below(np.diff(labels.indptr)[shared], random)]]
+        topic = self._topic_of[labels.indices[labels.indptr[shared] + _below(label_counts[shared], random)]]
         keys = np.concatenate(
             (
                 own * F + self._label_words[label, _falling(_LABEL_WORDS, len(own), random)],
