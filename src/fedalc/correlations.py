@@ -3,7 +3,8 @@
 From `n` and the sparse `c` every weight of the paper follows; neither label sets nor negative pairs are stored.
 Memory: one number per label (8 bytes) and one with its place per ordered pair of labels that ever occurs together (8
 bytes). Counting takes beside that at most about 50 bytes for each of `PAIRS_AT_ONCE` pairs (25 MB), or for each label
-where these are more; 5 bytes per instance; and 16 per instance of the commonest label. Nothing grows with labels².
+where these are more; 5 bytes per instance, 16 per instance of the commonest label, and one per label of an instance.
+Nothing grows with labels².
 """
 
 from __future__ import annotations
