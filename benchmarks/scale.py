@@ -33,12 +33,14 @@ PROBLEMS = ("amazoncat-shaped", "wikilshtc-shaped", "amazon670k-shaped")
 CLIENTS_PER_ROUND = 4_000
 TEST_INSTANCES = 10_000
 NEIGHBOURS, DIM = 50, 512
+RECALL_CLASSES, RECALL_SAMPLE = 100_000, 10_000
 OUT = Path(__file__).with_name("scale.json")
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
 
 TARGETS: dict[str, dict[str, float]] = {
     "correlations": {"step_mb": 100, "seconds": 120},
     "mined step": {"peak_mb": 8_000},
+    "mined step of 4,000": {"peak_mb": 8_000},
     **{f"round and evaluation, {name}": {"peak_mb": 20_000} for name in PROBLEMS},
 }
 
@@ -122,24 +124,76 @@ def collection(name: str) -> dict[str, Any]:
     return step.row(note=f"{knowledge.collection['messages']:,} messages, {knowledge.bytes_up / 2**20:,.0f} MB sent")
 
 
-def mined_step(name: str, folder: Path) -> dict[str, Any]:
-    """The server's step of fedalc on W, one row per label, with whatever way of finding neighbours the method takes."""
+def mined_step(name: str, folder: Path, participants: int | None = None) -> dict[str, Any]:
+    """The server's step of fedalc on W, one row per label: of all rows, or of those that took part in a round."""
     import torch
 
     from fedalc.correlations import Correlations
-    from fedalc.geometry import unit_rows
     from fedalc.knowledge import LabelKnowledge
     from fedalc.methods import make_method
+    from fedalc.neighbours import AFFORDABLE, operations
     from fedalc.resolution import experiment
 
-    regularizer = {"neighbours": NEIGHBOURS, "margin": "adaptive"}
+    rows = "all" if participants is None else "participants"
+    regularizer = {"neighbours": NEIGHBOURS, "margin": "adaptive", "rows": rows}
     settings = experiment({"method": "fedalc", "preset": "paper", "regularizer": regularizer})
     known = Correlations.from_label_sets(label_sets(name, folder))
     method = make_method(settings, known.label_count, LabelKnowledge(known))
+    labels = torch.arange(known.label_count)
+    if participants is not None:
+        labels = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))[:participants].sort().values
     with Step() as step:
-        W = unit_rows(torch.randn(known.label_count, DIM, generator=torch.Generator().manual_seed(0)))
-        method.server_step(W, torch.Generator().manual_seed(0))
-    return step.row(note=f"{known.label_count:,} × {DIM}, K = {NEIGHBOURS}; W itself is in it")
+        W = embeddings_in_groups(known.label_count)
+        began = time.perf_counter()
+        method.server_step(W, labels, torch.Generator().manual_seed(0))
+        took = time.perf_counter() - began
+    how = "exact" if operations(len(labels), *W.shape) <= AFFORDABLE else "by an index"
+    asked = f"{len(labels):,} of {known.label_count:,} × {DIM}, K = {NEIGHBOURS}"
+    return step.row(step_seconds=took, how=how, note=f"{asked}: {how}, {took:.0f} s; W itself is in it")
+
+
+def embeddings_in_groups(count: int, each: int = 50, spread: float = 0.5) -> Any:
+    """Class embeddings that have neighbours, as trained ones have: each around the middle of its group."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    middle = torch.randn(-(-count // each), DIM, generator=generator)
+    W = torch.empty(count, DIM)
+    for start in range(0, count, 65_536):
+        stop = min(start + 65_536, count)
+        group = torch.randint(len(middle), (stop - start,), generator=generator)
+        rows = middle[group] + spread * torch.randn(stop - start, DIM, generator=generator)
+        W[start:stop] = rows / rows.norm(dim=1, keepdim=True)
+    return W
+
+
+def recall(kind: str, how: str) -> dict[str, Any]:
+    """Of the true K nearest of 1,000 classes among 100,000: how many are found, and in how much of the exact time."""
+    import torch
+
+    from fedalc.geometry import unit_rows
+    from fedalc.neighbours import nearest
+
+    generator = torch.Generator().manual_seed(3)
+    W = embeddings_in_groups(RECALL_CLASSES)
+    if kind == "random":
+        W = unit_rows(torch.randn(RECALL_CLASSES, DIM, generator=generator))
+    asked = torch.randperm(len(W), generator=generator)[:1000].sort().values
+    sample = torch.randperm(len(W), generator=generator)[:RECALL_SAMPLE].sort().values
+    began = time.perf_counter()
+    true = torch.cat([index for _, _, index in nearest(W, NEIGHBOURS, asked, search="exact")])
+    exact = (time.perf_counter() - began) * len(W) / len(asked)
+    few = asked if how == "sample" else None  # a sample's cost is in proportion, an index's is not
+    with Step() as step:
+        search = {"candidates": sample} if how == "sample" else {"search": "index"}
+        parts = list(nearest(W, NEIGHBOURS, few, **search))  # type: ignore[arg-type]
+    took = step.seconds * (len(W) / len(asked) if how == "sample" else 1)
+    index = torch.cat([index for _, _, index in parts])
+    found = index if how == "sample" else index[asked]
+    share = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), true.tolist(), strict=True)) / true.numel()
+    name = f"a sample of {RECALL_SAMPLE:,} classes" if how == "sample" else "an index"
+    note = f"{name} finds {share:.1%} of the {NEIGHBOURS} nearest of {len(W):,}, in {took / exact:.2f} of the time"
+    return step.row(recall=share, of_exact_time=took / exact, note=note)
 
 
 def round_and_evaluation(name: str) -> dict[str, Any]:
@@ -156,7 +210,10 @@ def round_and_evaluation(name: str) -> dict[str, Any]:
 
     problem = make_shaped(name)
     share = min(1.0, CLIENTS_PER_ROUND / problem.label_count)
-    settings = experiment({"method": "fedalc", "preset": "paper", "server": {"participation": share}})
+    regularizer = {"neighbours": NEIGHBOURS, "rows": "participants"}
+    settings = experiment(
+        {"method": "fedalc", "preset": "paper", "server": {"participation": share}, "regularizer": regularizer}
+    )
     scaling = settings.encoder.features
     train = replace(problem.train, features=scale_rows(problem.train.features, scaling))
     test = problem.test.rows(np.arange(min(TEST_INSTANCES, len(problem.test))))
@@ -213,6 +270,10 @@ def rows(divide: int) -> Iterator[tuple[str, Callable[[Path], dict[str, Any]]]]:
     yield "correlations", lambda folder: correlations(sized("amazoncat-shaped"), folder)
     yield "collection", lambda _: collection(sized("amazoncat-shaped"))
     yield "mined step", lambda folder: mined_step(sized("amazon670k-shaped"), folder)
+    yield "mined step of 4,000", lambda folder: mined_step(sized("amazon670k-shaped"), folder, CLIENTS_PER_ROUND)
+    for kind in ("in groups", "random"):
+        for how in ("index", "sample"):
+            yield f"recall, {how}, W {kind}", lambda _, kind=kind, how=how: recall(kind, how)
     for name in PROBLEMS:
         yield f"round and evaluation, {name}", lambda _, name=name: round_and_evaluation(sized(name))
 
