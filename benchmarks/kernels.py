@@ -1,0 +1,172 @@
+"""`make bench-kernels`: the parts of a fused round, a server's step and an evaluation, each beside what limits it.
+
+On eurlex15k with the mlp, all in one process. What multiplies matrices is set beside the matrix-multiply peak, what
+moves rows beside the copying bandwidth, counting the numbers it reads and writes. Where rows are few enough for the
+processor's cache, that share can be above one. Writes benchmarks/kernels.json and docs/results/kernels.md.
+
+    FEDALC_DATA=… python benchmarks/kernels.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+OUT = Path(__file__).with_name("kernels.json")
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "kernels.md"
+
+
+def timed(work: Callable[[], Any], repeat: int = 7) -> float:
+    work()
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def peak_gflops() -> float:
+    import torch
+
+    best = 0.0
+    for size in (1024, 2048, 4096):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        best = max(best, 2 * size**3 / min(timed(lambda a=a, b=b: a @ b, 3) for _ in range(3)) / 1e9)
+    return best
+
+
+def copy_gbps() -> float:
+    import torch
+
+    a = torch.randn(50_000_000)
+    b = a.clone()
+    return 2 * a.numel() * 4 / min(timed(lambda: b.copy_(a), 3) for _ in range(3)) / 1e9
+
+
+def measure() -> list[dict[str, Any]]:
+    import torch
+
+    from fedalc.data import Split, load_dataset
+    from fedalc.encoders import Chance, scale_rows
+    from fedalc.engines.taken import Taken
+    from fedalc.evaluation import evaluate
+    from fedalc.federated import knowledge_for, simulated
+    from fedalc.neighbours import nearest
+    from fedalc.products import WeightedBags, products_at
+    from fedalc.resolution import experiment
+
+    settings = experiment({"method": "fedalc", "encoder": {"name": "mlp", "dropout": 0.0}})
+    dataset = load_dataset("eurlex15k")
+    train, test = (Split(scale_rows(s.features, "unit"), s.labels) for s in (dataset.train, dataset.test))
+    training = simulated(settings, train, knowledge_for(settings, train))
+    federation, model, W = training.federation, training.model, training.model.W
+    chance = Chance(settings, 1, W)
+    block = next(Taken.of(federation, federation.clients, chance).blocks(settings.block_rows, W))
+    matrix, dim = model.encoder.embedding.detach(), W.shape[1]
+    layers, rows = list(model.encoder.layers), len(block.rows)
+    values, pairs = len(block.rows.rows.index), len(block.label)
+    present, transposed = block.rows.transposed
+    gradient = torch.randn(rows, matrix.shape[1])
+    g, slope = torch.randn(rows, dim), torch.randn(pairs)
+    activations = [torch.randn(rows, layer.in_features) for layer in layers]
+    outputs = [torch.randn(rows, layer.out_features) for layer in layers]
+    weights = [layer.weight.detach() for layer in layers]
+    dense = 2 * rows * sum(weight.numel() for weight in weights)
+
+    def forward() -> None:
+        for x, weight in zip(activations, weights, strict=True):
+            x @ weight.T
+
+    def backward() -> None:
+        for x, y, weight in zip(activations, outputs, weights, strict=True):
+            y @ weight, y.T @ x
+
+    classes = len(W)
+    held = training.held
+    scored = len(test)
+    with torch.no_grad():
+        return [
+            part("dense layers, forward", timed(forward), gflop=dense / 1e9),
+            part("dense layers, both gradients", timed(backward), gflop=2 * dense / 1e9),
+            part("sparse layer, forward", timed(lambda: block.rows.rows @ matrix), gb=_gb(values + rows, matrix)),
+            part("sparse layer, gradient", timed(lambda: transposed @ gradient), gb=_gb(values + len(present), matrix)),
+            part(
+                "scores of pairs", timed(lambda: products_at(g, W, block.instance, block.label)), gb=_gb(2 * pairs, W)
+            ),
+            part(
+                "pull of the rows on the instances",
+                timed(lambda: WeightedBags(block.label, block.starts, slope) @ W),
+                gb=_gb(pairs + rows, W),
+            ),
+            part(
+                "gradients of the rows",
+                timed(lambda: block.by_client(slope) @ g),
+                gb=_gb(pairs + len(block.present), W),
+            ),
+            part(
+                "nearest classes, all",
+                timed(lambda: list(nearest(W, 10, search="exact")), 3),
+                gflop=2 * classes**2 * dim / 1e9,
+            ),
+            part(
+                "evaluation of the test set",
+                timed(lambda: evaluate(model, test, held), 3),
+                gflop=scored * (2 * classes * dim + dense / rows) / 1e9,
+            ),
+        ]
+
+
+def part(name: str, seconds: float, gflop: float = 0.0, gb: float = 0.0) -> dict[str, Any]:
+    return {"part": name, "seconds": seconds, "gflop": gflop, "gb": gb}
+
+
+def _gb(rows: int, matrix: Any) -> float:
+    """Of so many rows that are read or written."""
+    return rows * matrix.shape[1] * matrix.element_size() / 1e9
+
+
+def page(machine: dict[str, float], parts: list[dict[str, Any]]) -> str:
+    lines = [
+        "# What limits each part",
+        "",
+        f"`FEDALC_DATA=… make bench-kernels`: eurlex15k, mlp, one block of 2,048 instances, {machine['cores']:.0f} cores.",
+        f"Matrix-multiply peak {machine['peak_gflops']:.0f} GFLOP/s, copying {machine['copy_gbps']:.0f} GB/s, both measured in",
+        "the same process. Rows that are few enough for the processor's cache move faster than copying does.",
+        "",
+        "| part | ms | GFLOP/s | of the peak | GB/s | of copying |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for one in parts:
+        speed, moved = one["gflop"] / one["seconds"], one["gb"] / one["seconds"]
+        by_flops = f"{speed:.0f} | {speed / machine['peak_gflops']:.2f} | |" if one["gflop"] else ""
+        by_bytes = f" | | {moved:.1f} | {moved / machine['copy_gbps']:.2f}" if one["gb"] else ""
+        lines.append(f"| {one['part']} | {1000 * one['seconds']:.1f} | {by_flops}{by_bytes} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    if not os.environ.get("FEDALC_DATA"):
+        print("FEDALC_DATA is not set: the benchmark needs the dataset eurlex15k")
+        return 2
+    console = Console(width=120)
+    with console.status("measuring"):
+        machine = {"peak_gflops": peak_gflops(), "copy_gbps": copy_gbps(), "cores": float(os.cpu_count() or 0)}
+        parts = measure()
+    console.print(Markdown(page(machine, parts)))
+    OUT.write_text(json.dumps({"command": "make bench-kernels", "machine": machine, "parts": parts}, indent=1) + "\n")
+    PAGE.write_text(page(machine, parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
