@@ -105,14 +105,16 @@ def rows_of(
             row |= {"failed": (broken or reference).get("failed", "no `fused` to compare with"), "met": False}
             continue
         scaled = way != "fused" and scale > 1
-        seconds = [s * (scale if scaled else 1) for one in runs for s in one["seconds"][1:]]
+        factor = scale if scaled else 1
+        seconds = [factor * s for one in runs for s in one["seconds"][1:]]
         row |= {
             "seconds_per_round": statistics.median(seconds),
+            "cpu_seconds_per_round": statistics.median([factor * s for one in runs for s in one["cpu_seconds"][1:]]),
             "seconds": seconds,
             "scaled": scaled,
             "losses": runs[0]["losses"],
             "memory_mb": max(one["memory_mb"] for one in runs),
-            "differs_by": difference(runs[0], reference) if scaled or way != "fused" else None,
+            "differs_by": difference(runs[0], reference) if way != "fused" else None,
         }
         row["ratio"] = row["seconds_per_round"] / fused_seconds if way != "fused" else None
         row["met"] = target is None or row["ratio"] >= target

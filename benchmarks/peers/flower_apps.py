@@ -6,7 +6,6 @@ data is found by its partition. A process reads the data and builds the module o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from peers.job import RATE, Job
-from peers.measured import Measured, norm
+from peers.measured import Measured, Stopwatch, norm
 from peers.torch_model import ClientData, Encoder, client_data
 
 client_app = ClientApp()
@@ -53,7 +52,7 @@ class TimedFedAvg(FedAvg):
         self.measured = measured
 
     def configure_train(self, server_round: int, *rest: Any) -> Iterable[Message]:
-        self.began = time.perf_counter()
+        self.watch = Stopwatch(self.measured)
         return super().configure_train(server_round, *rest)
 
     def aggregate_train(
@@ -62,8 +61,7 @@ class TimedFedAvg(FedAvg):
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is None:
             raise RuntimeError(f"round {server_round}: no client has answered")
-        self.measured.seconds.append(time.perf_counter() - self.began)
-        self.measured.losses.append(float(metrics["loss"]))
+        self.watch.stop(float(metrics["loss"]))
         return arrays, metrics
 
 

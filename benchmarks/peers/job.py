@@ -77,7 +77,7 @@ def dataset_job(name: str) -> Job:
 
 
 def dense_job() -> Job:
-    """200 clients with 25 random dense instances each. As wide as eurlex15k, so the mlp has 4.7 million parameters too."""
+    """200 clients with 25 random dense instances each, as wide as eurlex15k: 4.7 million parameters there too."""
     size = DENSE_CLIENTS * DENSE_INSTANCES
     features = np.random.default_rng(0).standard_normal((size, DENSE_FEATURES), dtype=np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)

@@ -5,27 +5,53 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 
 
 @dataclass
 class Measured:
     seconds: list[float] = field(default_factory=list)  # of each round
+    cpu_seconds: list[float] = field(default_factory=list)  # of all processes: what counts on a machine that is shared
     losses: list[float] = field(default_factory=list)  # Σ p_u R_u at the beginning of each round
     theta_norm: float = 0.0  # after the last of them
     memory_mb: float = 0.0  # the most that was used; where it is several processes, the caller watches them
     gflop: float | None = None  # of a round
 
 
+class Stopwatch:
+    """Starts when it is made."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.measured = measured
+        self.began, self.used = time.perf_counter(), cpu_seconds()
+
+    def stop(self, loss: float) -> None:
+        """A round is over, and had this loss."""
+        self.measured.seconds.append(time.perf_counter() - self.began)
+        self.measured.cpu_seconds.append(cpu_seconds() - self.used)
+        self.measured.losses.append(loss)
+
+
 def measure_rounds(run_round: Callable[[], float], rounds: int) -> Measured:
     measured = Measured()
     for _ in range(rounds):
-        began = time.perf_counter()
-        measured.losses.append(run_round())
-        measured.seconds.append(time.perf_counter() - began)
+        watch = Stopwatch(measured)
+        watch.stop(run_round())
     return measured
+
+
+def cpu_seconds() -> float:
+    """What this process and those it has started have used so far."""
+    own = psutil.Process()
+    total = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:2])
+    return total
 
 
 def norm(parts: Iterable[np.ndarray]) -> float:

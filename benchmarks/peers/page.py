@@ -6,14 +6,15 @@ from typing import Any
 
 from rich.table import Table
 
-COLUMNS = ("", "s/round", "times fused", "target", "peak memory MB", "differs by", "note")
+COLUMNS = ("", "s/round", "times fused", "target", "CPU s/round", "peak memory MB", "differs by", "note")
 WORDS = """\
 `FEDALC_DATA=… make bench`: one run on one machine, each row a process of its own, one after another.
 
 The job: the paper's mlp, every client one full-batch step per round on its positives, loss max(0, 0.9 - gᵀw)², fixed
 rows, θ averaged with weights n_u/Σn, single precision, the same start for all. Seconds are the median of the rounds
 after the first; `fused` is measured at the beginning, in the middle and at the end of each job. "differs by": the
-greatest relative difference to `fused` in the clients' mean losses of {rounds} rounds and in θ's length after them.
+greatest relative difference to `fused` in the clients' mean losses of {rounds} rounds and in θ's length after them. CPU
+seconds, of all threads and processes, tell more than seconds where the machine was not idle.
 
 How the others were set up: sparse features go into an `nn.EmbeddingBag` with weights (the fastest of four ways tried),
 dense ones into an `nn.Linear`; tensors are made once. The plain loop has one local module and in-place sums. pfl: its
@@ -26,13 +27,14 @@ the clients. Memory of several processes counts shared pages once.
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row.get("failed"):
-        return (row["name"], "–", "–", target_text(row), "–", "–", f"failed: {row['failed']}")
+        return (row["name"], "–", "–", target_text(row), "–", "–", "–", f"failed: {row['failed']}")
     mark = "*" if row["scaled"] else ""
     return (
         row["name"],
         f"{row['seconds_per_round']:.3f}{mark}",
         f"{row['ratio']:.1f}×" if row["ratio"] else "",
         target_text(row),
+        f"{row['cpu_seconds_per_round']:.2f}{mark}",
         f"{row['memory_mb']:.0f}",
         f"{row['differs_by']:.0e}" if row["differs_by"] is not None else "",
         row["note"],

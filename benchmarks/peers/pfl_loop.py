@@ -7,7 +7,6 @@ them in training.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor
 
 from peers.job import RATE, Job
-from peers.measured import Measured, norm
+from peers.measured import Measured, Stopwatch, norm
 from peers.torch_model import Encoder, client_data
 
 
@@ -59,16 +58,14 @@ class Clock(TrainingProcessCallback):
     def __init__(self, module: PflEncoder, instances: int) -> None:
         self.module, self.instances = module, instances
         self.measured = Measured()
-        self.began = time.perf_counter()
+        self.watch = Stopwatch(self.measured)
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        now = time.perf_counter()
-        self.measured.seconds.append(now - self.began)
-        self.measured.losses.append(self.module.noted / self.instances)
+        self.watch.stop(self.module.noted / self.instances)
         self.module.noted = 0.0
-        self.began = time.perf_counter()
+        self.watch = Stopwatch(self.measured)
         return False, Metrics()
 
 
