@@ -32,8 +32,6 @@ def run_child(*arguments: str, several_processes: bool = False) -> dict[str, Any
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), environment.get("PYTHONPATH"))))
     environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-    # Threads that wait without spinning: else a round takes many times as long whenever another process wants a core.
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out, log = Path(folder) / "out.json", Path(folder) / "log"
         # What it makes for itself goes into the same folder, and with it. (Sockets are there: the name must be short.)

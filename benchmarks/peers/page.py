@@ -59,9 +59,8 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [WORDS.format(rounds=results["rounds"])]
     parts.append(
         f"{machine['cores']:.0f} cores, matrix-multiply peak {machine['peak_gflops']:.0f} GFLOP/s, copying "
-        f"{machine['copy_gbps']:.0f} GB/s; load average {results['load_before']:.1f} when it began. "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + ".\n"
+        f"{machine['copy_gbps']:.0f} GB/s. Before it, others used {results['busy_before']:.0f}% of it; threads waited "
+        f"{results['waiting']}. " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".\n"
     )
     for job in results["jobs"]:
         parts.append(f"## {job['title']}\n")
