@@ -16,6 +16,7 @@ import psutil
 class Measured:
     seconds: list[float] = field(default_factory=list)  # of each round
     cpu_seconds: list[float] = field(default_factory=list)  # of all processes: what counts on a machine that is shared
+    others: list[float] = field(default_factory=list)  # how many cores other programs used meanwhile
     losses: list[float] = field(default_factory=list)  # Σ p_u R_u at the beginning of each round
     theta_norm: float = 0.0  # after the last of them
     memory_mb: float = 0.0  # the most that was used; where it is several processes, the caller watches them
@@ -27,12 +28,14 @@ class Stopwatch:
 
     def __init__(self, measured: Measured) -> None:
         self.measured = measured
-        self.began, self.used = time.perf_counter(), cpu_seconds()
+        self.began, self.used, self.busy = time.perf_counter(), cpu_seconds(), machine_seconds()
 
     def stop(self, loss: float) -> None:
         """A round is over, and had this loss."""
-        self.measured.seconds.append(time.perf_counter() - self.began)
-        self.measured.cpu_seconds.append(cpu_seconds() - self.used)
+        seconds, used, busy = time.perf_counter() - self.began, cpu_seconds() - self.used, machine_seconds() - self.busy
+        self.measured.seconds.append(seconds)
+        self.measured.cpu_seconds.append(used)
+        self.measured.others.append(max(0.0, busy - used) / seconds)
         self.measured.losses.append(loss)
 
 
@@ -52,6 +55,12 @@ def cpu_seconds() -> float:
         with suppress(psutil.NoSuchProcess):
             total += sum(process.cpu_times()[:2])
     return total
+
+
+def machine_seconds() -> float:
+    """What everybody on this machine has used so far, with what a machine around it took away."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
 def norm(parts: Iterable[np.ndarray]) -> float:
