@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -50,7 +51,6 @@ TARGETS = {
     ("eurlex15k", "flower-ray"): 200.0,
 }  # how many times as long as `fused`
 PEAK_TARGETS = {"eurlex15k": 0.7}
-BUSY = 20.0  # percent of the machine's time, from which on it is not ours
 DISTURBED = 0.1  # cores: less than that is the system itself
 SAME = 1e-4  # losses that differ by more are not the same
 HERE = Path(__file__).parent
@@ -144,13 +144,6 @@ def main(names: list[str]) -> int:
         console.print("FEDALC_DATA is not set: the benchmark needs the datasets bibtex and eurlex15k")
         return 2
     busy_before = psutil.cpu_percent(interval=3)
-    if busy_before > BUSY:
-        # Threads that spin while they wait take many times as long whenever another process wants their core.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        console.print(f"others use {busy_before:.0f}% of this machine: seconds will be too many, and ratios off")
-    waiting = {"PASSIVE": "asleep", "ACTIVE": "spinning"}.get(
-        os.environ.get("OMP_WAIT_POLICY", ""), "as they do by default"
-    )
     machine = run_child("peers.machine")
     with tempfile.TemporaryDirectory(prefix="bench-jobs-") as folder:
         jobs = []
@@ -181,7 +174,6 @@ def main(names: list[str]) -> int:
         "command": "FEDALC_DATA=… make bench",
         "rounds": ROUNDS,
         "busy_before": busy_before,
-        "waiting": waiting,
         "machine": machine,
         "versions": {package: version(package) for package in packages},
         "jobs": jobs,
@@ -197,6 +189,8 @@ if __name__ == "__main__":
     wanted = sys.argv[1:] or list(TITLES)
     if unknown := set(wanted) - set(TITLES):
         sys.exit(f"no such job: {', '.join(sorted(unknown))}; there are {', '.join(TITLES)}")
+    for ending in (signal.SIGINT, signal.SIGTERM):  # either takes the measurement along that is running
+        signal.signal(ending, signal.default_int_handler)
     try:
         sys.exit(main(wanted))
     except KeyboardInterrupt:
