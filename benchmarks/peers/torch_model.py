@@ -1,7 +1,8 @@
 """The mlp and a client's data in plain PyTorch, as the other ways take them: nothing here is fedalc's.
 
 Sparse features go into an `nn.EmbeddingBag` with weights: of a bag with dense or sparse gradients, a sparse CSR product
-and a dense first layer, that one was the fastest for clients of these sizes. Dense features go into an `nn.Linear`.
+and a dense first layer, the first was the fastest on eurlex15k, and within 2% of the CSR product on Bibtex. Dense
+features go into an `nn.Linear`.
 """
 
 from __future__ import annotations
