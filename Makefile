@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuning privacy clean
@@ -37,8 +38,14 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
-	$(BIN)/python benchmarks/engines.py
+$(PEERS)/.ready: benchmarks/peers/requirements.txt pyproject.toml | $(READY)
+	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	$(PEERS)/bin/python -m pip check
+	@touch $@
+
+bench: $(READY) $(PEERS)/.ready  ## speed and memory beside a plain loop, pfl and Flower, from one run (needs FEDALC_DATA; about 20 minutes)
+	$(PEERS)/bin/python benchmarks/engines.py
 	$(BIN)/python benchmarks/joining.py
 
 bench-growth: $(READY)  ## how cost grows with instances, labels, features and clients, as curves (a few minutes)
@@ -72,4 +79,4 @@ privacy: $(READY)  ## P@1 against ε, again (needs FEDALC_DATA; about half an ho
 	$(BIN)/python benchmarks/privacy.py
 
 clean:  ## remove .venv and caches (runs stay)
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

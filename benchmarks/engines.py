@@ -1,182 +1,197 @@
-"""`make bench`: the engines side by side in one run, and the fused round against what the machine can do.
+"""`make bench`: our engines and what users would take instead, on the same jobs, in one run on one machine.
 
-Prints, for Bibtex and eurlex15k with the mlp: seconds per round of `fused` and `clients` and their ratio, the fused
-round's GFLOP/s over this machine's measured matrix-multiply peak, and each engine's peak memory. Every measurement is a
-process of its own, so that memory is its own too. Writes benchmarks/engines.json.
+Jobs: Bibtex, eurlex15k, and 200 clients with dense inputs. Ways: our `fused` and `clients`, a plain PyTorch loop, pfl,
+and Flower's simulation with and without Ray (benchmarks/peers). Prints seconds per round, how many times `fused` each
+takes, memory, and whether the same losses came out; ends with 1 where a target is missed. Writes
+benchmarks/engines.json and docs/results/speed.md.
 
-    FEDALC_DATA=… python benchmarks/engines.py
+    FEDALC_DATA=… .venv-peers/bin/python benchmarks/engines.py [JOB …]
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
+import signal
 import statistics
-import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-DATASETS = ("bibtex", "eurlex15k")
-TARGETS = {"bibtex": 4.0, "eurlex15k": 15.0}  # fused over clients
-PEAK_TARGET = 0.6
-SAMPLED_CLIENTS = {"eurlex15k": 200}  # a sample stands for the `clients` side, scaled; marked *
-OUT = Path(__file__).with_name("engines.json")
+import psutil
+from peers.children import Failed, run_child
+from peers.job import SAMPLE, Job, dataset_job, dense_job
+from peers.page import markdown, terminal_table
+from rich.console import Console
+
+ROUNDS = 4  # the first one warms up
+WAYS = {
+    "fused": "fedalc, `fused`",
+    "clients": "fedalc, `clients`",
+    "plain": "plain PyTorch loop",
+    "pfl": "pfl",
+    "flower": "Flower without Ray",
+    "flower-ray": "Flower simulation (Ray)",
+}
+ORDER = ("fused", "clients", "plain", "fused", "pfl", "flower", "flower-ray", "fused")
+TITLES = {
+    "bibtex": "Bibtex, mlp",
+    "eurlex15k": "eurlex15k, mlp",
+    "dense": "200 clients × 25 dense instances of 5,000 features, mlp",
+}
+TARGETS = {
+    ("bibtex", "clients"): 4.0,
+    ("bibtex", "pfl"): 4.0,
+    ("bibtex", "flower-ray"): 40.0,
+    ("eurlex15k", "clients"): 15.0,
+    ("eurlex15k", "pfl"): 20.0,
+    ("eurlex15k", "flower-ray"): 200.0,
+}  # how many times as long as `fused`
+PEAK_TARGETS = {"eurlex15k": 0.7}
+DISTURBED = 0.1  # cores: less than that is the system itself
+SAME = 1e-4  # losses that differ by more are not the same
+HERE = Path(__file__).parent
+OUT, PAGE = HERE / "engines.json", HERE.parent / "docs" / "results" / "speed.md"
 
 
-def training(dataset: str, engine: str) -> Any:
-    from fedalc.data import Split, load_dataset
-    from fedalc.encoders import scale_rows
-    from fedalc.federated import knowledge_for, simulated
-    from fedalc.resolution import experiment
-
-    settings = experiment({"engine": engine, "method": "fedalc", "encoder": {"name": "mlp", "dropout": 0.0}})
-    train = load_dataset(dataset).train
-    scaled = Split(scale_rows(train.features, "unit"), train.labels)
-    return simulated(settings, scaled, knowledge_for(settings, train))
+def measure(way: str, job: Path) -> dict[str, Any]:
+    try:
+        return run_child("peers", way, str(job), str(ROUNDS), several_processes=way == "flower-ray")
+    except Failed as error:
+        return {"failed": str(error)}
 
 
-def peak_gflops() -> float:
-    """The best of several square multiplications in float32: what the machine does when nothing else is in the way."""
-    import torch
-
-    best = 0.0
-    for size in (1024, 2048, 4096):
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        out = a @ b
-        for _ in range(5):
-            began = time.perf_counter()
-            torch.mm(a, b, out=out)
-            best = max(best, 2 * size**3 / (time.perf_counter() - began) / 1e9)
-    return best
+def difference(found: dict[str, Any], reference: dict[str, Any]) -> float:
+    ours, theirs = ([*one["losses"], one["theta_norm"]] for one in (reference, found))
+    return max(abs(a - b) / abs(a) for a, b in zip(ours, theirs, strict=True))
 
 
-def copy_gbps() -> float:
-    import torch
-
-    a = torch.randn(50_000_000)
-    b = a.clone()
-    best = 0.0
-    for _ in range(5):
-        began = time.perf_counter()
-        b.copy_(a)
-        best = max(best, 2 * a.numel() * 4 / (time.perf_counter() - began) / 1e9)
-    return best
-
-
-def flops_per_round(federated: Any) -> float:
-    """Multiplications and additions of one fused round.
-
-    Dense layers three times (forward, and both gradients), the sparse layer twice (forward, gradient), and per
-    (instance, label) pair the score, the pull and the row's gradient.
-    """
-    federation, encoder = federated.federation, federated.model.encoder
-    held = federation.labels.getnnz(axis=1) > 0
-    dense = 6 * held.sum() * sum(layer.weight.numel() for layer in encoder.layers)
-    sparse = 4 * federation.features[held].nnz * encoder.embedding.shape[1]
-    pairs = 6 * federation.labels.nnz * federated.model.W.shape[1]
-    return float(dense + sparse + pairs)
+def run_job(name: str, folder: Path, status: Callable[[str], Any]) -> dict[str, Any]:
+    with status(f"{name}: preparing"):
+        job = dense_job() if name == "dense" else dataset_job(name)
+        whole = part = folder / f"{name}.npz"
+        job.save(whole)
+        sample = job.sampled(SAMPLE) if name == "eurlex15k" else job
+        if sample is not job:
+            part = folder / f"{name}-sample.npz"
+            sample.save(part)
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for way in ORDER:
+        with status(f"{name}: {WAYS[way]}"):
+            found[way].append(measure(way, whole if way == "fused" else part))
+    reference = found["fused"][0]
+    on_sample = None
+    if sample is not job:
+        with status(f"{name}: fused on the sample"):
+            reference = on_sample = measure("fused", part)
+    title = f"{TITLES[name]}: {len(job.counts):,} clients, {job.parameters / 1e6:.2f} million parameters"
+    return {"job": name, "title": title, **rows_of(name, job, sample, found, on_sample, reference)}
 
 
-def measure(dataset: str, engine: str) -> dict[str, Any]:
-    federated = training(dataset, engine)
-    start_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if engine == "clients" and dataset in SAMPLED_CLIENTS:
-        import numpy as np
+def rows_of(
+    name: str, job: Job, sample: Job, found: dict[str, list[dict[str, Any]]], on_sample: Any, reference: dict[str, Any]
+) -> dict[str, Any]:
+    """The table's rows, and remarks on them."""
+    scale = len(job.counts) / len(sample.counts)
+    fused = [one for one in found["fused"] if "failed" not in one]
+    fused_seconds = statistics.median([s for one in fused for s in one["seconds"][1:]]) if fused else None
+    rows: list[dict[str, Any]] = []
+    for way, runs in found.items():
+        target = TARGETS.get((name, way))
+        row: dict[str, Any] = {"way": way, "name": WAYS[way], "target": target, "met": target is None, "note": ""}
+        rows.append(row)
+        broken = next((one for one in runs if "failed" in one), None)
+        if broken or "failed" in reference or fused_seconds is None:
+            row |= {"failed": (broken or reference).get("failed", "no `fused` to compare with"), "met": False}
+            continue
+        scaled = way != "fused" and scale > 1
+        factor = scale if scaled else 1
+        seconds = [factor * s for one in runs for s in one["seconds"][1:]]
+        row |= {
+            "seconds_per_round": statistics.median(seconds),
+            "cpu_seconds_per_round": statistics.median([factor * s for one in runs for s in one["cpu_seconds"][1:]]),
+            "seconds": seconds,
+            "scaled": scaled,
+            "losses": runs[0]["losses"],
+            "memory_mb": max(one["memory_mb"] for one in runs),
+            "differs_by": difference(runs[0], reference) if way != "fused" else None,
+        }
+        others = statistics.median([share for one in runs for share in one["others"][1:]])
+        if others > DISTURBED:
+            row["note"] = f"others used {others:.1f} cores meanwhile"
+        row["ratio"] = row["seconds_per_round"] / fused_seconds if way != "fused" else None
+        row["met"] = target is None or row["ratio"] >= target
+        if row["differs_by"] is not None and not row["differs_by"] <= SAME:
+            row |= {"met": False, "note": "not the same losses"}
+    remarks = []
+    if scale > 1:
+        sizes = f"{sample.counts.mean():.1f} instances each on average, of all {job.counts.mean():.1f}"
+        remarks.append(
+            f"\\* {len(sample.counts)} of {len(job.counts):,} clients ({sizes}; by size, every {scale:.1f}th from a "
+            "random first one), scaled by their number; memory and losses are those of the sample."
+        )
+        if "failed" not in on_sample:
+            remarks.append(f"`fused` on the sample alone: {statistics.median(on_sample['seconds'][1:]):.3f} s/round.")
+    return {"rows": rows, "remarks": remarks, "gflop": fused[0]["gflop"] if fused else None, "fused": fused_seconds}
 
-        from fedalc.encoders import Chance
 
-        chance = Chance(federated.settings, 1, federated.model.W)
-        clients, held = federated.federation.clients, federated.federation.counts
-        chosen = np.sort(np.random.default_rng(0).choice(clients, SAMPLED_CLIENTS[dataset], replace=False))
-        federated.engine.run(federated.model, chosen[:5], chance, 1)
-        began = time.perf_counter()
-        federated.engine.run(federated.model, chosen, chance, 1)
-        # A client costs something for itself and something for its instances: the note sets the sample's mean size
-        # beside that of all, so that nobody takes a lucky draw for the truth.
-        seconds = (time.perf_counter() - began) * len(clients) / len(chosen)
-        sizes = f"mean size {held[chosen].mean():.1f}, of all {held[clients].mean():.1f}"
-        note = f"{len(chosen)} of {len(clients)} clients, scaled ({sizes})"
-        times = [seconds]
-    else:
-        federated.run_round()  # the first one builds what is kept
-        times = []
-        for _ in range(2 if engine == "clients" else 5):
-            began = time.perf_counter()
-            federated.run_round()
-            times.append(time.perf_counter() - began)
-        note = ""
-    return {
-        "dataset": dataset,
-        "engine": engine,
-        "seconds_per_round": statistics.median(times),
-        "note": note,
-        "gflop_per_round": flops_per_round(federated) / 1e9,
-        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "memory_before_training_mb": start_memory,
-    }
-
-
-def main() -> int:
-    from rich.console import Console
-    from rich.table import Table
-
+def main(names: list[str]) -> int:
     console = Console(width=150)
     if not os.environ.get("FEDALC_DATA"):
         console.print("FEDALC_DATA is not set: the benchmark needs the datasets bibtex and eurlex15k")
         return 2
-
-    def child(*arguments: str) -> Any:
-        command = [sys.executable, __file__, *arguments]
-        return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-
-    machine = child("machine")
-    rows = []
-    for dataset in DATASETS:
-        for engine in ("fused", "clients"):
-            with console.status(f"{dataset}, {engine}"):
-                rows.append(child(dataset, engine))
+    busy_before = psutil.cpu_percent(interval=3)
+    machine = run_child("peers.machine")
+    with tempfile.TemporaryDirectory(prefix="bench-jobs-") as folder:
+        jobs = []
+        for name in names:
+            jobs.append(run_job(name, Path(folder), console.status))
+            console.print(terminal_table(jobs[-1]["title"], jobs[-1]["rows"]))
+            for line in jobs[-1]["remarks"]:
+                console.print(line.replace("\\", ""), highlight=False)
     # The peak again: on a shared machine it may have moved meanwhile, and the better of the two is the harder to reach.
-    again = child("machine")
+    again = run_child("peers.machine")
     machine = {key: max(machine[key], again[key]) for key in machine}
 
-    table = Table(title=f"mlp, one round of fedalc; matrix-multiply peak {machine['peak_gflops']:.0f} GFLOP/s")
-    for column in ("dataset", "engine", "s/round", "ratio", "target", "GFLOP/s", "of peak", "target", "peak memory MB"):
-        table.add_column(column, justify="left" if column in ("dataset", "engine") else "right")
-    good = True
-    for fused, clients in zip(rows[::2], rows[1::2], strict=True):
-        speed = fused["gflop_per_round"] / fused["seconds_per_round"]
-        fused["gflops"], fused["of_peak"] = speed, speed / machine["peak_gflops"]
-        fused["faster_than_clients"] = clients["seconds_per_round"] / fused["seconds_per_round"]
-        target = TARGETS[fused["dataset"]]
-        good &= fused["faster_than_clients"] >= target and fused["of_peak"] >= PEAK_TARGET
-        table.add_row(
-            fused["dataset"], "fused", f"{fused['seconds_per_round']:.3f}", f"{fused['faster_than_clients']:.1f}×",
-            f"≥ {target:.0f}×", f"{speed:.0f}", f"{fused['of_peak']:.2f}", f"≥ {PEAK_TARGET}",
-            f"{fused['memory_mb']:.0f}",
-        )  # fmt: skip
-        mark = "*" if clients["note"] else ""
-        table.add_row(
-            clients["dataset"], "clients", f"{clients['seconds_per_round']:.3f}{mark}", "1×", "", "", "", "",
-            f"{clients['memory_mb']:.0f}",
-        )  # fmt: skip
-    console.print(table)
-    for row in rows:
-        if row["note"]:
-            console.print(f"* {row['dataset']}: {row['note']}")
-    console.print("all targets met" if good else "[red]a target is missed[/red]")
-    command = "FEDALC_DATA=… make bench"
-    OUT.write_text(json.dumps({"command": command, "machine": machine, "rows": rows}, indent=1) + "\n")
-    return 0 if good else 1
+    missed = [f"{job['job']}, {row['name']}" for job in jobs for row in job["rows"] if not row["met"]]
+    for job in jobs:
+        if job["gflop"] is None:
+            continue
+        job["of_peak"] = job["gflop"] / job["fused"] / machine["peak_gflops"]
+        target = PEAK_TARGETS.get(job["job"])
+        wanted = "" if target is None else f" (target: at least {target})"
+        job["remarks"].append(f"`fused` reaches {job['of_peak']:.2f} of the matrix-multiply peak{wanted}.")
+        console.print(f"{job['job']}: {job['remarks'][-1]}", highlight=False)
+        if target is not None and job["of_peak"] < target:
+            missed.append(f"{job['job']}, share of the peak")
+    verdict = f"Targets missed: {'; '.join(missed)}." if missed else "All targets are met."
+    console.print(f"[red]{verdict}[/red]" if missed else verdict)
+    packages = ("fedalc", "torch", "pfl", "flwr", "ray")
+    results = {
+        "command": "FEDALC_DATA=… make bench",
+        "rounds": ROUNDS,
+        "busy_before": busy_before,
+        "machine": machine,
+        "versions": {package: version(package) for package in packages},
+        "jobs": jobs,
+        "verdict": verdict,
+    }
+    if names == list(TITLES):
+        OUT.write_text(json.dumps(results, indent=1) + "\n")
+        PAGE.write_text(markdown(results))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["machine"]:
-        facts = {"peak_gflops": peak_gflops(), "copy_gbps": copy_gbps(), "cores": float(os.cpu_count() or 0)}
-        print(json.dumps(facts))
-    elif len(sys.argv) == 3:
-        print(json.dumps(measure(*sys.argv[1:])))
-    else:
-        sys.exit(main())
+    wanted = sys.argv[1:] or list(TITLES)
+    if unknown := set(wanted) - set(TITLES):
+        sys.exit(f"no such job: {', '.join(sorted(unknown))}; there are {', '.join(TITLES)}")
+    for ending in (signal.SIGINT, signal.SIGTERM):  # either takes the measurement along that is running
+        signal.signal(ending, signal.default_int_handler)
+    try:
+        sys.exit(main(wanted))
+    except KeyboardInterrupt:
+        sys.exit(130)

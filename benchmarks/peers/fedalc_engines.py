@@ -1,0 +1,56 @@
+"""Our own engines, `fused` and `clients`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+
+from fedalc.data import Split
+from fedalc.federated import FederatedTraining, simulated
+from fedalc.resolution import experiment
+from peers.job import HIDDEN, MARGIN, RATE, Job
+from peers.measured import Measured, measure_rounds, norm
+
+
+def training(features: csr_matrix | np.ndarray, labels: csr_matrix, engine: str) -> FederatedTraining:
+    settings: dict[str, Any] = {
+        "engine": engine,
+        "method": "fedavg-fixed",
+        "encoder": {"name": "mlp", "hidden": HIDDEN, "dropout": 0.0},
+        "client": {"learning_rate": RATE, "margin": MARGIN},
+        "server": {"optimizer": "sgd", "learning_rate": 1.0, "weights": "samples"},
+    }
+    return simulated(experiment(settings), Split(csr_matrix(features), labels))
+
+
+def run(path: Path, rounds: int, engine: str) -> Measured:
+    job = Job.load(path)
+    federated = training(job.features, job.labels, engine)
+    model = federated.model
+    with torch.no_grad():
+        for parameter, start in zip(model.theta, job.theta, strict=True):
+            parameter.copy_(torch.from_numpy(start))
+    model.W = torch.from_numpy(job.rows)
+    del job
+    measured = measure_rounds(federated.run_round, rounds)
+    measured.theta_norm = norm(part.detach().numpy() for part in model.theta)
+    measured.gflop = flops_per_round(federated) / 1e9
+    return measured
+
+
+def flops_per_round(federated: Any) -> float:
+    """Multiplications and additions of one fused round, fixed rows.
+
+    Dense layers three times (forward, and both gradients), the sparse layer twice (forward, gradient), and per
+    (instance, label) pair the score and the pull.
+    """
+    federation, encoder = federated.federation, federated.model.encoder
+    held = federation.labels.getnnz(axis=1) > 0
+    dense = 6 * held.sum() * sum(layer.weight.numel() for layer in encoder.layers)
+    sparse = 4 * federation.features[held].nnz * encoder.embedding.shape[1]
+    pairs = 4 * federation.labels.nnz * federated.model.W.shape[1]
+    return float(dense + sparse + pairs)

@@ -1,0 +1,94 @@
+"""A job as a file: instances, who holds which, class embeddings, and the weights that every way starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+RATE, MARGIN = 0.1, 0.9
+HIDDEN = (1024, 1024)
+SAMPLE = 200  # clients of eurlex15k that stand for all, where going through all of them would take too long
+DENSE_CLIENTS, DENSE_INSTANCES, DENSE_FEATURES = 200, 25, 5000
+
+
+@dataclass(frozen=True)
+class Job:
+    """`features` is sparse, or an array where the inputs are dense. A column of `labels` is a client."""
+
+    features: csr_matrix | np.ndarray
+    labels: csr_matrix
+    rows: np.ndarray  # W
+    theta: list[np.ndarray]  # the embedding (features × 512), then weight and bias of each layer
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.diff(self.labels.tocsc().indptr)
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.size for part in self.theta)
+
+    def sampled(self, size: int) -> Job:
+        """Some of the clients: every so-manieth by size, from a random first one, so that all sizes are in it."""
+        step = len(self.counts) / size
+        first = np.random.default_rng(0).uniform(0, step)
+        by_size = np.argsort(self.counts, kind="stable")
+        chosen = np.sort(by_size[(first + step * np.arange(size)).astype(int)])
+        labels = self.labels[:, chosen]
+        held = np.flatnonzero(np.diff(labels.indptr))
+        return Job(self.features[held], labels[held], self.rows[chosen], self.theta)
+
+    def save(self, path: Path) -> None:
+        arrays = {"rows": self.rows, **{f"theta.{place}": part for place, part in enumerate(self.theta)}}
+        for name, matrix in (("features", self.features), ("labels", self.labels)):
+            if isinstance(matrix, np.ndarray):
+                arrays[name] = matrix
+            else:
+                parts = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr, "shape": matrix.shape}
+                arrays |= {f"{name}.{part}": np.asarray(values) for part, values in parts.items()}
+        np.savez(path, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        with np.load(path) as file:
+
+            def matrix(name: str) -> csr_matrix | np.ndarray:
+                if name in file:
+                    return file[name]
+                parts = tuple(file[f"{name}.{part}"] for part in ("data", "indices", "indptr"))
+                return csr_matrix(parts, shape=tuple(file[f"{name}.shape"]))
+
+            theta = [file[f"theta.{place}"] for place in range(1 + 2 * (len(HIDDEN) + 1))]
+            return cls(matrix("features"), matrix("labels"), file["rows"], theta)
+
+
+def dataset_job(name: str) -> Job:
+    """A dataset's training part; a label with an instance is a client."""
+    from fedalc.data import load_dataset
+    from fedalc.encoders import scale_rows
+
+    train = load_dataset(name).train
+    labels = train.labels[:, np.flatnonzero(train.labels.getnnz(axis=0))]
+    held = np.flatnonzero(np.diff(labels.indptr))
+    return _started(scale_rows(train.features, "unit")[held], labels[held])
+
+
+def dense_job() -> Job:
+    """200 clients with 25 random dense instances each, as wide as eurlex15k: 4.7 million parameters there too."""
+    size = DENSE_CLIENTS * DENSE_INSTANCES
+    features = np.random.default_rng(0).standard_normal((size, DENSE_FEATURES), dtype=np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    owner = np.repeat(np.arange(DENSE_CLIENTS), DENSE_INSTANCES)
+    ones = np.ones(size, dtype=np.float32)
+    return _started(features, csr_matrix((ones, owner, np.arange(size + 1)), shape=(size, DENSE_CLIENTS)))
+
+
+def _started(features: csr_matrix | np.ndarray, labels: csr_matrix) -> Job:
+    """With the weights that fedalc would start from."""
+    from peers.fedalc_engines import training
+
+    model = training(features, labels, "fused").model
+    return Job(features, labels, model.W.numpy(), [part.detach().numpy() for part in model.theta])

@@ -1,0 +1,40 @@
+"""What the machine can do when nothing else is in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+
+def peak_gflops() -> float:
+    """The best of several square multiplications in float32."""
+    best = 0.0
+    for size in (1024, 2048, 4096):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        out = a @ b
+        for _ in range(5):
+            began = time.perf_counter()
+            torch.mm(a, b, out=out)
+            best = max(best, 2 * size**3 / (time.perf_counter() - began) / 1e9)
+    return best
+
+
+def copy_gbps() -> float:
+    a = torch.randn(50_000_000)
+    b = a.clone()
+    best = 0.0
+    for _ in range(5):
+        began = time.perf_counter()
+        b.copy_(a)
+        best = max(best, 2 * a.numel() * 4 / (time.perf_counter() - began) / 1e9)
+    return best
+
+
+if __name__ == "__main__":
+    facts = {"peak_gflops": peak_gflops(), "copy_gbps": copy_gbps(), "cores": float(os.cpu_count() or 0)}
+    Path(sys.argv[1]).write_text(json.dumps(facts))

@@ -1,0 +1,92 @@
+"""pfl: its simulated backend in one process, federated averaging over all users, one full-batch step each.
+
+Users are weighted by their instances, the central optimiser is SGD of rate 1, and metrics are not evaluated (but in
+pfl's first iteration, which cannot go without, and is the warm-up here). The clients' losses are noted as pfl asks for
+them in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch import Tensor
+
+from peers.job import RATE, Job
+from peers.measured import Measured, Stopwatch, norm
+from peers.torch_model import Encoder, client_data
+
+
+class PflEncoder(Encoder):
+    """With what pfl asks of a module."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.noted = 0.0  # Σ n_u R_u of this round
+
+    def loss(self, *data: Tensor) -> Tensor:
+        loss = super().loss(*data)
+        self.noted += len(data[0]) * loss.item()
+        return loss
+
+    @torch.no_grad()
+    def metrics(self, *data: Tensor) -> dict[str, Weighted]:
+        return {"loss": Weighted(super().loss(*data).item() * len(data[0]), len(data[0]))}
+
+
+class WholeUser(PyTorchTensorDataset):
+    """A user's data in one piece, whatever batch is asked for: pfl would cut feature numbers like instances."""
+
+    def iter(self, batch_size: int | None) -> Iterable[tuple[Tensor, ...]]:
+        yield self.raw_data
+
+
+class Clock(TrainingProcessCallback):
+    def __init__(self, module: PflEncoder, instances: int) -> None:
+        self.module, self.instances = module, instances
+        self.measured = Measured()
+        self.watch = Stopwatch(self.measured)
+
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
+        self.watch.stop(self.module.noted / self.instances)
+        self.module.noted = 0.0
+        self.watch = Stopwatch(self.measured)
+        return False, Metrics()
+
+
+def run(path: Path, rounds: int) -> Measured:
+    job = Job.load(path)
+    module = PflEncoder(job)
+    users = [WholeUser(data, user_id=str(user)) for user, data in enumerate(client_data(job))]
+    instances = int(job.counts.sum())
+    del job
+    everyone = range(len(users))
+    population = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", everyone))
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    backend = SimulatedBackend(population, population, postprocessors=[WeightByDatapoints()])
+    parameters = NNAlgorithmParams(
+        central_num_iterations=rounds,
+        evaluation_frequency=rounds + 1,
+        train_cohort_size=len(users),
+        val_cohort_size=None,
+    )
+    step = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=None)
+    clock = Clock(module, instances)
+    FederatedAveraging().run(parameters, backend, model, step, callbacks=[clock], send_metrics_to_platform=False)
+    clock.measured.theta_norm = norm(parameter.detach().numpy() for parameter in module.parameters())
+    return clock.measured

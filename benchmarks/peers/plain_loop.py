@@ -1,0 +1,44 @@
+"""A loop over clients in plain PyTorch, as one would write it for this job alone."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+
+from peers.job import RATE, Job
+from peers.measured import Measured, measure_rounds, norm
+from peers.torch_model import Encoder, client_data
+
+
+def run(path: Path, rounds: int) -> Measured:
+    job = Job.load(path)
+    server, clients = Encoder(job), client_data(job)
+    total = float(job.counts.sum())
+    del job
+    local = copy.deepcopy(server)
+    theta, mine = list(server.parameters()), list(local.parameters())
+    optimizer = torch.optim.SGD(mine, lr=RATE)  # without momentum it has no state, so one is enough for all
+
+    def run_round() -> float:
+        average = [torch.zeros_like(parameter) for parameter in theta]
+        round_loss = 0.0
+        for data in clients:
+            weight = len(data[0]) / total
+            with torch.no_grad():
+                torch._foreach_copy_(mine, theta)
+            optimizer.zero_grad()
+            loss = local.loss(*data)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                torch._foreach_add_(average, mine, alpha=weight)
+            round_loss += weight * loss.item()
+        with torch.no_grad():
+            torch._foreach_copy_(theta, average)
+        return round_loss
+
+    measured = measure_rounds(run_round, rounds)
+    measured.theta_norm = norm(parameter.detach().numpy() for parameter in theta)
+    return measured

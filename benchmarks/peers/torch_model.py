@@ -1,0 +1,69 @@
+"""The mlp and a client's data in plain PyTorch, as the other ways take them: nothing here is fedalc's.
+
+Sparse features go into an `nn.EmbeddingBag` with weights: of a bag with dense or sparse gradients, a sparse CSR product
+and a dense first layer, the first was the fastest on eurlex15k, and within 2% of the CSR product on Bibtex. Dense
+features go into an `nn.Linear`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from peers.job import MARGIN, Job
+
+ClientData = tuple[Tensor, ...]
+"""Sparse: where each instance begins, feature numbers, values, and the client's row. Dense: instances, and the row.
+
+The first one is as long as the client has instances."""
+
+
+class Encoder(nn.Module):
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        embedding, *layers = [torch.from_numpy(part) for part in job.theta]
+        features, width = embedding.shape
+        self.sparse = not isinstance(job.features, np.ndarray)
+        self.first: nn.Module
+        if self.sparse:
+            self.first = nn.EmbeddingBag(features, width, mode="sum", _weight=embedding.clone())
+        else:
+            self.first = nn.Linear(features, width, bias=False)
+        widths = [width, *(len(bias) for bias in layers[1::2])]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        with torch.no_grad():
+            if not self.sparse:
+                self.first.weight.copy_(embedding.T)
+            for parameter, start in zip(self.layers.parameters(), layers, strict=True):
+                parameter.copy_(start)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if self.sparse:
+            starts, index, value = inputs
+            h = self.first(index, starts, per_sample_weights=value)
+        else:
+            h = self.first(*inputs)
+        for depth, layer in enumerate(self.layers):
+            h = layer(torch.relu(h) if depth else h)
+        return nn.functional.normalize(h, dim=1)
+
+    def loss(self, *data: Tensor) -> Tensor:
+        *inputs, row = data
+        return (MARGIN - self(*inputs) @ row).clamp(min=0).square().mean()
+
+
+def client_data(job: Job) -> list[ClientData]:
+    """Every client's tensors, made once."""
+    labels, rows = job.labels.tocsc(), torch.from_numpy(job.rows)
+    clients: list[ClientData] = []
+    for client, (start, stop) in enumerate(pairwise(labels.indptr)):
+        own = job.features[labels.indices[start:stop]]
+        if isinstance(own, np.ndarray):
+            clients.append((torch.from_numpy(own), rows[client]))
+        else:
+            starts, index = (torch.from_numpy(part.astype(np.int64)) for part in (own.indptr[:-1], own.indices))
+            clients.append((starts, index, torch.from_numpy(own.data), rows[client]))
+    return clients
