@@ -12,6 +12,8 @@ from fedalc.settings import EncoderSettings
 from tests.problems import random_split
 
 FEATURES = random_split(9, 6, 2, seed=2).features
+assert FEATURES.nnz < FEATURES.shape[0] * FEATURES.shape[1] / 4  # or it would be taken for dense
+DENSE = csr_matrix(np.random.default_rng(3).random((9, 6)).astype(np.float32))
 KEYS = np.arange(9)
 
 
@@ -20,14 +22,19 @@ def rows(features: csr_matrix = FEATURES, keys: np.ndarray = KEYS, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_sparse_product_is_the_dense_one_both_ways(dtype: torch.dtype) -> None:
-    dense = torch.from_numpy(FEATURES.toarray()).to(dtype)
+@pytest.mark.parametrize("features", [FEATURES, DENSE], ids=["sparse", "dense"])
+@pytest.mark.parametrize("before", [None, 2.0], ids=["no gradient yet", "added to one"])
+def test_the_sparse_product_is_the_dense_one_both_ways(
+    dtype: torch.dtype, features: csr_matrix, before: float | None
+) -> None:
+    dense = torch.from_numpy(features.toarray()).to(dtype)
     weight = torch.randn(6, 4, dtype=dtype, requires_grad=True)
+    weight.grad = None if before is None else torch.full_like(weight, before)
     outgoing = torch.randn(9, 4, dtype=dtype)
-    (rows(dtype=dtype) @ weight).backward(outgoing)
+    (rows(features, dtype=dtype) @ weight).backward(outgoing)
     assert weight.grad is not None
-    assert torch.allclose(rows(dtype=dtype) @ weight, dense @ weight, rtol=1e-5, atol=1e-6)
-    assert torch.allclose(weight.grad, dense.T @ outgoing, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(rows(features, dtype=dtype) @ weight, dense @ weight, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(weight.grad, dense.T @ outgoing + (before or 0), rtol=1e-5, atol=1e-6)
 
 
 def test_empty_rows_and_empty_blocks() -> None:
