@@ -96,12 +96,15 @@ class Correlations:
         weight = (self.counts[rows, None] - together) * self._scale(rows, weighting)[:, None]
         return torch.from_numpy(weight).to(like)
 
-    def pairs_together(self, at_once: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The ordered pairs that occur together, `at_once` at a time: (u, v, c_uv / N)."""
+    def pairs_together(
+        self, at_once: int, like: Tensor, within: slice | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The ordered pairs that occur together, `at_once` at a time: (u, v, c_uv / N). `within`: of these only."""
         c = self.together
         first = np.repeat(np.arange(self.label_count), np.diff(c.indptr))
-        for start in range(0, c.nnz, at_once):
-            part = slice(start, start + at_once)
+        begin, end = (0, c.nnz) if within is None else (within.start, within.stop)
+        for start in range(begin, end, at_once):
+            part = slice(start, min(start + at_once, end))
             yield (
                 torch.from_numpy(first[part]).to(like.device),
                 torch.from_numpy(c.indices[part].astype(np.int64)).to(like.device),

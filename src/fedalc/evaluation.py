@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
@@ -61,6 +63,25 @@ class Scorer:
         return top_labels(self.of_instances, len(self.encoded), len(self.W), min(k, present))
 
 
+class SharedScorer:
+    """The same of several processes together: each encodes and ranks its share of the instances."""
+
+    def __init__(self, model: Model, features: csr_matrix | Images, held: np.ndarray) -> None:
+        self._size = int(features.shape[0])
+        self._own = Scorer(model, features[distributed.own_range(self._size)], held)
+        self._all: Scorer | None = None
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        labels, scores = self._own.top(k)
+        return distributed.gather_rows(labels, self._size), distributed.gather_rows(scores, self._size)
+
+    def of_labels(self, labels: slice) -> Tensor:
+        if self._all is None:
+            self._all = copy.copy(self._own)
+            self._all.encoded = distributed.gather_rows(self._own.encoded, self._size)
+        return self._all.of_labels(labels)
+
+
 def check_map_affordable(truth: csr_matrix) -> None:
     if truth.shape[0] * truth.shape[1] > MAP_LIMIT:
         raise ConfigError(
@@ -78,7 +99,8 @@ def evaluate(
     with_map: bool = False,
 ) -> dict[str, float]:
     """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
-    return measure(Scorer(model, split.features, held), split.labels, inverse_propensity, with_map)
+    scorer = Scorer if distributed.here().count == 1 else SharedScorer
+    return measure(scorer(model, split.features, held), split.labels, inverse_propensity, with_map)
 
 
 def measure(

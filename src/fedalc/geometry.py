@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fedalc import distributed
+
 DEFAULT_BUDGET = 256 * 2**20  # bytes for one block of similarities
 
 
@@ -20,14 +22,17 @@ def unit_rows(W: Tensor) -> Tensor:
     return W * (has_direction / length.where(has_direction, 1.0))
 
 
-def row_blocks(W: Tensor, budget: int = DEFAULT_BUDGET, per_row: int = 0) -> Iterator[slice]:
+def row_blocks(
+    W: Tensor, budget: int = DEFAULT_BUDGET, per_row: int = 0, within: slice | None = None
+) -> Iterator[slice]:
     """Slices of rows whose similarities to all rows take at most `budget` bytes (at least one row each).
 
-    `per_row`: how many numbers a row needs, where that is more than its similarities.
+    `per_row`: how many numbers a row needs, where that is more than its similarities. `within`: of these rows only.
     """
     rows = max(1, budget // max(1, max(len(W), per_row) * W.element_size()))
-    for start in range(0, len(W), rows):
-        yield slice(start, min(start + rows, len(W)))
+    first, last = (0, len(W)) if within is None else (within.start, within.stop)
+    for start in range(first, last, rows):
+        yield slice(start, min(start + rows, last))
 
 
 def nearest_classes(W: Tensor, rows: slice, k: int, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -98,7 +103,8 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
     if C < 2:
         return {"mean_cosine": 0.0, "max_cosine": 0.0, "effective_rank": float(C)}
     mean = (W.sum(0).double().square().sum().item() - C) / (C * (C - 1))
-    largest = max(nearest_classes(W, rows, 1)[0].max().item() for rows in row_blocks(W, budget))
+    blocks = row_blocks(W, budget, within=distributed.own_range(C))
+    largest = distributed.largest(max((nearest_classes(W, rows, 1)[0].max().item() for rows in blocks), default=-1.0))
     gram = W.T.double() @ W.double() if W.shape[1] < C else W.double() @ W.T.double()
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     share = singular / singular.sum()

@@ -7,7 +7,8 @@ which u comes first and one from those in which it comes second:
 
     ∇_u = Σ_v [ a_uv φ'(s_uv) + a_vu φ'(s_vu) ] w_v
 
-Rows are taken in blocks, so that what a block needs stays within `budget` bytes.
+Rows are taken in blocks, so that what a block needs stays within `budget` bytes. Of several processes each takes its
+share of the rows u, or of the pairs; value and gradient are summed.
 
 Each can also say what a single instance's part in the gradient is made of (`slopes`), for those who limit it.
 """
@@ -21,6 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.correlations import Correlations
 from fedalc.errors import ConfigError
 from fedalc.geometry import DEFAULT_BUDGET, nearest_classes, row_blocks
@@ -100,6 +102,11 @@ def _weight_of_one(term: AllPairs | NearestPairs) -> float:
     return term.correlations.weight_of_one(term.weighting)
 
 
+def _over_processes(value: float, gradient: Tensor) -> tuple[float, Tensor]:
+    distributed.sum_over([gradient])
+    return distributed.sum_of(value), gradient
+
+
 @dataclass(frozen=True)
 class AllPairs:
     """Σ_u Σ_{v≠u} a_uv φ(s_uv), with the correlations' weights or, without correlations, a = 1."""
@@ -113,7 +120,7 @@ class AllPairs:
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
         # Cosines, their gap, cost, slope, and the weights in double precision before they are cast: six times a row.
-        for rows in row_blocks(W, self.budget, per_row=6 * len(W)):
+        for rows in row_blocks(W, self.budget, per_row=6 * len(W), within=distributed.own_range(len(W))):
             cost, slope = self.potential(W[rows] @ W.T)
             if self.correlations is None:
                 for term in (cost, slope):
@@ -124,7 +131,7 @@ class AllPairs:
             value += cost.sum().item()
             gradient[rows] += slope @ W
             gradient += slope.T @ W[rows]
-        return value, gradient
+        return _over_processes(value, gradient)
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         """A in blocks of columns, so that every pair's rows of A meet in every block: C²D + pairs·C operations."""
@@ -157,7 +164,7 @@ class NearestPairs:
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
-        for rows, index, cost, slope in self._neighbours(W):
+        for rows, index, cost, slope in self._neighbours(W, distributed.own_range(len(W))):
             if self.correlations is not None:
                 weight = self.correlations.apart_at(rows, index, self.weighting, W)
                 cost, slope = cost * weight, slope * weight
@@ -165,12 +172,12 @@ class NearestPairs:
             gradient[rows] += torch.einsum("uk,ukd->ud", slope, W[index])
             second = slope.unsqueeze(2) * W[rows].unsqueeze(1)
             gradient.index_add_(0, index.flatten(), second.flatten(0, 1))
-        return value, gradient
+        return _over_processes(value, gradient)
 
-    def _neighbours(self, W: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    def _neighbours(self, W: Tensor, within: slice | None = None) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """(rows, their nearest classes, φ, φ') in blocks, before any weight; both are 0 where a pair is not active."""
         adaptive = self.potential is None
-        for rows in row_blocks(W, self.budget, per_row=self.neighbours * W.shape[1]):
+        for rows in row_blocks(W, self.budget, per_row=self.neighbours * W.shape[1], within=within):
             similarity, index = nearest_classes(W, rows, self.neighbours + adaptive, self.candidates)
             active = similarity.isfinite()  # not so for the class itself, listed where there are no more others
             potential = self.potential
@@ -208,14 +215,15 @@ class Together:
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
         pairs_at_once = max(1, self.budget // (W.shape[1] * W.element_size()))
-        for u, v, share in self.correlations.pairs_together(pairs_at_once, W):
+        own = distributed.own_range(self.correlations.together.nnz)
+        for u, v, share in self.correlations.pairs_together(pairs_at_once, W, own):
             first, second = W[u], W[v]
             cost, slope = self.potential((first * second).sum(1))
             value += (share * cost).sum().item()
             slope = (share * slope).unsqueeze(1)
             gradient.index_add_(0, u, slope * second)
             gradient.index_add_(0, v, slope * first)
-        return value, gradient
+        return _over_processes(value, gradient)
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         _, slope = self.potential(products_at(W, W, first, second))

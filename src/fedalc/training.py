@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedalc import history
+from fedalc import distributed, history
 from fedalc.checkpoint import load_folder, save_folder
 from fedalc.config import Experiment
 from fedalc.data.catalog import entry, is_known
@@ -65,7 +65,7 @@ def inverse_propensity(dataset: Dataset) -> np.ndarray:
 class AnyTraining:
     """What a federated training and an oracle's share: the data's parts, and how they are told of what happens.
 
-    `folder` None: nothing is written.
+    `folder` None: nothing is written. Of several processes the first writes.
     """
 
     centralised: ClassVar[bool]
@@ -77,6 +77,7 @@ class AnyTraining:
         self.dataset = dataset
         self.folder = folder
         self.callbacks = callbacks
+        self.writes = folder is not None and distributed.is_first()
         self.train, validation = hold_out(dataset, settings.selection.validation, settings.seed)
         self.validation = None if validation is None else self._scaled(validation)
         own_validation = dataset.validation is not None
@@ -95,7 +96,7 @@ class AnyTraining:
         return self._scaled(self.dataset.test)
 
     def _evaluated(self, record: dict[str, Any]) -> None:
-        if self.folder:
+        if self.folder and self.writes:
             history.append(self.folder / "history.jsonl", record)
         for callback in self.callbacks:
             callback.evaluated(record)
@@ -154,13 +155,15 @@ class Training(AnyTraining):
                 callback.round(federated.round_number, loss)
             if federated.round_number % every == 0 or federated.round_number == self.rounds:
                 self._evaluate(loss)
-            self._save_if_due(force=interrupt.asked or self._spends_each_round)
-            if interrupt.asked:
+            stop = distributed.any_of(interrupt.asked)
+            self._save_if_due(force=stop or self._spends_each_round)
+            if stop:
                 raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
 
     def _evaluate(self, loss: float) -> None:
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
         model = self.federated.averaged_model()
+        distributed.check_equal(self.federated.model.values, f"after round {self.federated.round_number}")
         if self.phase == "select":
             assert self.validation is not None
             metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps)
@@ -264,7 +267,11 @@ class Training(AnyTraining):
     # --- checkpoints: the state of the loop and of the federated training within it ---
 
     def _save_if_due(self, force: bool) -> None:
-        if self.folder is None or not (force or time.monotonic() - self._saved_at > self.checkpoint_seconds):
+        if (
+            self.folder is None
+            or not self.writes
+            or not (force or time.monotonic() - self._saved_at > self.checkpoint_seconds)
+        ):
             return
         facts = {
             "data": self.dataset.fingerprint,
@@ -282,7 +289,9 @@ class Training(AnyTraining):
         """Take up the checkpoint; the history is cut back to it."""
         assert self.folder is not None
         if not any((self.folder / name).exists() for name in ("checkpoint", "checkpoint.old")):
-            history.rewrite(self.folder / "history.jsonl", [])
+            distributed.barrier()  # all have seen that
+            if self.writes:
+                history.rewrite(self.folder / "history.jsonl", [])
             return  # stopped before its first checkpoint: from the beginning
         tensors, facts = load_folder(self.folder / "checkpoint")
         if facts.get("data") != self.dataset.fingerprint:
@@ -291,10 +300,12 @@ class Training(AnyTraining):
             self._restore(tensors, facts)
         except (KeyError, TypeError, RuntimeError) as error:
             raise FedalcError(f"{self.folder / 'checkpoint'}: damaged, it does not fit the run: {error}") from None
-        records = history.read(self.folder / "history.jsonl")
-        done = self.federated.round_number  # a checkpoint is forced when a phase ends, so earlier phases are whole
-        kept = [record for record in records if record["phase"] != self.phase or record["round"] <= done]
-        history.rewrite(self.folder / "history.jsonl", kept)
+        distributed.barrier()  # all have read it, so it may be written again
+        if self.writes:
+            records = history.read(self.folder / "history.jsonl")
+            done = self.federated.round_number  # a checkpoint is forced when a phase ends, so earlier phases are whole
+            kept = [record for record in records if record["phase"] != self.phase or record["round"] <= done]
+            history.rewrite(self.folder / "history.jsonl", kept)
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.phase, self.rounds, self.chosen = facts["phase"], facts["rounds"], facts["chosen"]

@@ -9,6 +9,8 @@ with φ(s, q) a pair's loss, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q its 
 
 Memory: the sparse instances twice (rows for the forward pass, transposed for the backward), one block's activations,
 and where rows are trained a gradient for each participant's own copy of its row.
+
+Of several processes (`fedalc.distributed`) each takes its share of the instances; the gradients are summed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Batch, Chance, make_batch
@@ -86,6 +89,8 @@ class FusedEngine:
                     weight = (slope * inverse[block.client]).unsqueeze(1)
                     row_gradient[:, part].index_add_(0, block.client, weight * mine[block.instance])
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
+        gradients = [parameter.grad for parameter in model.theta if parameter.grad is not None]
+        distributed.sum_over([*gradients, total] + ([] if row_gradient is None else [row_gradient]))
 
         users = self.federation.user_count(participants)
         traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
@@ -95,20 +100,23 @@ class FusedEngine:
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         """All clients' at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
-        labels = self.federation.labels
-        features = self.federation.features.astype(getattr(np, self.settings.dtype))
-        instance = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
+        instances = distributed.own_part(np.arange(self.federation.labels.shape[0]))
+        labels = self.federation.labels[instances]
+        features = self.federation.features[instances].astype(getattr(np, self.settings.dtype))
         own = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)
-        of = torch.from_numpy(instance).to(W.device)
-        counted = W.new_zeros(labels.shape[0]).index_add_(0, of, self.method.share(own, of))
+        of = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
+        shares = self.method.share(own, torch.from_numpy(instances).to(W.device)[of])
+        counted = W.new_zeros(len(instances)).index_add_(0, of, shares)
         weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
         gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
         weights = self.method.label_weights[own]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ (WeightedBags(own, starts, weights) @ W)
+        constant = weights.square().sum()
+        distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
         traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
-        return Sums(gram, cross, weights.square().sum().item(), labels.nnz, traffic)
+        return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     def _change(self, model: Model) -> list[Tensor]:
         settings = self.settings.client
@@ -142,7 +150,7 @@ class FusedEngine:
         if len(participants) < len(self.federation.clients):
             held = _keep_columns(held, place >= 0)
         instances = np.flatnonzero(np.diff(held.indptr))
-        instances = instances[chance.chosen(self.federation.keys_of(instances))]
+        instances = distributed.own_part(instances[chance.chosen(self.federation.keys_of(instances))])
         for start in range(0, len(instances), self.settings.block_rows):
             chosen = instances[start : start + self.settings.block_rows]
             pairs = held[chosen]
