@@ -7,6 +7,7 @@ Nothing of torch is loaded by importing this. See docs/cluster.md.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -133,9 +134,9 @@ def _talking(place: Place | None = None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first = (str(error).splitlines() or [""])[0][:200]
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error)).split(". ")[0].split("\n")[0]  # without torch's own place in it
         raise LostOthers(
-            f"{(place or _here).name}: another process has ended or does not answer ({first}). If it has said why, "
+            f"{(place or _here).name}: another process has ended or does not answer ({reason}). If it has said why, "
             f"that is the cause; if it needs longer, set {MINUTES}. A run that has begun goes on with --resume"
         ) from None
 
