@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.sparse import diags
 
 import fedalc
 from fedalc import distributed, history
@@ -25,6 +26,7 @@ from tests.problems import StopAfter, federated, random_split, small_dataset
 
 ROOT = Path(__file__).parent.parent
 TRAIN, TEST = random_split(50, 20, 7, seed=11), random_split(23, 20, 7, seed=12)
+TEST = fedalc.Split(TEST.features, TEST.labels @ diags([0, 0, 0, 1, 1, 1, 1]))  # mAP: the first process has no label
 DATA = small_dataset()
 SMALL: dict[str, Any] = {
     "dtype": "float64",
@@ -52,6 +54,9 @@ CASES: dict[str, dict[str, Any]] = {
     "adam": {"server": {"optimizer": "adam", "learning_rate": 0.05, "epsilon": 1e-3}},
     "dropout": {"encoder": {"dropout": 0.4}},
     "sampled clients": {"server": {"participation": 0.3}},
+    "few features": {"server": {"participation": 0.15, "optimizer": "sgd", "weight_decay": 0.0, "ema": 0.0}},
+    "neighbours of few": {"server": {"participation": 0.3}, "regularizer": {"rows": "participants"}},
+    "neighbours of one": {"server": {"participation": 0.15}, "regularizer": {"rows": "participants"}},
     "sampled instances": {"client": {"sample": 0.05}},  # in some rounds a process has none
     "noise": {"privacy": {"mechanism": "counts", "noise": "seeded"}},
     "noise in each step": {

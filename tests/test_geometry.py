@@ -7,10 +7,8 @@ import torch
 from fedalc.geometry import (
     collapse,
     frequency_rows,
-    nearest_classes,
     orthogonal_rows,
     random_rows,
-    row_blocks,
     unit_rows,
 )
 
@@ -105,25 +103,6 @@ def test_labels_nobody_holds_do_not_disturb() -> None:
     # Noised counts are no whole numbers: what is left of their sum may round to less than the last of them.
     W = by_frequency([75.44125186, 0.31197751, 0.70584148, 0.0, 0.0], 3)
     assert torch.allclose(W.norm(dim=1), torch.ones(5, dtype=torch.float64))
-
-
-def test_nearest_classes_against_sorting() -> None:
-    W = random_rows(30, 4, torch.Generator().manual_seed(1), torch.float64)
-    candidates = torch.tensor([1, 5, 6, 7, 20, 29])
-    for among, chosen in ((None, range(30)), (candidates, candidates.tolist())):
-        value, index = nearest_classes(W, slice(4, 8), 3, among)
-        for row, u in enumerate(range(4, 8)):
-            order = sorted((v for v in chosen if v != u), key=lambda v: -(W[u] @ W[v]).item())[:3]
-            assert index[row].tolist() == order
-            assert value[row].tolist() == pytest.approx([(W[u] @ W[v]).item() for v in order])
-
-
-def test_row_blocks_cover_all_rows_within_the_budget() -> None:
-    W = torch.zeros(10, 2)
-    blocks = list(row_blocks(W, budget=3 * 10 * 4))
-    assert [b.stop - b.start for b in blocks] == [3, 3, 3, 1]
-    assert len(list(row_blocks(W, budget=1))) == 10
-    assert [b.stop - b.start for b in row_blocks(W, budget=2 * 100 * 4, per_row=100)] == [2] * 5
 
 
 def test_collapse_of_one_point_and_of_a_basis() -> None:

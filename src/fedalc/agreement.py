@@ -52,6 +52,8 @@ def check(settings: Experiment) -> None:
             'an adaptive margin is the distance to the (K+1)-th nearest class, so it needs form = "mined"',
             "regularizer.margin",
         )
+    if settings.regularizer.rows == "participants" and settings.regularizer.form == "full":
+        raise ConfigError('all pairs are of all rows; use form = "mined", or rows = "all"', "regularizer.rows")
     _square_agrees(settings)
     _sample_agrees(settings)
     _collection_agrees(settings)
@@ -188,6 +190,12 @@ def _collection_agrees(settings: Experiment) -> None:
         )
     if privacy.mechanism == "gradients" and settings.needs_counts:
         raise ConfigError('these settings need counts of labels: use "counts"', "privacy.mechanism")
+    regularizer = settings.regularizer
+    if privacy.mechanism == "gradients" and (regularizer.rows != "all" or regularizer.search == "index"):
+        raise ConfigError(
+            'what one instance adds to a gradient is worked out for regularizer.rows = "all" and an exact search',
+            "privacy.mechanism",
+        )
     if privacy.mechanism == "gradients" and weighting in ("gamma", "conditional"):
         raise ConfigError(
             f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedalc import agreement
+from fedalc.memory import DEFAULT_BUDGET, SMALLEST_BUDGET, read_bytes
 from fedalc.settings import (
     NONE,
     ClientSettings,
@@ -49,6 +50,9 @@ class Experiment(Settings):
     dtype: Literal["float32", "float64"] = "float32"
     block_rows: Count = (
         2048  # instances encoded at a time; bounds memory (and is what norm = "batch" has statistics of)
+    )
+    memory_budget: Annotated[int, BeforeValidator(read_bytes), Field(ge=SMALLEST_BUDGET)] = (
+        DEFAULT_BUDGET  # for what a step holds of one block at a time, in bytes or as "2GB": docs/scale.md
     )
     images: ImageSettings = ImageSettings()
     encoder: EncoderSettings = EncoderSettings()

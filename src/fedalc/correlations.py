@@ -88,12 +88,11 @@ class Correlations:
         weight *= self._scale(rows, weighting)[:, None]
         return torch.from_numpy(weight).to(like)
 
-    def apart_at(self, rows: slice, columns: Tensor, weighting: Weighting, like: Tensor) -> Tensor:
+    def apart_at(self, rows: Tensor, columns: Tensor, weighting: Weighting, like: Tensor) -> Tensor:
         """The same weights, only at the given columns (one list per row): nothing of size labels is built."""
-        wanted = columns.cpu().numpy()
-        own = np.repeat(np.arange(rows.start, rows.stop), wanted.shape[1])
-        together = np.asarray(self.together[own, wanted.ravel()]).reshape(wanted.shape)
-        weight = (self.counts[rows, None] - together) * self._scale(rows, weighting)[:, None]
+        own, wanted = rows.cpu().numpy(), columns.cpu().numpy()
+        together = np.asarray(self.together[np.repeat(own, wanted.shape[1]), wanted.ravel()]).reshape(wanted.shape)
+        weight = (self.counts[own, None] - together) * self._scale(own, weighting)[:, None]
         return torch.from_numpy(weight).to(like)
 
     def pairs_together(
@@ -123,12 +122,12 @@ class Correlations:
             )
         return 1.0 if weighting == "counts" else 1.0 / max(self.instances, 1)
 
-    def _scale(self, rows: slice, weighting: Weighting) -> np.ndarray:
+    def _scale(self, rows: slice | np.ndarray, weighting: Weighting) -> np.ndarray:
         if weighting == "gamma":
             return self._gamma_scale[rows]
         if weighting == "conditional":
             return 1.0 / np.maximum(self.counts[rows], 1)
-        return np.full(rows.stop - rows.start, self.weight_of_one(weighting))
+        return np.full(len(self.counts[rows]), self.weight_of_one(weighting))
 
 
 def _pairs(labels: csr_matrix, weight: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -134,7 +134,9 @@ def _talking(place: Place | None = None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = re.sub(r"^\[[^]]*\] *", "", str(error)).split(". ")[0].split("\n")[0]  # without torch's own place in it
+        reason = (
+            re.sub(r"^\[[^]]*\] *", "", str(error)).split(". ")[0].split("\n")[0]
+        )  # without torch's own place in it
         raise LostOthers(
             f"{(place or _here).name}: another process has ended or does not answer ({reason}). If it has said why, "
             f"that is the cause; if it needs longer, set {MINUTES}. A run that has begun goes on with --resume"

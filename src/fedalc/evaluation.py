@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +17,7 @@ from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.errors import ConfigError
+from fedalc.memory import DEFAULT_BUDGET
 from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
 from fedalc.model import Model
 
@@ -30,27 +33,43 @@ class Ranking(Protocol):
 
 
 class Scorer:
-    """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf)."""
+    """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf).
 
-    def __init__(self, model: Model, features: csr_matrix | Images, held: np.ndarray) -> None:
-        self.W = model.W
+    Memory: `budget` for a block of scores; and for `of_labels` the embeddings of all instances.
+    """
+
+    def __init__(
+        self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
+    ) -> None:
+        self.model, self.W = model, model.W
+        self._features, self._budget = features, budget
         self._absent = torch.from_numpy(~held).to(model.W.device)
-        self.encoded = self._encode(model, features, PICTURES_AT_ONCE if isinstance(features, Images) else 2048)
+
+    @cached_property
+    def encoded(self) -> Tensor:
+        return self._encode(slice(None))
 
     @torch.no_grad()
-    def _encode(self, model: Model, features: csr_matrix | Images, block_rows: int) -> Tensor:
-        W = model.W
-        blocks = [
-            model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
-            for start in range(0, features.shape[0], block_rows)
-            for part in [features[start : start + block_rows]]
+    def _encode(self, rows: slice) -> Tensor:
+        W, features = self.W, self._features[rows]
+        at_once = PICTURES_AT_ONCE if isinstance(features, Images) else 2048
+        parts = [
+            self.model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
+            for start in range(0, features.shape[0], at_once)
+            for part in [features[start : start + at_once]]
         ]
-        return torch.cat(blocks) if blocks else W.new_zeros(0, W.shape[1])
+        return torch.cat(parts) if parts else W.new_zeros(0, W.shape[1])
 
     @torch.no_grad()
     def of_instances(self, rows: slice) -> Tensor:
         """Instances × labels, for a block of instances."""
-        return (self.encoded[rows] @ self.W.T).masked_fill_(self._absent, -torch.inf)
+        scores = (self.encoded[rows] if self._keeps else self._encode(rows)) @ self.W.T
+        return scores.masked_fill_(self._absent, -torch.inf) if self._absent.any() else scores
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the embeddings of all instances are few enough to be worked out once."""
+        return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget
 
     @torch.no_grad()
     def of_labels(self, labels: slice) -> Tensor:
@@ -60,26 +79,28 @@ class Scorer:
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best labels and their scores; fewer where fewer labels have a client."""
         present = int((~self._absent).sum())
-        return top_labels(self.of_instances, len(self.encoded), len(self.W), min(k, present))
+        return top_labels(self.of_instances, self._features.shape[0], len(self.W), min(k, present), self._budget)
 
 
 class SharedScorer:
     """The same of several processes together: each encodes and ranks its share of the instances."""
 
-    def __init__(self, model: Model, features: csr_matrix | Images, held: np.ndarray) -> None:
+    def __init__(
+        self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
+    ) -> None:
         self._size = int(features.shape[0])
-        self._own = Scorer(model, features[distributed.own_range(self._size)], held)
-        self._all: Scorer | None = None
+        self._own = Scorer(model, features[distributed.own_range(self._size)], held, budget)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         labels, scores = self._own.top(k)
         return distributed.gather_rows(labels, self._size), distributed.gather_rows(scores, self._size)
 
-    def of_labels(self, labels: slice) -> Tensor:
-        if self._all is None:
-            self._all = copy.copy(self._own)
-            self._all.encoded = distributed.gather_rows(self._own.encoded, self._size)
-        return self._all.of_labels(labels)
+    @property
+    def of_labels(self) -> Callable[[slice], Tensor]:
+        """The embeddings are gathered now, by all processes: not all of them may have labels to score."""
+        scorer = copy.copy(self._own)
+        scorer.encoded = distributed.gather_rows(self._own.encoded, self._size)
+        return scorer.of_labels
 
 
 def check_map_affordable(truth: csr_matrix) -> None:
@@ -97,10 +118,11 @@ def evaluate(
     held: np.ndarray,
     inverse_propensity: np.ndarray | None = None,
     with_map: bool = False,
+    budget: int = DEFAULT_BUDGET,
 ) -> dict[str, float]:
     """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
     scorer = Scorer if distributed.here().count == 1 else SharedScorer
-    return measure(scorer(model, split.features, held), split.labels, inverse_propensity, with_map)
+    return measure(scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map)
 
 
 def measure(

@@ -66,7 +66,7 @@ class FederatedTraining:
         self._make_method()
         self.model = self._start_model(federation.feature_count)
         self.server = make_optimizer(self.model.theta, settings, int(self.federation.counts.sum()))
-        self.average = AveragedWeights(self.model.values, settings.server.ema)
+        self.average = AveragedWeights(self.model.values, settings.server.ema) if settings.server.ema else None
         self.ledger = Ledger()
         if knowledge is not None:
             self.ledger.up += knowledge.bytes_up
@@ -108,8 +108,10 @@ class FederatedTraining:
             loss = self.server.apply(result.change, loss)
             for kept, observed in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
                 kept.copy_(observed)
-            self.model.W = self.method.server_step(result.rows, torch_generator(settings.seed, "server step", t))
-            self.average.update(self.model.values, t)
+            generator = torch_generator(settings.seed, "server step", t)
+            self.model.W = self.method.server_step(result.put_into(self.model.W), result.labels, generator)
+            if self.average is not None:
+                self.average.update(self.model.values, t)
         self.ledger.add(result.traffic)
         self.seconds += time.perf_counter() - began
         return loss
@@ -120,7 +122,6 @@ class FederatedTraining:
         sums = self.engine.sums(self.model.W, clients)
         (theta,) = self.model.theta
         theta.copy_(sums.solve(self.settings.server.ridge))
-        self.average.update(self.model.values, self.round_number)
         self.ledger.add(sums.traffic)
         self.seconds += time.perf_counter() - began
         return sums.objective(theta, self.settings.server.ridge)
@@ -133,14 +134,20 @@ class FederatedTraining:
         )
 
     def averaged_model(self) -> Model:
-        """The model to evaluate and keep: the averaged weights (the current ones, where the average's decay is 0)."""
+        """The model to evaluate and keep: a copy with averaged weights, or the one that is trained, if none are."""
+        if self.average is None:
+            return self.model
         *others, W = self.average.values
-        return model_with(self.model, [*others, unit_rows(W) if self.average.decay else W])
+        return model_with(self.model, [*others, unit_rows(W)])
+
+    @property
+    def _averaged(self) -> list[Tensor]:
+        return [] if self.average is None else self.average.values
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything the next round depends on, for a checkpoint."""
         tensors = {f"theta.{i}": p for i, p in enumerate(self.model.theta)} | {"W": self.model.W}
-        tensors |= {f"average.{i}": p for i, p in enumerate(self.average.values)}
+        tensors |= {f"average.{i}": p for i, p in enumerate(self._averaged)}
         tensors |= {f"statistics.{i}": s for i, s in enumerate(self.model.buffers)}
         tensors |= {} if self.knowledge is None else self.knowledge.tensors()
         return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
@@ -159,7 +166,7 @@ class FederatedTraining:
         for i, parameter in enumerate(self.model.theta):
             parameter.copy_(tensors[f"theta.{i}"])
         self.model.W = tensors["W"].to(self.model.W)
-        for i, value in enumerate(self.average.values):
+        for i, value in enumerate(self._averaged):
             value.copy_(tensors[f"average.{i}"])
         for i, statistic in enumerate(self.model.buffers):
             statistic.copy_(tensors[f"statistics.{i}"])

@@ -1,18 +1,16 @@
-"""The geometry of class embeddings: unit rows, cosine similarity, nearest classes, and how collapsed they are.
-
-Nothing here holds a labels × labels matrix: rows are taken in blocks whose similarities fit into a memory budget.
-"""
+"""The geometry of class embeddings: unit rows, how they start, and how collapsed they are."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from fedalc import distributed
+from fedalc.memory import DEFAULT_BUDGET, blocks
+from fedalc.neighbours import nearest, operations
 
-DEFAULT_BUDGET = 256 * 2**20  # bytes for one block of similarities
+LOOKED_AT = 10**12
+"""Operations that the largest cosine is worth: a few seconds."""
 
 
 def unit_rows(W: Tensor) -> Tensor:
@@ -22,44 +20,14 @@ def unit_rows(W: Tensor) -> Tensor:
     return W * (has_direction / length.where(has_direction, 1.0))
 
 
-def row_blocks(
-    W: Tensor, budget: int = DEFAULT_BUDGET, per_row: int = 0, within: slice | None = None
-) -> Iterator[slice]:
-    """Slices of rows whose similarities to all rows take at most `budget` bytes (at least one row each).
-
-    `per_row`: how many numbers a row needs, where that is more than its similarities. `within`: of these rows only.
-    """
-    rows = max(1, budget // max(1, max(len(W), per_row) * W.element_size()))
-    first, last = (0, len(W)) if within is None else (within.start, within.stop)
-    for start in range(first, last, rows):
-        yield slice(start, min(start + rows, last))
-
-
-def nearest_classes(W: Tensor, rows: slice, k: int, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k classes nearest to each of `rows`, nearest first, never the class itself: (similarities, class indices).
-
-    With `candidates` (sorted class indices) only those are looked at. Memory: len(rows) × candidates numbers.
-    """
-    among = W if candidates is None else W[candidates]
-    similarity = W[rows] @ among.T
-    own = torch.arange(rows.start, rows.stop, device=W.device)
-    if candidates is None:
-        similarity[torch.arange(len(own), device=W.device), own] = -torch.inf
-    else:
-        place = torch.searchsorted(candidates, own).clamp(max=len(candidates) - 1)
-        present = (candidates[place] == own).nonzero().squeeze(1)
-        similarity[present, place[present]] = -torch.inf
-    value, index = similarity.topk(min(k, similarity.shape[1]), dim=1)
-    return value, index if candidates is None else candidates[index]
-
-
 def orthogonal_rows(rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """Random unit rows, exactly orthogonal within each run of `dim` rows (so all of them, where rows ≤ dim)."""
-    blocks = []
+    W = torch.empty(rows, dim, dtype=dtype)
     for start in range(0, rows, dim):
         q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
-        blocks.append((q * r.diagonal().sign()).T[: min(dim, rows - start)])  # signs: uniform over rotations
-    return unit_rows(torch.cat(blocks)).to(dtype)
+        run = (q * r.diagonal().sign()).T[: min(dim, rows - start)]  # signs: uniform over rotations
+        W[start : start + dim] = unit_rows(run)
+    return W
 
 
 def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -89,28 +57,41 @@ def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: 
 
 def random_rows(rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """Independent unit rows, uniform over directions."""
-    return unit_rows(torch.randn(rows, dim, generator=generator, dtype=torch.float64)).to(dtype)
+    W = torch.empty(rows, dim, dtype=dtype)
+    for part in blocks(rows, 32 * dim):
+        drawn = torch.randn(part.stop - part.start, dim, generator=generator, dtype=torch.float64)
+        W[part] = unit_rows(drawn)
+    return W
 
 
 def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
     """How close the rows have come to one point: mean and max cosine between different rows, and effective rank.
 
     The effective rank is exp(entropy of the normalised singular values): 1 when all rows are one direction, up to
-    min(rows, dim) when they spread evenly.
+    min(rows, dim) when they spread evenly. With very many rows (31,000 of 512 numbers) the max is that of every second,
+    third … row with all others, as many as `LOOKED_AT` allows. Memory: D² numbers and `budget`.
     """
-    W = unit_rows(W.detach())
-    C = len(W)
+    W = W.detach()
+    C, D = W.shape
     if C < 2:
         return {"mean_cosine": 0.0, "max_cosine": 0.0, "effective_rank": float(C)}
-    mean = (W.sum(0).double().square().sum().item() - C) / (C * (C - 1))
-    blocks = row_blocks(W, budget, within=distributed.own_range(C))
-    largest = distributed.largest(max((nearest_classes(W, rows, 1)[0].max().item() for rows in blocks), default=-1.0))
-    gram = W.T.double() @ W.double() if W.shape[1] < C else W.double() @ W.T.double()
+    total, gram = torch.zeros(D, dtype=torch.float64), torch.zeros(D, D, dtype=torch.float64)
+    for part in blocks(C, 32 * D, budget, within=distributed.own_range(C)):
+        rows = unit_rows(W[part]).double()
+        total += rows.sum(0).cpu()
+        gram += (rows.T @ rows).cpu()
+    distributed.sum_over([total, gram])
+    if C < D:  # the smaller one has no zeros that are not quite zero
+        gram = (unit_rows(W) @ unit_rows(W).T).double().cpu()
+    step = -(-operations(C, C, D) // LOOKED_AT)
+    looked_at = torch.arange(0, C, step, device=W.device)
+    looked_at = looked_at[distributed.own_range(len(looked_at))]
+    cosines = (found[1].max().item() for found in nearest(unit_rows(W), 1, looked_at, search="exact", budget=budget))
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     share = singular / singular.sum()
     entropy = -(share * share.clamp(min=1e-300).log()).sum().item()
     return {
-        "mean_cosine": mean,
-        "max_cosine": min(largest, 1.0),
+        "mean_cosine": (total.square().sum().item() - C) / (C * (C - 1)),
+        "max_cosine": min(distributed.largest(max(cosines, default=-1.0)), 1.0),
         "effective_rank": float(torch.tensor(entropy).exp()),
     }

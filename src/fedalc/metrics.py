@@ -6,7 +6,7 @@ An instance without true labels counts as 0 in every per-instance mean, as in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc import distributed
-from fedalc.geometry import DEFAULT_BUDGET
+from fedalc.memory import DEFAULT_BUDGET, blocks
+from fedalc.neighbours import largest
 
 CUTS = (1, 3, 5)
 
@@ -39,19 +40,9 @@ def top_labels(
     """The k best labels of each instance, best first, and their scores. `scores(block of rows)` is rows × labels."""
     k = min(k, labels)
     index, value = torch.zeros(rows, k, dtype=torch.int64), torch.zeros(rows, k, dtype=torch.float64)
-    for block in score_blocks(rows, labels, budget):
-        value[block], index[block] = scores(block).topk(k, dim=1)
+    for block in blocks(rows, 8 * labels, budget):
+        value[block], index[block] = largest(scores(block), k)
     return index, value
-
-
-def score_blocks(
-    rows: int, labels: int, budget: int = DEFAULT_BUDGET, bytes_per_score: int = 8, within: slice | None = None
-) -> Iterator[slice]:
-    """`within`: of these rows only."""
-    size = max(1, budget // (bytes_per_score * max(labels, 1)))
-    first, last = (0, rows) if within is None else (within.start, within.stop)
-    for start in range(first, last, size):
-        yield slice(start, min(start + size, last))
 
 
 def hits(top: np.ndarray, truth: csr_matrix) -> np.ndarray:
@@ -107,7 +98,7 @@ def mean_average_precision(scores: Callable[[slice], Tensor], truth: csr_matrix,
     instances, labels = truth.shape
     total, counted = 0.0, 0
     # Scores in double, their transpose, sorted, their order and its inverse live at once.
-    for block in score_blocks(labels, instances, budget, 40, within=distributed.own_range(labels)):
+    for block in blocks(labels, 40 * instances, budget, within=distributed.own_range(labels)):
         if by_label.indptr[block.start] == by_label.indptr[block.stop]:
             continue
         ascending, order = scores(block).cpu().double().T.contiguous().sort(dim=1)

@@ -7,8 +7,8 @@ which u comes first and one from those in which it comes second:
 
     ∇_u = Σ_v [ a_uv φ'(s_uv) + a_vu φ'(s_vu) ] w_v
 
-Rows are taken in blocks, so that what a block needs stays within `budget` bytes. Of several processes each takes its
-share of the rows u, or of the pairs; value and gradient are summed.
+Rows are taken in blocks, so that what a block needs stays within `budget` bytes. Beside that: the gradient, and for the
+nearest pairs 16 bytes for each. Of several processes each takes its share of the rows u, or of the pairs.
 
 Each can also say what a single instance's part in the gradient is made of (`slopes`), for those who limit it.
 """
@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc import distributed
 from fedalc.correlations import Correlations
+from fedalc.encoders.sparse import WeightedBags
 from fedalc.errors import ConfigError
-from fedalc.geometry import DEFAULT_BUDGET, nearest_classes, row_blocks
+from fedalc.memory import DEFAULT_BUDGET, blocks
+from fedalc.neighbours import Search, nearest, takes_index
 from fedalc.settings import Weighting
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
@@ -102,11 +105,6 @@ def _weight_of_one(term: AllPairs | NearestPairs) -> float:
     return term.correlations.weight_of_one(term.weighting)
 
 
-def _over_processes(value: float, gradient: Tensor) -> tuple[float, Tensor]:
-    distributed.sum_over([gradient])
-    return distributed.sum_of(value), gradient
-
-
 @dataclass(frozen=True)
 class AllPairs:
     """Σ_u Σ_{v≠u} a_uv φ(s_uv), with the correlations' weights or, without correlations, a = 1."""
@@ -120,7 +118,8 @@ class AllPairs:
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
         # Cosines, their gap, cost, slope, and the weights in double precision before they are cast: six times a row.
-        for rows in row_blocks(W, self.budget, per_row=6 * len(W), within=distributed.own_range(len(W))):
+        own = distributed.own_range(len(W))
+        for rows in blocks(len(W), 6 * len(W) * W.element_size(), self.budget, within=own):
             cost, slope = self.potential(W[rows] @ W.T)
             if self.correlations is None:
                 for term in (cost, slope):
@@ -131,12 +130,13 @@ class AllPairs:
             value += cost.sum().item()
             gradient[rows] += slope @ W
             gradient += slope.T @ W[rows]
-        return _over_processes(value, gradient)
+        distributed.sum_over([gradient])
+        return distributed.sum_of(value), gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         """A in blocks of columns, so that every pair's rows of A meet in every block: C²D + pairs·C operations."""
         pull, apart, shared = torch.zeros_like(W), W.new_zeros(len(first)), W.new_zeros(len(first))
-        for columns in row_blocks(W, self.budget, per_row=4 * len(W)):
+        for columns in blocks(len(W), 4 * len(W) * W.element_size(), self.budget):
             _, slope = self.potential(W @ W[columns].T)
             slope[torch.arange(columns.start, columns.stop), torch.arange(slope.shape[1])] = 0
             pull += slope @ W[columns]
@@ -148,7 +148,8 @@ class AllPairs:
 
 @dataclass(frozen=True)
 class NearestPairs:
-    """Σ_u Σ_{v ∈ N_K(u)} a_uv φ(s_uv): the same sum over the K classes nearest to u, among `candidates` if given.
+    """Σ_u Σ_{v ∈ N_K(u)} a_uv φ(s_uv): the same sum over the K classes nearest to u, among `candidates` if given, as
+    `search` finds them. With `rows`, the sum is over these u only, and the gradient a sparse tensor of the rows in it.
 
     With `adaptive`, φ is max(0, ν_u - d)² where ν_u is the distance from u to its (K+1)-th nearest class, taken as a
     constant: exactly the K nearest are active.
@@ -159,26 +160,46 @@ class NearestPairs:
     correlations: Correlations | None = None
     weighting: Weighting = "sigma"
     candidates: Tensor | None = None
+    rows: Tensor | None = None  # ascending
+    search: Search = "auto"
     budget: int = DEFAULT_BUDGET
     weight_of_one = property(_weight_of_one)
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
-        value, gradient = 0.0, torch.zeros_like(W)
-        for rows, index, cost, slope in self._neighbours(W, distributed.own_range(len(W))):
+        value = 0.0
+        total = len(W) if self.rows is None else len(self.rows)
+        width = min(self.neighbours + (self.potential is None), len(W if self.candidates is None else self.candidates))
+        found = [(W.new_empty(0, width, dtype=torch.int32), W.new_empty(0, width))]
+        for rows, index, cost, slope in self._neighbours(W, distributed.own_range(total)):
             if self.correlations is not None:
                 weight = self.correlations.apart_at(rows, index, self.weighting, W)
                 cost, slope = cost * weight, slope * weight
             value += cost.sum().item()
-            gradient[rows] += torch.einsum("uk,ukd->ud", slope, W[index])
-            second = slope.unsqueeze(2) * W[rows].unsqueeze(1)
-            gradient.index_add_(0, index.flatten(), second.flatten(0, 1))
-        return _over_processes(value, gradient)
+            found.append((index.int(), slope))
+        value = distributed.sum_of(value)
+        index, slope = (distributed.gather_rows(torch.cat(part), total) for part in zip(*found, strict=True))
+        del found
+        if self.rows is None:
+            return value, _pulled(index, slope, W, W)
+        # Numbered anew, as if there were no other classes.
+        taken, place = torch.cat([self.rows, index.flatten()]).unique(return_inverse=True)
+        own, place = place.split([len(self.rows), index.numel()])
+        parts = _pulled(place.view_as(index).int(), slope, W[taken], W[self.rows], own)
+        return value, torch.sparse_coo_tensor(
+            taken.unsqueeze(0), parts, W.shape, is_coalesced=True, check_invariants=False
+        )
 
-    def _neighbours(self, W: Tensor, within: slice | None = None) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """(rows, their nearest classes, φ, φ') in blocks, before any weight; both are 0 where a pair is not active."""
-        adaptive = self.potential is None
-        for rows in row_blocks(W, self.budget, per_row=self.neighbours * W.shape[1], within=within):
-            similarity, index = nearest_classes(W, rows, self.neighbours + adaptive, self.candidates)
+    def _neighbours(self, W: Tensor, share: slice | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """(rows, their nearest classes, φ, φ') in blocks, before any weight; both are 0 where a pair is not active.
+
+        With `share`, of this part of the rows only, found as they would be for all."""
+        adaptive, search = self.potential is None, self.search
+        rows = torch.arange(len(W), device=W.device) if self.rows is None else self.rows
+        if self.candidates is None:
+            search = "index" if takes_index(search, len(rows), W) else "exact"
+        rows = rows if share is None else rows[share]
+        found = nearest(W, self.neighbours + adaptive, rows, self.candidates, search, self.budget)
+        for rows, similarity, index in found:
             active = similarity.isfinite()  # not so for the class itself, listed where there are no more others
             potential = self.potential
             if potential is None:
@@ -204,6 +225,18 @@ class NearestPairs:
         return PairSlopes(pull, apart, shared, torch.zeros_like(apart)).scaled(self.weight_of_one)
 
 
+def _pulled(index: Tensor, slope: Tensor, W: Tensor, first: Tensor, own: Tensor | None = None) -> Tensor:
+    """S W + Sᵀ F for the sparse matrix S with `slope` at `index`; F are the rows of W, `own` or all, that S's are of.
+
+    Two sparse products: nothing of size rows × K × D."""
+    count, k = index.shape
+    starts = torch.arange(0, count * k + 1, k, dtype=torch.int32, device=W.device)
+    there = WeightedBags(index.flatten(), starts, slope.flatten()) @ W
+    matrix = csr_matrix((slope.flatten().cpu(), index.flatten().cpu(), starts.cpu()), shape=(count, len(W)))
+    back = WeightedBags.from_csr(matrix.T.tocsr(), W.dtype, W.device) @ first
+    return back.add_(there) if own is None else back.index_add_(0, own, there)
+
+
 @dataclass(frozen=True)
 class Together:
     """Σ_{u≠v} (c_uv / N) φ(s_uv): over the pairs that occur together only, so it costs what `c` holds."""
@@ -223,7 +256,8 @@ class Together:
             slope = (share * slope).unsqueeze(1)
             gradient.index_add_(0, u, slope * second)
             gradient.index_add_(0, v, slope * first)
-        return _over_processes(value, gradient)
+        distributed.sum_over([gradient])
+        return distributed.sum_of(value), gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         _, slope = self.potential(products_at(W, W, first, second))

@@ -49,10 +49,11 @@ class ServerOptimizer:
     def apply(self, change: list[Tensor], loss: float) -> float:
         """Step; returns the loss to report."""
         shrink = 1 - self.settings.learning_rate * self.settings.weight_decay
+        few_rows = self.settings.optimizer == "sgd"  # others move every row in every round
         for parameter, gradient in zip(self.theta, change, strict=True):
             if shrink != 1:
                 parameter.mul_(shrink)
-            parameter.grad = gradient
+            parameter.grad = gradient.to_dense() if gradient.is_sparse and not few_rows else gradient
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss
@@ -188,7 +189,7 @@ def make_optimizer(theta: list[Tensor], settings: Experiment, pairs: int) -> Any
 
 
 class AveragedWeights:
-    """An exponential moving average, warmed up so that the first rounds do not linger. Decay 0 follows exactly."""
+    """An exponential moving average, warmed up so that the first rounds do not linger."""
 
     def __init__(self, tensors: list[Tensor], decay: float) -> None:
         self.decay = decay

@@ -137,6 +137,8 @@ class RegularizerSettings(Settings):
     form: Literal["mined", "full"] = "mined"
     neighbours: Count = 5  # K, mined only
     candidates: Count | None = None  # mined only: look for neighbours in a sampled subset of this many classes
+    search: Literal["auto", "exact", "index"] = "auto"  # mined only: how neighbours are found, see neighbours.py
+    rows: Literal["all", "participants"] = "all"  # mined only: whose neighbours are pushed away from them
     margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: the distance to the (K+1)-th nearest class
     weighting: Weighting = "sigma"  # fedalc only
 
@@ -150,6 +152,8 @@ class FixedSettings(Settings):
     rate: Positive = 1.0
     steps: Annotated[int, Field(ge=0)] = 200
     weighting: Weighting = "sigma"
+    form: Literal["full", "mined"] = "full"  # mined: the second part over the K nearest classes of each only
+    neighbours: Count = 50  # K, mined only
 
 
 class CollectionSettings(Settings):

@@ -95,6 +95,10 @@ class AnyTraining:
     def _scaled_test(self) -> Split:
         return self._scaled(self.dataset.test)
 
+    @property
+    def _budget(self) -> int:
+        return self.settings.memory_budget
+
     def _evaluated(self, record: dict[str, Any]) -> None:
         if self.folder and self.writes:
             history.append(self.folder / "history.jsonl", record)
@@ -146,14 +150,16 @@ class Training(AnyTraining):
             if patience is not None and self.stale >= patience:
                 break
             loss = federated.run_round()
-            if not (math.isfinite(loss) and federated.is_finite()):
+            due = federated.round_number % every == 0 or federated.round_number == self.rounds
+            # Looking at all of θ and W costs more than a round of few clients, and the next loss would show it.
+            if not math.isfinite(loss) or (due and not federated.is_finite()):
                 raise FedalcError(
                     f"training diverged: numbers that are not finite after round {federated.round_number}; "
                     "lower client.learning_rate, server.learning_rate or regularizer.lambda"
                 )
             for callback in self.callbacks:
                 callback.round(federated.round_number, loss)
-            if federated.round_number % every == 0 or federated.round_number == self.rounds:
+            if due:
                 self._evaluate(loss)
             stop = distributed.any_of(interrupt.asked)
             self._save_if_due(force=stop or self._spends_each_round)
@@ -166,15 +172,15 @@ class Training(AnyTraining):
         distributed.check_equal(self.federated.model.values, f"after round {self.federated.round_number}")
         if self.phase == "select":
             assert self.validation is not None
-            metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps)
+            metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps, budget=self._budget)
             record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
             self._choose(record, metrics[self.settings.selection.metric], model)
         elif self.phase == "fit" and self.settings.selection.test_curve:
-            metrics = evaluate(model, self._scaled_test, self.federated.held, with_map=self._maps)
+            metrics = evaluate(model, self._scaled_test, self.federated.held, with_map=self._maps, budget=self._budget)
             record["metrics"] = {f"test {name}": value for name, value in metrics.items()}
         else:
             record["metrics"] = {}
-        record["collapse"] = collapse(model.W[self.federated.held])
+        record["collapse"] = collapse(model.W[self.federated.held], self._budget)
         self._evaluated(record | self.cost())
 
     def _choose(self, record: dict[str, Any], value: float, model: Model) -> None:
@@ -184,7 +190,7 @@ class Training(AnyTraining):
             self.stale = 0
             self.chosen = {"round": record["round"], "value": value, "metrics": record["metrics"]}
             if not self.refits:  # otherwise the number of rounds is all that is kept
-                self.chosen_tensors = {f"chosen.{i}": tensor.detach() for i, tensor in enumerate(model.values)}
+                self.chosen_tensors = {f"chosen.{i}": tensor.detach().clone() for i, tensor in enumerate(model.values)}
 
     def _start_refit(self) -> None:
         assert self.chosen is not None
@@ -242,7 +248,7 @@ class Training(AnyTraining):
     def test(self, trained: TrainedModel) -> dict[str, float]:
         """The only look at the test set, unless its curve was asked for, by which nothing is chosen."""
         inverse = inverse_propensity(self.dataset)
-        return evaluate(trained.model, self._scaled_test, trained.held, inverse, with_map=True)
+        return evaluate(trained.model, self._scaled_test, trained.held, inverse, True, self._budget)
 
     def finish(self, interrupt: Interrupt) -> tuple[TrainedModel, dict[str, Any]]:
         """Run and test it: the model, and what result.json says that an oracle has not, or in another way."""
@@ -251,7 +257,7 @@ class Training(AnyTraining):
         return trained, {
             "engine": self.settings.engine,
             "metrics": self.test(trained),
-            "collapse": collapse(trained.model.W[trained.held]),
+            "collapse": collapse(trained.model.W[trained.held], self._budget),
             "clients": len(self.federated.federation.clients),
             "users": self._users,
             "collection": None if knowledge is None else knowledge.collection,
@@ -267,11 +273,8 @@ class Training(AnyTraining):
     # --- checkpoints: the state of the loop and of the federated training within it ---
 
     def _save_if_due(self, force: bool) -> None:
-        if (
-            self.folder is None
-            or not self.writes
-            or not (force or time.monotonic() - self._saved_at > self.checkpoint_seconds)
-        ):
+        due = force or time.monotonic() - self._saved_at > self.checkpoint_seconds
+        if self.folder is None or not (self.writes and due):
             return
         facts = {
             "data": self.dataset.fingerprint,

@@ -54,7 +54,7 @@ def assert_equal(rounds: int = 4, train: Split = TRAIN, **changes: Any) -> None:
     for ours, literal in zip(fused.model.theta, clients.model.theta, strict=True):
         assert torch.allclose(ours, literal, rtol=1e-10, atol=1e-12)
     assert torch.allclose(fused.model.W, clients.model.W, rtol=1e-10, atol=1e-12)
-    for ours, literal in zip(fused.average.values, clients.average.values, strict=True):
+    for ours, literal in zip(fused.averaged_model().values, clients.averaged_model().values, strict=True):
         assert torch.allclose(ours, literal, rtol=1e-10, atol=1e-12)
     assert fused_losses == pytest.approx(client_losses, rel=1e-10)
     assert fused.ledger == clients.ledger
@@ -128,6 +128,40 @@ def test_every_server_optimiser(optimizer: str) -> None:
 )
 def test_every_setting_both_can_express(changes: dict[str, Any]) -> None:
     assert_equal(method="fedalc", **changes)
+
+
+MANY_FEATURES = random_split(50, 400, 7, seed=12)
+MANY_FEATURES.features.data[np.random.default_rng(1).random(MANY_FEATURES.features.nnz) < 0.95] = 0
+MANY_FEATURES.features.eliminate_zeros()  # about six each, so that few clients have few of them
+
+
+@pytest.mark.parametrize("method", ["fedalc", "fedavg-fixed", "fedmlh"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"server": {"participation": 0.3}},
+        {"client": {"sample": 0.2}},
+        {"server": {"participation": 0.3, "weight_decay": 0.0}, "encoder": {"name": "linear"}},
+        {"client": {"weight_decay": 0.2}, "server": {"participation": 0.3}},
+        {"server": {"participation": 0.3}, "regularizer": {"rows": "participants", "candidates": 5}},
+    ],
+    ids=str,
+)
+def test_a_round_of_few_looks_at_their_features_only(method: str, optimizer: str, changes: dict[str, Any]) -> None:
+    changes = {**changes, "server": {"optimizer": optimizer, "learning_rate": 0.7, **changes.get("server", {})}}
+    assert_equal(rounds=5, train=MANY_FEATURES, method=method, **changes)
+
+
+def test_the_change_of_few_clients_is_of_few_rows() -> None:
+    some = federated(settings("fused", method="fedavg-fixed"), MANY_FEATURES)
+    client = some.federation.clients[:1]
+    result = some.engine.run(some.model, client, Chance(some.settings, 1, some.model.W), 1)
+    held = MANY_FEATURES.features[some.federation.instances_of(int(client[0]))]
+    assert result.change[0].is_sparse
+    assert result.change[0].indices()[0].tolist() == sorted(set(held.indices.tolist()))
+    assert not any(change.is_sparse for change in result.change[1:])
+    assert some.model.theta[0].grad is None
 
 
 def test_rows_of_absent_clients_stay() -> None:

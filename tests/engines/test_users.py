@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 import fedalc
 from fedalc.data.clients import Federation
 from fedalc.data.dataset import Dataset, Split
-from fedalc.engines.base import stack_rows
+from fedalc.engines.base import mean_rows
 from fedalc.errors import ConfigError
 from fedalc.ledger import Ledger
 from fedalc.resolution import experiment
@@ -146,10 +146,10 @@ def test_with_fixed_rows_and_weights_by_instances_it_makes_no_difference_whose_t
 
 
 def test_rows_of_several_clients_are_averaged_by_weight() -> None:
-    W = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
     copies = torch.tensor([[1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])
-    rows = stack_rows(W, torch.tensor([0, 2, 0]), copies, torch.tensor([0.4, 0.3, 0.3]))
-    assert rows.numpy() == pytest.approx(np.array([[0.8, 0.6], [0.0, 1.0], [0.0, -1.0]]))
+    labels, rows = mean_rows(torch.tensor([0, 2, 0]), copies, torch.tensor([0.4, 0.3, 0.3]))
+    assert labels.tolist() == [0, 2]
+    assert rows.numpy() == pytest.approx(np.array([[0.8, 0.6], [0.0, -1.0]]))
 
 
 # --- who they are ---

@@ -49,7 +49,7 @@ def test_server_step_of_fedaws_by_hand() -> None:
     settings = experiment({**SMALL, "method": "fedaws", "regularizer": {"lambda": 2.0, "rate": 0.1}})
     method = make_method(settings, 2)
     W = torch.tensor([[1.0, 0.0], [0.5, 3**0.5 / 2]], dtype=torch.float64)
-    after = method.server_step(W, seeded())
+    after = method.server_step(W.clone(), torch.arange(2), seeded())
     raw = W - 0.2 * 2 * W.flip(0)
     assert torch.allclose(after, raw / raw.norm(dim=1, keepdim=True))
 
@@ -63,7 +63,7 @@ def test_server_step_of_fedalc_by_hand() -> None:
     method = make_method(experiment({**SMALL, "method": "fedalc", "regularizer": keys}), 2, LabelKnowledge(known))
     W = torch.tensor([[1.0, 0.0], [0.5, 3**0.5 / 2]], dtype=torch.float64)
     raw = W - 0.3 * 0.5 * W.flip(0)
-    assert torch.allclose(method.server_step(W, seeded()), raw / raw.norm(dim=1, keepdim=True))
+    assert torch.allclose(method.server_step(W.clone(), torch.arange(2), seeded()), raw / raw.norm(dim=1, keepdim=True))
 
 
 def test_fedalc_fixed_brings_labels_that_occur_together_near() -> None:

@@ -123,6 +123,14 @@ class Federation:
         start, stop = self._by_client.indptr[client : client + 2]
         return np.asarray(self._by_client.indices[start:stop])
 
+    def pairs_of(self, clients: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
+        """(instances, pairs): the instances that these clients hold, ascending, and which holds which, a column per
+        client. It costs what they hold."""
+        held = self._by_client[:, clients]
+        instances, rows = np.unique(held.indices, return_inverse=True)
+        columns = np.repeat(np.arange(len(clients)), np.diff(held.indptr))
+        return instances, csr_matrix((held.data, (rows, columns)), shape=(len(instances), len(clients)))
+
     @cached_property
     def _by_client(self) -> csc_matrix:
         return self.held.tocsc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,13 @@ class SideBySide(nn.Module):
     @property
     def feature_count(self) -> int:
         return self._feature_count
+
+    def for_features(self, features: Tensor) -> SideBySide:
+        """As that of one encoder."""
+        part = copy.copy(self)
+        encoders = [encoder.for_features(features) for encoder in self.encoders if isinstance(encoder, TextEncoder)]
+        part._modules = {"encoders": nn.ModuleList(encoders)}
+        return part
 
     def forward(self, rows: SparseRows | PictureRows, chance: Chance | None = None) -> Tensor:
         # Pictures are read and moved once for all.

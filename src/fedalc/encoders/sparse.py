@@ -41,14 +41,15 @@ class WeightedBags:
 class SparseRows:
     """A block of instances. `keys` name the instances, so that dropout can be the same wherever one is encoded.
 
-    The transpose, as large as the rows, is made when the first gradient asks for it.
+    The transpose, as large as the rows, is made when the first gradient asks for it. It has rows for the features that
+    occur only (`present`): a gradient costs what the block holds, however many features there are.
     """
 
     def __init__(self, features: csr_matrix, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> None:
         self.keys = torch.from_numpy(np.asarray(keys, dtype=np.int64)).to(device)
         self.rows = WeightedBags.from_csr(features, dtype, device)
         self._features: csr_matrix | None = features
-        self._transposed: WeightedBags | None = None
+        self._transposed: tuple[Tensor, WeightedBags] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -60,27 +61,45 @@ class SparseRows:
         return _SparseProduct.apply(self, weight)
 
     @property
-    def transposed(self) -> WeightedBags:
+    def transposed(self) -> tuple[Tensor, WeightedBags]:
+        """(present, their rows)."""
         if self._transposed is None:
             assert self._features is not None
-            self._transposed = WeightedBags.from_csr(
-                self._features.T.tocsr(), self.rows.weight.dtype, self.rows.weight.device
-            )
+            present, rows = _without_empty_rows(self._features.T.tocsr())
+            device = self.rows.weight.device
+            bags = WeightedBags.from_csr(rows, self.rows.weight.dtype, device)
+            self._transposed = torch.from_numpy(present).to(device), bags
             self._features = None
         return self._transposed
 
 
 class _SparseProduct(torch.autograd.Function):
-    """X W, with the gradient Xᵀ∇ for W."""
+    """X W, with the gradient Xᵀ∇ for W.
+
+    Where W has a gradient already, to be added to, that is done here and in its place: to hand over a matrix of W's
+    size for each block would cost more than the product, where features are many."""
 
     @staticmethod
     def forward(ctx: Any, rows: SparseRows, weight: Tensor) -> Tensor:
-        ctx.sparse_rows = rows
+        ctx.sparse_rows, ctx.weight = rows, weight
         return rows.rows @ weight
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.sparse_rows.transposed @ grads[0].contiguous()
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None]:
+        weight = ctx.weight
+        present, bags = ctx.sparse_rows.transposed
+        part = bags @ grads[0].contiguous()
+        if weight.is_leaf and weight.grad is not None:
+            weight.grad[present] += part
+            return None, None
+        return None, torch.zeros_like(weight).index_copy_(0, present, part)
+
+
+def _without_empty_rows(matrix: csr_matrix) -> tuple[np.ndarray, csr_matrix]:
+    """Which rows are not empty, and these."""
+    kept = np.flatnonzero(np.diff(matrix.indptr))
+    starts = np.append(matrix.indptr[kept], matrix.indptr[-1])
+    return kept, csr_matrix((matrix.data, matrix.indices, starts), shape=(len(kept), matrix.shape[1]))
 
 
 def scale_rows(features: csr_matrix, how: str) -> csr_matrix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 
@@ -48,6 +49,17 @@ class TextEncoder(nn.Module):
     @property
     def dropout_layers(self) -> int:
         return len(self.layers)
+
+    def for_features(self, features: Tensor) -> TextEncoder:
+        """The same encoder for instances with these features only: their rows of its matrices are copies, which learn
+        apart; its layers are the same ones."""
+        part = copy.copy(self)
+        part._parameters = {name: self._rows(matrix, features) for name, matrix in self._parameters.items()}
+        return part
+
+    @staticmethod
+    def _rows(matrix: nn.Parameter | None, features: Tensor) -> nn.Parameter | None:
+        return None if matrix is None else nn.Parameter(matrix.detach()[features])
 
     def forward(self, rows: SparseRows, chance: Chance | None = None) -> Tensor:
         h = rows @ self.embedding

@@ -18,26 +18,39 @@ from fedalc.model import Model
 
 @dataclass(frozen=True)
 class RoundResult:
-    """`change` is Σ p_u (θ - θ_u), one tensor per parameter; `rows` is W̃, absent labels' rows as they were."""
+    """`change` is Σ p_u (θ - θ_u), one tensor per parameter; `rows` are those of W̃ that changed hands, of `labels`.
+
+    A change of few rows of a matrix may be a sparse tensor of these rows.
+    """
 
     change: list[Tensor]
+    labels: Tensor  # each once, ascending; none where rows are not trained
     rows: Tensor
     loss: float  # Σ p_u R_u, as met during the clients' first epoch
     traffic: Ledger  # of this round
     heard: bool = True  # whether anybody answered; without, the round changes nothing
     statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' running averages, if any
 
+    def put_into(self, W: Tensor) -> Tensor:
+        """W̃, in the place of W: other labels' rows stay as they were."""
+        W[self.labels] = self.rows
+        return W
 
-def stack_rows(W: Tensor, labels: Tensor, copies: Tensor, weights: Tensor) -> Tensor:
-    """W̃: the clients' copies of rows, each in its label's place. Where several clients have one label, the mean of
-    their copies, weighted by p as θ is, and brought back to length 1."""
-    rows, held = W.clone(), labels.unique()
+
+def mean_rows(labels: Tensor, copies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels of the clients, ascending, and the row of each: the client's copy. Where several clients have one
+    label, the mean of their copies, weighted by p as θ is, and brought back to length 1."""
+    held, place = labels.unique(return_inverse=True)
+    rows = copies.new_zeros(len(held), copies.shape[1])
     if len(held) == len(labels):
-        rows[labels] = copies
-    else:
-        total = torch.zeros_like(W).index_add_(0, labels, copies * weights.unsqueeze(1))
-        rows[held] = unit_rows(total[held])
-    return rows
+        rows[place] = copies
+        return held, rows
+    return held, unit_rows(rows.index_add_(0, place, copies * weights.unsqueeze(1)))
+
+
+def no_rows(W: Tensor) -> tuple[Tensor, Tensor]:
+    """Where rows are not trained."""
+    return torch.empty(0, dtype=torch.int64, device=W.device), W[:0]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Chance, make_batch
-from fedalc.engines.base import RoundResult, Sums, stack_rows
+from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import Method
@@ -49,12 +49,12 @@ class ClientsEngine:
                     total.add_(server - mine, alpha=weight)
                 for total, mine in zip(statistics, local.statistics, strict=True):
                     total.add_(mine, alpha=weight)
-        rows = model.W.clone()
+        rows = no_rows(model.W)
         if self.method.trains_rows:
-            rows = stack_rows(model.W, torch.from_numpy(labels).to(model.W.device), copies, weights)
+            rows = mean_rows(torch.from_numpy(labels).to(model.W.device), copies, weights)
         sent, users = model.theta + model.statistics, self.federation.user_count(participants)
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
-        return RoundResult(change, rows, loss, traffic, statistics=statistics)
+        return RoundResult(change, *rows, loss, traffic, statistics=statistics)
 
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:

@@ -8,7 +8,8 @@ instance on five clients is encoded once, and only its five scores are computed:
 with φ(s, q) a pair's loss, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q its slopes.
 
 Memory: the sparse instances twice (rows for the forward pass, transposed for the backward), one block's activations,
-and where rows are trained a gradient for each participant's own copy of its row.
+a gradient of θ, and where rows are trained one for each participant's own copy of its row. A round of some clients
+only costs, in time and memory, what these hold: their instances, and the rows of θ's first matrix for their features.
 
 Of several processes (`fedalc.distributed`) each takes its share of the instances; the gradients are summed.
 """
@@ -16,35 +17,22 @@ Of several processes (`fedalc.distributed`) each takes its share of the instance
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc import distributed
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Batch, Chance, make_batch
+from fedalc.encoders import Chance, Encoder, ImageEncoder
 from fedalc.encoders.sparse import WeightedBags
-from fedalc.engines.base import RoundResult, Sums, stack_rows
+from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.taken import Block, Taken
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Some instances and their (instance, client) pairs, in CSR order."""
-
-    rows: Batch
-    instances: Tensor  # their row numbers
-    starts: Tensor  # CSR row pointer of the pairs
-    instance: Tensor  # of each pair, within the block
-    client: Tensor  # of each pair, as its place among the round's participants
-    label: Tensor  # of each pair
 
 
 class FusedEngine:
@@ -54,7 +42,7 @@ class FusedEngine:
         self.federation = federation
         self.method = method
         self.settings = settings
-        self._everyone: list[_Block] | None = None
+        self._everyone: tuple[Taken, list[Block]] | None = None
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         W = model.W
@@ -66,10 +54,12 @@ class FusedEngine:
 
         row_gradient = W.new_zeros(len(participants), W.shape[1]) if self.method.trains_rows else None
         total = torch.zeros((), dtype=torch.float64, device=W.device)
-        for parameter in model.theta:
+        taken, blocks = self._take(participants, chance, W)
+        encoder = _encoder_for(model, taken)
+        for parameter in encoder.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        for block in _one_ahead(self._blocks(participants, chance, W)):
-            g = model.encoder(block.rows, chance)
+        for block in _one_ahead(blocks):
+            g = encoder(block.rows, chance)
             fixed = g.detach()
             pulls = []
             for part in self.method.parts:
@@ -89,13 +79,13 @@ class FusedEngine:
                     weight = (slope * inverse[block.client]).unsqueeze(1)
                     row_gradient[:, part].index_add_(0, block.client, weight * mine[block.instance])
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
-        gradients = [parameter.grad for parameter in model.theta if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in encoder.parameters() if parameter.grad is not None]
         distributed.sum_over([*gradients, total] + ([] if row_gradient is None else [row_gradient]))
 
         users = self.federation.user_count(participants)
         traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
         rows = self._rows(W, row_gradient, torch.from_numpy(labels).to(W.device), weights)
-        return RoundResult(self._change(model), rows, total.item(), traffic)
+        return RoundResult(self._change(model, encoder, taken), *rows, total.item(), traffic)
 
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
@@ -118,56 +108,51 @@ class FusedEngine:
         traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
-    def _change(self, model: Model) -> list[Tensor]:
+    def _take(self, participants: np.ndarray, chance: Chance, like: Tensor) -> tuple[Taken, Iterable[Block]]:
+        """What the round is on. Where that is everything, it is made once and kept."""
+        client, block_rows = self.settings.client, self.settings.block_rows
+        if len(participants) == len(self.federation.clients) and client.sample == 1:
+            if self._everyone is None:
+                taken = Taken.of(self.federation, participants, chance).own_share()
+                self._everyone = taken, list(taken.blocks(block_rows, like))
+            return self._everyone
+        taken = Taken.of(self.federation, participants, chance)
+        if client.weight_decay == 0:  # which moves every row
+            taken = taken.with_features(block_rows)
+        taken = taken.own_share()
+        return taken, taken.blocks(block_rows, like)
+
+    def _change(self, model: Model, encoder: Encoder, taken: Taken) -> list[Tensor]:
         settings = self.settings.client
         change = []
-        for parameter in model.theta:
-            assert parameter.grad is not None
-            gradient = parameter.grad.add_(parameter.detach(), alpha=settings.weight_decay)
-            change.append(gradient.mul_(settings.learning_rate))
-            parameter.grad = None
+        for parameter, learnt in zip(model.theta, encoder.parameters(), strict=True):
+            assert learnt.grad is not None
+            gradient = learnt.grad.add_(learnt.detach(), alpha=settings.weight_decay).mul_(settings.learning_rate)
+            learnt.grad = None
+            if learnt is not parameter:
+                rows = torch.from_numpy(taken.features).to(gradient.device).unsqueeze(0)
+                gradient = torch.sparse_coo_tensor(
+                    rows, gradient, parameter.shape, is_coalesced=True, check_invariants=False
+                )
+            change.append(gradient)
         return change
 
-    def _rows(self, W: Tensor, gradient: Tensor | None, labels: Tensor, weights: Tensor) -> Tensor:
+    def _rows(self, W: Tensor, gradient: Tensor | None, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         if gradient is None:
-            return W.clone()
-        copies = unit_rows(W[labels] - self.settings.client.row_rate * gradient)
-        return stack_rows(W, labels, copies, weights)
-
-    def _blocks(self, participants: np.ndarray, chance: Chance, like: Tensor) -> Iterator[_Block]:
-        if len(participants) < len(self.federation.clients) or self.settings.client.sample < 1:
-            yield from self._cut(participants, chance, like)
-            return
-        if self._everyone is None:
-            self._everyone = list(self._cut(participants, chance, like))
-        yield from self._everyone
-
-    def _cut(self, participants: np.ndarray, chance: Chance, like: Tensor) -> Iterator[_Block]:
-        """The round's instances in blocks: only the participants', so a sampled round costs what its clients hold."""
-        features, held = self.federation.features, self.federation.held
-        place = np.full(held.shape[1], -1)
-        place[participants] = np.arange(len(participants))
-        if len(participants) < len(self.federation.clients):
-            held = _keep_columns(held, place >= 0)
-        instances = np.flatnonzero(np.diff(held.indptr))
-        instances = distributed.own_part(instances[chance.chosen(self.federation.keys_of(instances))])
-        for start in range(0, len(instances), self.settings.block_rows):
-            chosen = instances[start : start + self.settings.block_rows]
-            pairs = held[chosen]
-            instance = np.repeat(np.arange(len(chosen)), np.diff(pairs.indptr))
-            yield _Block(
-                make_batch(features[chosen], self.federation.keys_of(chosen), like.dtype, like.device),
-                torch.from_numpy(chosen).to(like.device),
-                torch.from_numpy(pairs.indptr.astype(np.int64)).to(like.device),
-                torch.from_numpy(instance).to(like.device),
-                torch.from_numpy(place[pairs.indices]).to(like.device),
-                torch.from_numpy(self.federation.label_of[pairs.indices]).to(like.device),
-            )
+            return no_rows(W)
+        return mean_rows(labels, unit_rows(W[labels] - self.settings.client.row_rate * gradient), weights)
 
 
-def _one_ahead(blocks: Iterable[_Block]) -> Iterator[_Block]:
+def _encoder_for(model: Model, taken: Taken) -> Encoder:
+    """The model's, or one that has a part of its first matrix only."""
+    if taken.features is None or isinstance(model.encoder, ImageEncoder):
+        return model.encoder
+    return model.encoder.for_features(torch.from_numpy(taken.features).to(model.W.device))
+
+
+def _one_ahead(blocks: Iterable[Block]) -> Iterator[Block]:
     """The blocks, each given out while the next one's instances are being read, where that takes time."""
-    waiting: _Block | None = None
+    waiting: Block | None = None
     for block in blocks:
         block.rows.prefetch()
         if waiting is not None:
@@ -175,11 +160,3 @@ def _one_ahead(blocks: Iterable[_Block]) -> Iterator[_Block]:
         waiting = block
     if waiting is not None:
         yield waiting
-
-
-def _keep_columns(matrix: csr_matrix, keep: np.ndarray) -> csr_matrix:
-    """The same matrix without the entries of other columns; its rows and columns keep their places."""
-    stays = keep[matrix.indices]
-    before = np.concatenate(([0], np.cumsum(stays)))
-    indptr = before[matrix.indptr].astype(matrix.indptr.dtype)
-    return csr_matrix((matrix.data[stays], matrix.indices[stays], indptr), shape=matrix.shape)

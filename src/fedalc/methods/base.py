@@ -18,6 +18,7 @@ from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.geometry import frequency_rows, orthogonal_rows, random_rows, unit_rows
 from fedalc.knowledge import LabelKnowledge
+from fedalc.memory import blocks
 from fedalc.regularizers import Objective
 
 
@@ -146,11 +147,20 @@ class Method(ABC):
         return counts / counts.sum()
 
     @abstractmethod
-    def server_step(self, W: Tensor, generator: torch.Generator) -> Tensor:
-        """W after the server's own step, from the rows as the clients left them."""
+    def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """W after the server's own step, from the rows as the clients left them: those of `labels` took part.
+
+        It may be W itself, changed."""
 
 
 def descend(W: Tensor, regularizer: Objective, rate: float) -> Tensor:
-    """One projected gradient step: unit(W - rate·∇reg(W))."""
+    """One projected gradient step, in W's own place: unit(W - rate·∇reg(W)). Where the gradient is of some rows only
+    (a sparse tensor), the others stay as they are. Memory: the gradient, and a block of rows."""
     _, gradient = regularizer.value_and_gradient(W)
-    return unit_rows(W - rate * gradient)
+    if gradient.is_sparse:
+        rows, slope = gradient.indices()[0], gradient.values()
+        W[rows] = unit_rows(W[rows] - rate * slope)
+        return W
+    for part in blocks(len(W), 4 * W.shape[1] * W.element_size()):
+        W[part] = unit_rows(W[part] - rate * gradient[part])
+    return W

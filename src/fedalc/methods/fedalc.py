@@ -6,6 +6,7 @@ The server pushes two labels apart the more, the more often one occurs without t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from fedalc.correlations import Correlations
 from fedalc.methods.base import Method, descend
 from fedalc.methods.fedavg import FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
+from fedalc.neighbours import Search
 from fedalc.privacy import PrivateLabelSets
 from fedalc.regularizers import AllPairs, NearestPairs, Objective, Regularizer, Sum, Together, attract, repel_within
 
@@ -39,16 +41,16 @@ class FedALC(LearnsFromLabels, FedAwS):
     def looks_at_labels(cls, settings: Experiment) -> int:
         return settings.rounds
 
-    def regularizer(self, W: Tensor, generator: torch.Generator) -> Objective:
+    def regularizer(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Objective:
         settings = self.settings.regularizer
         potential = None if settings.margin == "adaptive" else repel_within(settings.margin)
-        candidates = self.candidates(W, generator)
+        nearest = self.nearest_pairs(potential, W, labels, generator)
 
         def build(known: Correlations) -> Regularizer:
             if settings.form == "mined":
-                return NearestPairs(settings.neighbours, potential, known, settings.weighting, candidates)
+                return replace(nearest, correlations=known, weighting=settings.weighting)
             assert potential is not None  # refused by the settings' validation
-            return AllPairs(potential, known, settings.weighting)
+            return AllPairs(potential, known, settings.weighting, self.settings.memory_budget)
 
         return self.from_labels(build)
 
@@ -56,7 +58,7 @@ class FedALC(LearnsFromLabels, FedAwS):
 class FedALCFixed(LearnsFromLabels, FedAvgFixed):
     """W is learnt from the correlations before round 1, then frozen: it travels once.
 
-    T' steps on Σ_{u≠v} [ α (c_uv/N) d² + β σ_uv max(0, ν - d)² ].
+    T' steps on Σ_{u≠v} [ α (c_uv/N) d² + β σ_uv max(0, ν - d)² ]; with `mined`, the second over the K nearest v of u.
     """
 
     @classmethod
@@ -64,11 +66,18 @@ class FedALCFixed(LearnsFromLabels, FedAvgFixed):
         return settings.fixed.steps
 
     def start(self, generator: torch.Generator) -> Tensor:
-        settings = self.settings.fixed
+        settings, budget = self.settings.fixed, self.settings.memory_budget
+        potential = repel_within(settings.margin)
 
         def build(known: Correlations) -> Regularizer:
-            together = Together(attract, known)
-            apart = AllPairs(repel_within(settings.margin), known, settings.weighting)
+            together = Together(attract, known, budget)
+            apart: AllPairs | NearestPairs = AllPairs(potential, known, settings.weighting, budget)
+            if settings.form == "mined":
+                private = self.settings.privacy.mechanism == "gradients"
+                search: Search = "exact" if private else "auto"
+                apart = NearestPairs(
+                    settings.neighbours, potential, known, settings.weighting, search=search, budget=budget
+                )
             return Sum(((settings.alpha, together), (settings.beta, apart)))
 
         W = super().start(generator).to(self.settings.device)

@@ -15,7 +15,7 @@ class FedAvg(Method):
 
     trains_rows: ClassVar[bool] = True
 
-    def server_step(self, W: Tensor, generator: torch.Generator) -> Tensor:
+    def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return W
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedalc.methods.base import Method, descend
-from fedalc.regularizers import AllPairs, NearestPairs, Objective, repel, repel_within
+from fedalc.neighbours import Search
+from fedalc.regularizers import AllPairs, NearestPairs, Objective, Potential, repel, repel_within
 
 
 class FedAwS(Method):
@@ -19,16 +20,36 @@ class FedAwS(Method):
 
     trains_rows: ClassVar[bool] = True
 
-    def server_step(self, W: Tensor, generator: torch.Generator) -> Tensor:
+    def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         settings = self.settings.regularizer
-        return descend(W, self.regularizer(W, generator), settings.lambda_ * settings.rate)
+        return descend(W, self.regularizer(W, labels, generator), settings.lambda_ * settings.rate)
 
-    def regularizer(self, W: Tensor, generator: torch.Generator) -> Objective:
+    def regularizer(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Objective:
         settings = self.settings.regularizer
         if settings.form == "mined":
-            return NearestPairs(settings.neighbours, repel, candidates=self.candidates(W, generator))
+            return self.nearest_pairs(repel, W, labels, generator)
         assert settings.margin != "adaptive"  # refused by the settings' validation
-        return AllPairs(repel_within(settings.margin))
+        return AllPairs(repel_within(settings.margin), budget=self.settings.memory_budget)
+
+    def nearest_pairs(
+        self, potential: Potential | None, W: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> NearestPairs:
+        """As the settings want them found, without correlations."""
+        settings = self.settings.regularizer
+        return NearestPairs(
+            settings.neighbours,
+            potential,
+            candidates=self.candidates(W, generator),
+            rows=labels if settings.rows == "participants" else None,
+            search=self.search,
+            budget=self.settings.memory_budget,
+        )
+
+    @property
+    def search(self) -> Search:
+        """Exact where each step is private: norms and gradient have to be of the same neighbours."""
+        private = self.settings.privacy.mechanism == "gradients"
+        return "exact" if private else self.settings.regularizer.search
 
     def candidates(self, W: Tensor, generator: torch.Generator) -> Tensor | None:
         """The classes among which neighbours are sought in this round: all, or a fresh sample."""

@@ -30,7 +30,7 @@ from scipy.sparse import csr_matrix, identity
 from torch import Tensor
 
 from fedalc.correlations import Correlations
-from fedalc.geometry import DEFAULT_BUDGET
+from fedalc.memory import DEFAULT_BUDGET
 from fedalc.regularizers import Regularizer, products_at
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.encoders import Chance
-from fedalc.engines.base import RoundResult, Sums
+from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import RESUME, Parties, TooFew
 from fedalc.engines.flower.records import (
@@ -78,7 +78,7 @@ class FlowerStrategy:
             change, rows, loss, heard = self.aggregate_train(round_number, model, asked, replies, weight)
             if self._enough(asked, heard, round_number, last):
                 self.loss = loss if heard else self.loss
-                return RoundResult(change, rows, self.loss, self._traffic, bool(heard))
+                return RoundResult(change, *rows, self.loss, self._traffic, bool(heard))
         raise self._too_few(round_number)
 
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
@@ -140,10 +140,10 @@ class FlowerStrategy:
 
     def aggregate_train(
         self, round_number: int, model: Model, asked: Asked, replies: Replies, weight: dict[int, float]
-    ) -> tuple[list[Tensor], Tensor, float, set[int]]:
-        """The mean change of those who answered, W with their rows, their mean loss, and who they were."""
+    ) -> tuple[list[Tensor], tuple[Tensor, Tensor], float, set[int]]:
+        """The mean change of those who answered, their labels and rows, their mean loss, and who they were."""
         totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in model.theta]
-        rows, loss, part = model.W.clone(), 0.0, 0.0
+        rows, loss, part = [no_rows(model.W)], 0.0, 0.0
         heard: set[int] = set()
         read = self._read_changes(round_number, model, asked, replies)
         for change in self._credible(round_number, self.screen, read):
@@ -152,12 +152,13 @@ class FlowerStrategy:
             for total, tensor in zip(totals, change.tensors, strict=True):
                 total.add_(tensor.to(total), alpha=p)  # in double precision, so that the order of arrival hardly shows
             if change.rows is not None:
-                rows[torch.from_numpy(labels)] = change.rows.to(rows)
+                rows.append((torch.from_numpy(labels).to(model.W.device), change.rows.to(model.W)))
             loss, part = loss + p * change.loss, part + p
             heard.add(change.party)
         scale = 1 / part if heard else 0.0
         mean = [total.mul_(scale).to(parameter) for total, parameter in zip(totals, model.theta, strict=True)]
-        return mean, rows, loss * scale, heard
+        labels_heard, copies = (torch.cat(part) for part in zip(*rows, strict=True))
+        return mean, mean_rows(labels_heard, copies, torch.ones_like(copies[:, 0])), loss * scale, heard
 
     def _credible(self, round_number: int, screen: NormScreen, changes: Iterator[Change]) -> Iterator[Change]:
         for change in screen.sift(changes):

@@ -77,7 +77,7 @@ class PartyTraining(Training):
         if len(self.dataset.test):
             metrics = {f"test {name}": value for name, value in metrics.items()}
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
-        record |= {"metrics": metrics, "collapse": collapse(model.W[self.federated.held])}
+        record |= {"metrics": metrics, "collapse": collapse(model.W[self.federated.held], self._budget)}
         self._evaluated(record | self.cost())
 
     def finish(self, interrupt: Interrupt) -> tuple[TrainedModel, dict[str, Any]]:
@@ -92,7 +92,7 @@ class PartyTraining(Training):
         """At the server if it has data, else at the parties."""
         model = self.federated.averaged_model()
         if len(self.dataset.test):
-            return evaluate(model, self._scaled_test, self.federated.held, with_map=with_map)
+            return evaluate(model, self._scaled_test, self.federated.held, with_map=with_map, budget=self._budget)
         return self._measured_at_parties(model, self.federated.round_number)
 
     def _measured_at_parties(self, model: Model, t: int) -> dict[str, float]:

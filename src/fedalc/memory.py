@@ -1,0 +1,39 @@
+"""Work in blocks: how many rows at a time keep within a budget of bytes, and how such a budget is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+DEFAULT_BUDGET = 256 * 2**20
+"""Bytes for what a step holds of one block at a time, where nothing else is said. It changes no result but rounding."""
+SMALLEST_BUDGET = 2**20
+_UNITS = {"": 1, "B": 1, **{f"{prefix}B": 1000**n for n, prefix in enumerate("KMGT", 1)}}
+_UNITS |= {f"{prefix}IB": 1024**n for n, prefix in enumerate("KMGT", 1)}
+
+
+def blocks(rows: int, bytes_each: int, budget: int = DEFAULT_BUDGET, within: slice | None = None) -> Iterator[slice]:
+    """Slices of `rows` rows, of which one block's take at most `budget` bytes; at least one row each. `within`: of
+    these rows only.
+
+    >>> list(blocks(5, 100, budget=250))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    size = max(1, budget // max(1, bytes_each))
+    first, last = (0, rows) if within is None else (within.start, within.stop)
+    for start in range(first, last, size):
+        yield slice(start, min(start + size, last))
+
+
+def read_bytes(text: str | int) -> int:
+    """A number of bytes, with or without a unit.
+
+    >>> read_bytes("1.5 GB"), read_bytes("256MiB"), read_bytes(4096)
+    (1500000000, 268435456, 4096)
+    """
+    if isinstance(text, int):
+        return text
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B?)\s*", text.upper())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is no number of bytes; write it like 500MB, 2GB or 1.5GiB")
+    return int(float(found[1]) * _UNITS[found[2]])

@@ -1,0 +1,124 @@
+"""The nearest classes of a class, by cosine: exactly, in blocks; among a sample of classes; or by an index.
+
+To compare R rows with C classes of D numbers takes 2·R·C·D operations. The rule (`search = "auto"`): exactly as long as
+that is `AFFORDABLE`, and else by an index of cells, in which a class is compared with those of the nearest cells only.
+A sample of classes is taken where `candidates` asks for one, as FedAwS does. docs/scale.md has the recall of each.
+
+Memory: within `budget` for a block of similarities, and for an index a copy of W in single precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.errors import ConfigError, FedalcError
+from fedalc.memory import DEFAULT_BUDGET, blocks
+
+Search = Literal["auto", "exact", "index"]
+AFFORDABLE = 4 * 10**12
+"""Operations: 20 seconds on two cores, one on a GPU. All of 62,000 classes with 512 numbers, or 5,800 of 670,091."""
+PROBED = 16  # cells that are looked at for a class
+_GROUP = 64  # see `largest`
+
+Found = tuple[Tensor, Tensor, Tensor]
+"""Some rows of W, the similarities of their nearest classes, nearest first, and which classes these are."""
+
+
+def operations(rows: int, classes: int, dim: int) -> int:
+    return 2 * rows * classes * dim
+
+
+def nearest(
+    W: Tensor,
+    k: int,
+    rows: Tensor | None = None,
+    candidates: Tensor | None = None,
+    search: Search = "auto",
+    budget: int = DEFAULT_BUDGET,
+) -> Iterator[Found]:
+    """The k classes nearest to each of `rows` (all, if not given), never the class itself, block by block.
+
+    With `candidates` (class numbers, ascending) only those are looked at. Where there are fewer than k others, the rest
+    have the similarity -inf.
+    """
+    rows = torch.arange(len(W), device=W.device) if rows is None else rows
+    if candidates is None and takes_index(search, len(rows), W):
+        yield from _by_index(W, k, rows, budget)
+        return
+    among = W if candidates is None else W[candidates]
+    numbers = torch.arange(len(W), device=W.device) if candidates is None else candidates
+    for part in blocks(len(rows), 2 * len(among) * W.element_size(), budget):
+        own = rows[part]
+        similarity = W[own] @ among.T
+        place = torch.searchsorted(numbers, own).clamp(max=len(numbers) - 1)
+        present = (numbers[place] == own).nonzero().squeeze(1)
+        similarity[present, place[present]] = -torch.inf
+        value, index = largest(similarity, min(k, len(among)))
+        yield own, value, numbers[index]
+
+
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, largest first, and where they are.
+
+    For long rows: the k largest are in the k groups with the largest maxima, and maxima are found at the speed of
+    memory, which sorting is far from.
+    """
+    length = scores.shape[1]
+    groups = length // _GROUP
+    if groups < 4 * k:
+        return scores.topk(k, dim=1)
+    whole = groups * _GROUP
+    best = scores[:, :whole].unflatten(1, (groups, _GROUP)).amax(2).topk(k, dim=1).indices
+    inside = torch.arange(_GROUP, device=scores.device)
+    columns = (best.unsqueeze(2) * _GROUP + inside).flatten(1)
+    rest = torch.arange(whole, length, device=scores.device).expand(len(scores), -1)
+    columns = torch.cat([columns, rest], dim=1)
+    value, place = scores.gather(1, columns).topk(k, dim=1)
+    return value, columns.gather(1, place)
+
+
+def takes_index(search: Search, rows: int, W: Tensor) -> bool:
+    """The rule, for so many rows."""
+    cost = operations(rows, *W.shape)
+    if search == "exact" or (search == "auto" and cost <= AFFORDABLE):
+        return False
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        if search == "index":
+            raise FedalcError('search by an index needs faiss: pip install "fedalc[scale]"') from None
+        raise ConfigError(
+            f"the nearest of {len(W):,} classes for {rows:,} of them take {cost:.1e} operations, more than the "
+            f'{AFFORDABLE:.0e} up to which they are found exactly; install an index (pip install "fedalc[scale]"), or '
+            'set regularizer.candidates, regularizer.rows = "participants", or search = "exact" and wait',
+            "regularizer.search",
+        ) from None
+    return True
+
+
+def _by_index(W: Tensor, k: int, rows: Tensor, budget: int) -> Iterator[Found]:
+    """In single precision and on the CPU, wherever W is. Cells: four times √C, from ten rounds of k-means on a part."""
+    import faiss
+
+    values = np.ascontiguousarray(W.detach().to("cpu", torch.float32).numpy())
+    index: Any = faiss.index_factory(W.shape[1], f"IVF{_cells(len(W))},Flat", faiss.METRIC_INNER_PRODUCT)
+    index.cp.niter, index.cp.max_points_per_centroid, index.cp.seed = 10, 64, 1
+    index.train(values)
+    index.add(values)
+    index.nprobe = PROBED
+    asked = rows.cpu().numpy()
+    for part in blocks(len(asked), 4 * (W.shape[1] + 8 * k), budget):
+        similarity, found = (torch.from_numpy(a).to(W.device) for a in index.search(values[asked[part]], k + 1))
+        own = rows[part].unsqueeze(1)
+        nobody = (found < 0) | (found == own)
+        value, place = similarity.to(W.dtype).masked_fill(nobody, -torch.inf).topk(k, dim=1)
+        yield rows[part], value, torch.where(nobody, own, found).gather(1, place)
+
+
+def _cells(classes: int) -> int:
+    return max(1, min(round(4 * classes**0.5), classes // 40))  # k-means wants some forty points for each
