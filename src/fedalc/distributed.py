@@ -230,16 +230,33 @@ def gather_rows(part: Tensor, size: int) -> Tensor:
     if _here.count == 1:
         return part
     import torch
-    import torch.distributed as dist
 
     ranges = [own_range(size, Place(rank, _here.count)) for rank in range(_here.count)]
     sizes = [rows.stop - rows.start for rows in ranges]
     padded = part.new_zeros(max(sizes), *part.shape[1:])
     padded[: len(part)] = part
-    received = [padded.new_empty(padded.shape) for _ in sizes]
+    return torch.cat([rows[:count] for rows, count in zip(gather_equal(padded), sizes, strict=True)])
+
+
+def gather_equal(part: Tensor) -> list[Tensor]:
+    """Every process's tensor, in their order. All have one shape."""
+    if _here.count == 1:
+        return [part]
+    import torch.distributed as dist
+
+    received = [part.new_empty(part.shape) for _ in range(_here.count)]
     with _talking():
-        dist.all_gather(received, padded)
-    return torch.cat([rows[:count] for rows, count in zip(received, sizes, strict=True)])
+        dist.all_gather(received, part)
+    return received
+
+
+def broadcast(tensor: Tensor, source: int) -> None:
+    """In place: what process `source` has, in all."""
+    if _here.count > 1:
+        import torch.distributed as dist
+
+        with _talking():
+            dist.broadcast(tensor, source)
 
 
 def shared_entropy() -> int | None:

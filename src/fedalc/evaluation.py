@@ -17,9 +17,10 @@ from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.errors import ConfigError
-from fedalc.memory import DEFAULT_BUDGET
+from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
 from fedalc.model import Model
+from fedalc.sharding import best_of_all
 
 MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
 
@@ -47,10 +48,10 @@ class Scorer:
 
     @cached_property
     def encoded(self) -> Tensor:
-        return self._encode(slice(None))
+        return self.encode(slice(None))
 
     @torch.no_grad()
-    def _encode(self, rows: slice) -> Tensor:
+    def encode(self, rows: slice) -> Tensor:
         W, features = self.W, self._features[rows]
         at_once = PICTURES_AT_ONCE if isinstance(features, Images) else 2048
         parts = [
@@ -63,7 +64,12 @@ class Scorer:
     @torch.no_grad()
     def of_instances(self, rows: slice) -> Tensor:
         """Instances × labels, for a block of instances."""
-        scores = (self.encoded[rows] if self._keeps else self._encode(rows)) @ self.W.T
+        return self.scores_of(self.encoded[rows] if self._keeps else self.encode(rows))
+
+    @torch.no_grad()
+    def scores_of(self, encoded: Tensor) -> Tensor:
+        """Of instances that are encoded."""
+        scores = encoded @ self.W.T
         return scores.masked_fill_(self._absent, -torch.inf) if self._absent.any() else scores
 
     @property
@@ -103,6 +109,46 @@ class SharedScorer:
         return scorer.of_labels
 
 
+class ShardedScorer:
+    """The same where each process has a part of W: each scores all instances, some at a time, for its own labels."""
+
+    def __init__(
+        self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
+    ) -> None:
+        assert model.shard is not None
+        self._own, self._present = model.shard.own, int(held.sum())
+        self._size, self._budget = int(features.shape[0]), budget
+        self._scorer = Scorer(model, features, held[self._own], budget)
+        self._labels = torch.arange(self._own.start, self._own.stop, device=model.W.device)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        k, own = min(k, self._present), len(self._labels)
+        widest = int(distributed.largest(own))
+        W = self._scorer.W
+        found = []
+        for rows in blocks(self._size, 8 * widest + W.shape[1] * W.element_size(), self._budget):
+            scores = self._scorer.scores_of(self._encoded(rows))
+            nobody = torch.zeros(len(scores), dtype=torch.int64, device=W.device)
+            found.append(best_of_all(scores, self._labels, k, nobody))
+        if not found:
+            return torch.zeros(0, k, dtype=torch.int64), torch.zeros(0, k, dtype=torch.float64)
+        scores, labels = (torch.cat(part).cpu() for part in zip(*found, strict=True))
+        return labels, scores.double()
+
+    @property
+    def of_labels(self) -> Callable[[slice], Tensor]:
+        """For the labels of this process. The embeddings are gathered now, by all processes."""
+        scorer, start = copy.copy(self._scorer), self._own.start
+        scorer.encoded = self._encoded(slice(0, self._size))
+        return lambda labels: scorer.of_labels(slice(labels.start - start, labels.stop - start))
+
+    def _encoded(self, rows: slice) -> Tensor:
+        """Of all these instances, each process having encoded some."""
+        size = rows.stop - rows.start
+        own = distributed.own_range(size)
+        return distributed.gather_rows(self._scorer.encode(slice(rows.start + own.start, rows.start + own.stop)), size)
+
+
 def check_map_affordable(truth: csr_matrix) -> None:
     if truth.shape[0] * truth.shape[1] > MAP_LIMIT:
         raise ConfigError(
@@ -121,7 +167,9 @@ def evaluate(
     budget: int = DEFAULT_BUDGET,
 ) -> dict[str, float]:
     """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
-    scorer = Scorer if distributed.here().count == 1 else SharedScorer
+    scorer: type[Scorer | SharedScorer | ShardedScorer] = Scorer
+    if distributed.here().count > 1:
+        scorer = SharedScorer if model.shard is None else ShardedScorer
     return measure(scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map)
 
 

@@ -29,7 +29,7 @@ from fedalc.encoders import scale_rows
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.evaluation import check_map_affordable, evaluate
 from fedalc.federated import FederatedTraining, knowledge_for, planned_looks, simulated
-from fedalc.geometry import collapse
+from fedalc.geometry import collapse_of
 from fedalc.interrupt import Interrupt
 from fedalc.knowledge import privacy_spent
 from fedalc.methods import METHODS
@@ -169,7 +169,7 @@ class Training(AnyTraining):
     def _evaluate(self, loss: float) -> None:
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
         model = self.federated.averaged_model()
-        distributed.check_equal(self.federated.model.values, f"after round {self.federated.round_number}")
+        distributed.check_equal(self.federated.model.copies, f"after round {self.federated.round_number}")
         if self.phase == "select":
             assert self.validation is not None
             metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps, budget=self._budget)
@@ -180,7 +180,7 @@ class Training(AnyTraining):
             record["metrics"] = {f"test {name}": value for name, value in metrics.items()}
         else:
             record["metrics"] = {}
-        record["collapse"] = collapse(model.W[self.federated.held], self._budget)
+        record["collapse"] = collapse_of(model, self.federated.held, self._budget)
         self._evaluated(record | self.cost())
 
     def _choose(self, record: dict[str, Any], value: float, model: Model) -> None:
@@ -254,15 +254,16 @@ class Training(AnyTraining):
         """Run and test it: the model, and what result.json says that an oracle has not, or in another way."""
         trained = self.run(interrupt)
         knowledge = self.federated.knowledge
-        return trained, {
+        own = {
             "engine": self.settings.engine,
             "metrics": self.test(trained),
-            "collapse": collapse(trained.model.W[trained.held], self._budget),
+            "collapse": collapse_of(trained.model, trained.held, self._budget),
             "clients": len(self.federated.federation.clients),
             "users": self._users,
             "collection": None if knowledge is None else knowledge.collection,
             "privacy": self.privacy(),
         }
+        return replace(trained, model=trained.model.gathered()), own
 
     @property
     def _users(self) -> int | None:
@@ -274,7 +275,7 @@ class Training(AnyTraining):
 
     def _save_if_due(self, force: bool) -> None:
         due = force or time.monotonic() - self._saved_at > self.checkpoint_seconds
-        if self.folder is None or not (self.writes and due):
+        if self.folder is None or not distributed.any_of(due):
             return
         facts = {
             "data": self.dataset.fingerprint,
@@ -285,7 +286,12 @@ class Training(AnyTraining):
             "spent": self.spent,
             "federated": self.federated.facts(),
         }
-        save_folder(self.folder / "checkpoint", self.federated.tensors() | self.chosen_tensors, facts)
+        tensors = self.federated.tensors() | self.chosen_tensors
+        if self.chosen_tensors:
+            last = f"chosen.{len(self.chosen_tensors) - 1}"
+            tensors[last] = self.federated.model.all_rows(self.chosen_tensors[last])
+        if self.writes:
+            save_folder(self.folder / "checkpoint", tensors, facts)
         self._saved_at = time.monotonic()
 
     def resume(self) -> None:
@@ -317,3 +323,6 @@ class Training(AnyTraining):
             self.federated = self._begin(self.dataset.train)
         self.federated.restore(tensors, facts["federated"])
         self.chosen_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("chosen.")}
+        if self.chosen_tensors:
+            last = f"chosen.{len(self.chosen_tensors) - 1}"
+            self.chosen_tensors[last] = self.federated.model.own_rows(self.chosen_tensors[last]).clone()

@@ -16,7 +16,8 @@ Of several processes (`fedalc.distributed`) each takes its share of the instance
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -45,9 +46,9 @@ class FusedEngine:
         self._everyone: tuple[Taken, list[Block]] | None = None
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
-        W = model.W
-        counts = torch.from_numpy(self.federation.counts[participants]).to(W)
         labels = self.federation.label_of[participants]
+        W, place = _rows_for(model, labels)
+        counts = torch.from_numpy(self.federation.counts[participants]).to(W)
         weights = self.method.weights(counts, labels)
         counted = counts * self.settings.client.sample  # how many take part, on average
         share, inverse = weights / counted, 1 / counted  # p_u / n_u and 1 / n_u
@@ -60,16 +61,16 @@ class FusedEngine:
             parameter.grad = torch.zeros_like(parameter)
         for block in _one_ahead(blocks):
             g = encoder(block.rows, chance)
-            fixed = g.detach()
+            fixed, label = g.detach(), place(block.label)
             pulls = []
             for part in self.method.parts:
                 mine, own = fixed[:, part], W[:, part]
-                scores = (mine[block.instance] * own[block.label]).sum(1).requires_grad_()
+                scores = (mine[block.instance] * own[label]).sum(1).requires_grad_()
                 lengths = mine.square().sum(1)[block.instance].requires_grad_()
                 losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
                 total += (losses.detach() * share[block.client]).sum()
-                pull = WeightedBags(block.label, block.starts, slope * share[block.client]) @ own
+                pull = WeightedBags(label, block.starts, slope * share[block.client]) @ own
                 if growth is not None:
                     of_instance = torch.zeros_like(mine[:, 0])
                     of_instance.index_add_(0, block.instance, growth * share[block.client])
@@ -84,7 +85,8 @@ class FusedEngine:
 
         users = self.federation.user_count(participants)
         traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
-        rows = self._rows(W, row_gradient, torch.from_numpy(labels).to(W.device), weights)
+        own = torch.from_numpy(labels).to(W.device)
+        rows = no_rows(W) if row_gradient is None else self._rows(W[place(own)], row_gradient, own, weights)
         return RoundResult(self._change(model, encoder, taken), *rows, total.item(), traffic)
 
     @torch.no_grad()
@@ -137,10 +139,16 @@ class FusedEngine:
             change.append(gradient)
         return change
 
-    def _rows(self, W: Tensor, gradient: Tensor | None, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        if gradient is None:
-            return no_rows(W)
-        return mean_rows(labels, unit_rows(W[labels] - self.settings.client.row_rate * gradient), weights)
+    def _rows(self, before: Tensor, gradient: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return mean_rows(labels, unit_rows(before - self.settings.client.row_rate * gradient), weights)
+
+
+def _rows_for(model: Model, labels: np.ndarray) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """(rows, place): W and where it has a label's row; of a W in parts, the rows of these labels, brought together."""
+    if model.shard is None:
+        return model.W, lambda label: label
+    held = torch.from_numpy(np.unique(labels)).to(model.W.device)
+    return model.shard.take(model.W, held), partial(torch.searchsorted, held)
 
 
 def _encoder_for(model: Model, taken: Taken) -> Encoder:

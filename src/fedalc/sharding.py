@@ -1,0 +1,159 @@
+"""Class embeddings too large for every process: each of several holds a range of W's rows.
+
+What a round needs of them, the rows of its participants, is brought together in each process; the rest of W is only
+ever compared with, block by block, by the process that holds it. Whoever has a `Shard` calls its methods together with
+the other processes, and with the same arguments but for W, the rows of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalc import distributed
+from fedalc.config import Experiment
+from fedalc.distributed import Place
+from fedalc.errors import ConfigError
+from fedalc.memory import DEFAULT_BUDGET, blocks
+from fedalc.neighbours import AFFORDABLE, Found, Search, largest, operations
+
+LARGE = 2 * 10**9
+"""Bytes of W above which its rows are spread over the processes, unless `shard_rows` says otherwise."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which of W's `rows` rows are where: each process has its `own_range` of them."""
+
+    rows: int
+
+    @property
+    def own(self) -> slice:
+        return distributed.own_range(self.rows)
+
+    def take(self, W: Tensor, labels: Tensor) -> Tensor:
+        """The rows of these labels, in every process: each gives its own, and zeros for the others'."""
+        inside, place = self.places(labels)
+        taken = W.new_zeros(len(labels), W.shape[1])
+        taken[inside] = W[place]
+        distributed.sum_over([taken])
+        return taken
+
+    def put(self, W: Tensor, labels: Tensor, rows: Tensor) -> None:
+        """New rows of these labels: each process keeps its own."""
+        inside, place = self.places(labels)
+        W[place] = rows[inside]
+
+    def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of the labels are here, and their places in W."""
+        own = self.own
+        inside = ((labels >= own.start) & (labels < own.stop)).nonzero().squeeze(1)
+        return inside, labels[inside] - own.start
+
+    def blocks(self, W: Tensor, budget: int = DEFAULT_BUDGET) -> Iterator[tuple[slice, Tensor]]:
+        """All rows in order, some at a time, in every process: (labels, rows), sent by the one that has them."""
+        here = distributed.here()
+        for rank in range(here.count):
+            held = distributed.own_range(self.rows, Place(rank, here.count))
+            for labels in blocks(self.rows, W.shape[1] * W.element_size(), budget, within=held):
+                size = labels.stop - labels.start
+                own = labels.start - held.start
+                part = W[own : own + size].clone() if rank == here.rank else W.new_empty(size, W.shape[1])
+                distributed.broadcast(part, rank)
+                yield labels, part
+
+    def whole(self, W: Tensor) -> Tensor:
+        """All rows, in the first process and in main memory; the others get back what they have."""
+        if not distributed.is_first():
+            for _ in self.blocks(W):
+                pass
+            return W
+        whole = torch.empty(self.rows, W.shape[1], dtype=W.dtype)
+        for labels, part in self.blocks(W):
+            whole[labels] = part
+        return whole
+
+    def nearest(
+        self,
+        W: Tensor,
+        k: int,
+        rows: Tensor | None = None,
+        candidates: Tensor | None = None,
+        search: Search = "auto",
+        budget: int = DEFAULT_BUDGET,
+    ) -> Iterator[Found]:
+        """As `neighbours.nearest`, exactly: each process compares the rows asked for with its own classes, and the best
+        of all are kept. All processes get the same."""
+        rows = torch.arange(self.rows, device=W.device) if rows is None else rows
+        among, numbers = W, torch.arange(self.own.start, self.own.stop, device=W.device)
+        classes, most = self.rows, -(-self.rows // distributed.here().count)
+        if candidates is not None:
+            inside, place = self.places(candidates)
+            among, numbers, classes, most = W[place], candidates[inside], len(candidates), len(candidates)
+        _check_affordable(search, len(rows), classes, W.shape[1])
+        # `most`: no process has more of the classes, so that all have the same blocks.
+        for part in blocks(len(rows), (2 * most + W.shape[1]) * W.element_size(), budget):
+            asked = rows[part]
+            similarity = self.take(W, asked) @ among.T
+            similarity.masked_fill_(asked.unsqueeze(1) == numbers, -torch.inf)
+            yield asked, *best_of_all(similarity, numbers, min(k, classes), asked)
+
+
+def best_of_all(scores: Tensor, numbers: Tensor, k: int, otherwise: Tensor) -> tuple[Tensor, Tensor]:
+    """The k largest of each row over all processes, largest first, and their numbers: `scores` has a column for each of
+    `numbers`, which differ between processes. Where there are fewer than k, the rest is -inf and `otherwise`."""
+    value = scores.new_full((len(scores), k), -torch.inf)
+    number = otherwise.unsqueeze(1).repeat(1, k)
+    few = min(k, len(numbers))
+    if few:
+        value[:, :few], place = largest(scores, few)
+        number[:, :few] = numbers[place]
+    every_value = torch.cat(distributed.gather_equal(value), dim=1)
+    every_number = torch.cat(distributed.gather_equal(number), dim=1)
+    value, place = every_value.topk(k, dim=1)
+    return value, every_number.gather(1, place)
+
+
+def _check_affordable(search: Search, rows: int, classes: int, dim: int) -> None:
+    cost, limit = operations(rows, classes, dim), AFFORDABLE * distributed.here().count
+    if search == "auto" and cost > limit:
+        raise ConfigError(
+            f"the nearest of {classes:,} classes for {rows:,} of them take {cost:.1e} operations, more than "
+            f"{limit:.0e}, and an index would need all class embeddings in one process; set regularizer.candidates, "
+            'regularizer.rows = "participants", or search = "exact" and wait',
+            "regularizer.search",
+        )
+
+
+def shard_of(settings: Experiment, labels: int) -> Shard | None:
+    """How W is spread over the processes that have met, if it is: where `shard_rows` asks for it, or, left to `auto`,
+    where W is `LARGE` and the settings allow it."""
+    count = distributed.here().count
+    if count == 1 or settings.shard_rows == "off":
+        return None
+    number = 8 if settings.dtype == "float64" else 4
+    if settings.shard_rows == "auto" and labels * settings.encoder.dim * number <= LARGE:
+        return None
+    reason = _needs_all_rows(settings, labels)
+    if reason is None:
+        return Shard(labels)
+    if settings.shard_rows == "on":
+        raise ConfigError(f"every process needs all class embeddings: {reason}", "shard_rows")
+    return None
+
+
+def _needs_all_rows(settings: Experiment, labels: int) -> str | None:
+    regularized = settings.method in ("fedaws", "fedalc")
+    reasons = (
+        (settings.method in ("fedalc-fixed", "fedalc-oneshot", "fedmlh"), f"method {settings.method}"),
+        (settings.server.participation == 1, "server.participation = 1, a round of all clients"),
+        (settings.embeddings.start == "by-frequency", 'embeddings.start = "by-frequency"'),
+        (regularized and settings.regularizer.form == "full", 'regularizer.form = "full"'),
+        (regularized and settings.regularizer.search == "index", 'regularizer.search = "index"'),
+        (settings.privacy.mechanism == "gradients", 'privacy.mechanism = "gradients"'),
+        (labels < distributed.here().count, "there are fewer labels than processes"),
+    )
+    return next((reason for so, reason in reasons if so), None)
