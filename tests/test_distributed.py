@@ -23,6 +23,7 @@ from fedalc.errors import ConfigError, FedalcError, Interrupted
 from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse_of
+from fedalc.sharding import Shard, shard_of
 from tests.problems import StopAfter, federated, random_split, small_dataset
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +31,7 @@ TRAIN, TEST = random_split(50, 20, 7, seed=11), random_split(23, 20, 7, seed=12)
 SPARSE = random_split(50, 400, 7, seed=12)
 SPARSE.features.data[np.random.default_rng(1).random(SPARSE.features.nnz) < 0.95] = 0
 SPARSE.features.eliminate_zeros()  # few clients have few of the features
-TEST = fedalc.Split(TEST.features, TEST.labels @ diags([0, 0, 0, 1, 1, 1, 1]))  # mAP: the first process has no label
+TEST = fedalc.Split(TEST.features, TEST.labels @ diags([0.0, 0, 0, 1, 1, 1, 1]))  # mAP: the first process has no label
 DATA = small_dataset()
 SMALL: dict[str, Any] = {
     "dtype": "float64",
@@ -115,7 +116,7 @@ def outcome(name: str) -> dict[str, torch.Tensor]:
     metrics = evaluate(model, test, training.held, with_map=True)
     figures = collapse_of(model, training.held)
     numbers = {"losses": losses, "metrics": list(metrics.values()), "collapse": list(figures.values())}
-    tensors = {f"copy {i}": value.detach().contiguous() for i, value in enumerate(training.model.copies)}
+    tensors = {f"copy {i}": value.detach().contiguous() for i, value in enumerate(training.model.values[:-1])}
     tensors["W"] = training.model.all_rows(training.model.W).contiguous()
     return tensors | {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
 
@@ -274,3 +275,46 @@ def test_shares_are_everything_once() -> None:
     places = [distributed.Place(rank, 3) for rank in range(3)]
     assert [distributed.own_range(7, place) for place in places] == [slice(0, 2), slice(2, 4), slice(4, 7)]
     assert [distributed.own_range(1, place) for place in places] == [slice(0, 0), slice(0, 0), slice(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"method": "fedmlh"}, "method fedmlh"),
+        ({"server": {"participation": 1.0}}, "server.participation = 1, a round of all clients"),
+        ({"embeddings": {"start": "by-frequency"}}, 'embeddings.start = "by-frequency"'),
+        ({"regularizer": {"form": "full"}}, 'regularizer.form = "full"'),
+        ({"regularizer": {"search": "index"}}, 'regularizer.search = "index"'),
+        ({"privacy": {"mechanism": "gradients"}, "regularizer": {"weighting": "sigma"}}, 'mechanism = "gradients"'),
+    ],
+)
+def test_parts_are_refused_where_all_rows_are_needed(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(distributed, "_here", distributed.Place(0, 2))
+    with pytest.raises(ConfigError, match=f"shard_rows: every process needs all class embeddings: .*{reason}"):
+        shard_of(settings({"server": {"participation": 0.5}, "shard_rows": "on", **changes}), 7)
+
+
+def test_large_class_embeddings_are_put_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = settings({"server": {"participation": 0.5}})
+    rows = 2 * 10**9 // (6 * 8)  # of six numbers of eight bytes
+    assert shard_of(sampled, rows + 1) is None  # one process has them all
+    monkeypatch.setattr(distributed, "_here", distributed.Place(1, 3))
+    assert shard_of(sampled, rows) is None
+    assert shard_of(sampled, rows + 1) == Shard(rows + 1)
+    assert shard_of(settings({"server": {"participation": 0.5}, "shard_rows": "off"}), rows + 1) is None
+    assert shard_of(settings({}), rows + 1) is None  # a round of all clients needs them all
+    assert shard_of(settings({"server": {"participation": 0.5}, "shard_rows": "on"}), 7) == Shard(7)
+
+
+def test_neighbours_that_would_take_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_here", distributed.Place(0, 2))
+    W = torch.zeros(1, 500).expand(100_000, 500)
+    with pytest.raises(ConfigError) as error:
+        next(Shard(200_000).nearest(W, 5))
+    assert str(error.value) == (
+        "regularizer.search: the nearest of 200,000 classes for 200,000 of them take 4.0e+13 operations, more than "
+        "8e+12, and an index would need all class embeddings in one process; set regularizer.candidates, "
+        'regularizer.rows = "participants", or search = "exact" and wait'
+    )

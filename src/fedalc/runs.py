@@ -40,6 +40,7 @@ from fedalc.methods import METHODS
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
+from fedalc.sharding import shard_of
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Callback, Training, listening
 
@@ -317,7 +318,9 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     sub_models = METHODS[settings.method].sub_models(settings)
     number = 8 if settings.dtype == "float64" else 4
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
-    needed = number * sub_models * (copies * theta + 4 * data.label_count * settings.encoder.dim)
+    shard = shard_of(settings, data.label_count)
+    rows = data.label_count if shard is None else shard.own.stop - shard.own.start
+    needed = number * sub_models * (copies * theta + 4 * rows * settings.encoder.dim)
     if METHODS[settings.method].one_round:
         needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
     if settings.device == "cpu" and needed > has:
