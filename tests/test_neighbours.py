@@ -110,3 +110,18 @@ def test_the_largest_cosine_of_very_many_rows_is_of_some(monkeypatch: pytest.Mon
     assert found == pytest.approx(1)  # row 8 is looked at, with 9
     W[8] = -W[9]
     assert collapse(W)["max_cosine"] < 0.99  # rows 2 and 3 are not
+
+
+@pytest.mark.parametrize("budget", [1, 3000, 10**9])
+def test_largest_products_do_not_depend_on_the_budget(budget: int) -> None:
+    A, W = rows_of(9, 6, seed=4), rows_of(800, 6, seed=5)
+    hidden = torch.tensor([3, 799, 400])
+
+    def hide(scores: Tensor, columns: slice) -> None:
+        scores[:, [int(h) - columns.start for h in hidden if columns.start <= h < columns.stop]] = -torch.inf
+
+    expected = A @ W.T
+    expected[:, hidden] = -torch.inf
+    value, index = neighbours.largest_products(A, W, 4, hide, budget)
+    assert torch.allclose(value, expected.topk(4, dim=1).values, rtol=1e-14)
+    assert torch.equal(index, expected.topk(4, dim=1).indices)

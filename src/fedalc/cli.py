@@ -67,6 +67,10 @@ Engine = Annotated[str | None, typer.Option(help="fused: one process, exact and 
 Encoder = Annotated[str | None, typer.Option(help="linear or mlp; for pictures resnet-small, resnet18 or resnet50")]
 Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(help="for a block of what is done in blocks: 500MB, 2GB (default: 256MiB); no result depends on it"),
+]
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
 Config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
@@ -83,6 +87,7 @@ def train(
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="same seed and settings, same result")] = None,
     device: Device = None,
+    memory_budget: MemoryBudget = None,
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
@@ -110,7 +115,7 @@ def train(
 
     asked = _given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
-        device=device, name=name,
+        device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
     asked |= _label_files(correlations, key)
     if epsilon is not None:
@@ -163,6 +168,7 @@ def compare(
     rounds: Rounds = None,
     seeds: Annotated[str, typer.Option(help="comma-separated: 0,1,2")] = "0",
     device: Device = None,
+    memory_budget: MemoryBudget = None,
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
@@ -177,7 +183,10 @@ def compare(
     from fedalc.report.tables import rich_table
     from fedalc.resolution import experiment
 
-    asked = _given(dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device)
+    asked = _given(
+        dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
+        memory_budget=memory_budget,
+    )  # fmt: skip
     settings = experiment(asked, file=config, overrides=set_ or ())
     folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
     console = Console()

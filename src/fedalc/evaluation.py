@@ -17,12 +17,14 @@ from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.errors import ConfigError
-from fedalc.memory import DEFAULT_BUDGET, blocks
-from fedalc.metrics import mean_average_precision, ranking_metrics, top_labels
+from fedalc.memory import DEFAULT_BUDGET
+from fedalc.metrics import mean_average_precision, ranking_metrics
 from fedalc.model import Model
+from fedalc.neighbours import largest_products
 from fedalc.sharding import best_of_all
 
 MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
+AT_ONCE = 2048  # instances encoded and scored at a time; pictures are encoded fewer at a time
 
 
 class Ranking(Protocol):
@@ -45,6 +47,7 @@ class Scorer:
         self.model, self.W = model, model.W
         self._features, self._budget = features, budget
         self._absent = torch.from_numpy(~held).to(model.W.device)
+        self._absent_count = int((~held).sum())
 
     @cached_property
     def encoded(self) -> Tensor:
@@ -53,7 +56,7 @@ class Scorer:
     @torch.no_grad()
     def encode(self, rows: slice) -> Tensor:
         W, features = self.W, self._features[rows]
-        at_once = PICTURES_AT_ONCE if isinstance(features, Images) else 2048
+        at_once = PICTURES_AT_ONCE if isinstance(features, Images) else AT_ONCE
         parts = [
             self.model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
             for start in range(0, features.shape[0], at_once)
@@ -62,30 +65,29 @@ class Scorer:
         return torch.cat(parts) if parts else W.new_zeros(0, W.shape[1])
 
     @torch.no_grad()
-    def of_instances(self, rows: slice) -> Tensor:
-        """Instances × labels, for a block of instances."""
-        return self.scores_of(self.encoded[rows] if self._keeps else self.encode(rows))
+    def of_labels(self, labels: slice) -> Tensor:
+        """Instances × labels, for a block of labels."""
+        return self.masked(self.encoded @ self.W[labels].T, labels)
 
     @torch.no_grad()
-    def scores_of(self, encoded: Tensor) -> Tensor:
-        """Of instances that are encoded."""
-        scores = encoded @ self.W.T
-        return scores.masked_fill_(self._absent, -torch.inf) if self._absent.any() else scores
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k best labels and their scores; fewer where fewer labels have a client."""
+        k, count = min(k, len(self.W) - self._absent_count), self._features.shape[0]
+        index, value = torch.zeros(count, k, dtype=torch.int64), torch.zeros(count, k, dtype=torch.float64)
+        for start in range(0, count, AT_ONCE):
+            rows = slice(start, start + AT_ONCE)
+            encoded = self.encoded[rows] if self._keeps else self.encode(rows)
+            value[rows], index[rows] = largest_products(encoded, self.W, k, self.masked, self._budget)
+        return index, value
+
+    def masked(self, scores: Tensor, labels: slice) -> Tensor:
+        """Labels without a client are out of the running."""
+        return scores.masked_fill_(self._absent[labels], -torch.inf) if self._absent_count else scores
 
     @property
     def _keeps(self) -> bool:
         """Whether the embeddings of all instances are few enough to be worked out once."""
         return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget
-
-    @torch.no_grad()
-    def of_labels(self, labels: slice) -> Tensor:
-        """Instances × labels, for a block of labels."""
-        return (self.encoded @ self.W[labels].T).masked_fill_(self._absent[labels], -torch.inf)
-
-    def top(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best labels and their scores; fewer where fewer labels have a client."""
-        present = int((~self._absent).sum())
-        return top_labels(self.of_instances, self._features.shape[0], len(self.W), min(k, present), self._budget)
 
 
 class SharedScorer:
@@ -119,21 +121,16 @@ class ShardedScorer:
         self._own, self._present = model.shard.own, int(held.sum())
         self._size, self._budget = int(features.shape[0]), budget
         self._scorer = Scorer(model, features, held[self._own], budget)
-        self._labels = torch.arange(self._own.start, self._own.stop, device=model.W.device)
 
+    @torch.no_grad()
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        k, own = min(k, self._present), len(self._labels)
-        widest = int(distributed.largest(own))
-        W = self._scorer.W
-        found = []
-        for rows in blocks(self._size, 8 * widest + W.shape[1] * W.element_size(), self._budget):
-            scores = self._scorer.scores_of(self._encoded(rows))
-            nobody = torch.zeros(len(scores), dtype=torch.int64, device=W.device)
-            found.append(best_of_all(scores, self._labels, k, nobody))
-        if not found:
-            return torch.zeros(0, k, dtype=torch.int64), torch.zeros(0, k, dtype=torch.float64)
-        scores, labels = (torch.cat(part).cpu() for part in zip(*found, strict=True))
-        return labels, scores.double()
+        k, scorer = min(k, self._present), self._scorer
+        index, value = torch.zeros(self._size, k, dtype=torch.int64), torch.zeros(self._size, k, dtype=torch.float64)
+        for start in range(0, self._size, AT_ONCE):
+            rows = slice(start, min(start + AT_ONCE, self._size))
+            best, place = largest_products(self._encoded(rows), scorer.W, k, scorer.masked, self._budget)
+            value[rows], index[rows] = best_of_all(best, place + self._own.start)
+        return index, value
 
     @property
     def of_labels(self) -> Callable[[slice], Tensor]:

@@ -9,7 +9,7 @@ Memory: within `budget` for a block of similarities, and for an index a copy of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,9 @@ AFFORDABLE = 4 * 10**12
 PROBED = 16  # cells that are looked at for a class
 _GROUP = 64  # see `largest`
 
+ROWS_BUDGET = 16 * 2**20  # a thousand rows of 512 numbers at a time
+
+Hide = Callable[[Tensor, slice], object]
 Found = tuple[Tensor, Tensor, Tensor]
 """Some rows of W, the similarities of their nearest classes, nearest first, and which classes these are."""
 
@@ -52,14 +55,38 @@ def nearest(
         return
     among = W if candidates is None else W[candidates]
     numbers = torch.arange(len(W), device=W.device) if candidates is None else candidates
-    for part in blocks(len(rows), 2 * len(among) * W.element_size(), budget):
+    for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
         own = rows[part]
-        similarity = W[own] @ among.T
         place = torch.searchsorted(numbers, own).clamp(max=len(numbers) - 1)
-        present = (numbers[place] == own).nonzero().squeeze(1)
-        similarity[present, place[present]] = -torch.inf
-        value, index = largest(similarity, min(k, len(among)))
+        place = torch.where(numbers[place] == own, place, -1)
+        value, index = largest_products(W[own], among, min(k, len(among)), hide_places(place), budget)
         yield own, value, numbers[index]
+
+
+def hide_places(place: Tensor) -> Hide:
+    """In row i the column place[i]: the class itself."""
+
+    def hide(scores: Tensor, columns: slice) -> None:
+        inside = ((place >= columns.start) & (place < columns.stop)).nonzero().squeeze(1)
+        scores[inside, place[inside] - columns.start] = -torch.inf
+
+    return hide
+
+
+def largest_products(A: Tensor, W: Tensor, k: int, hide: Hide, budget: int = DEFAULT_BUDGET) -> tuple[Tensor, Tensor]:
+    """The k largest of each row of A Wᵀ, largest first, and their columns. `hide` sets to -inf what does not count.
+
+    By columns, so that a block is many rows by many columns, as fast multiplication wants it: W is read once.
+    """
+    value = A.new_full((len(A), k), -torch.inf)
+    index = torch.zeros(len(A), k, dtype=torch.int64, device=A.device)
+    for columns in blocks(len(W), 2 * len(A) * A.element_size(), budget):
+        scores = A @ W[columns].T
+        hide(scores, columns)
+        best, place = largest(scores, min(k, scores.shape[1]))
+        value, kept = torch.cat([value, best], dim=1).topk(k, dim=1)
+        index = torch.cat([index, place + columns.start], dim=1).gather(1, kept)
+    return value, index
 
 
 def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from fedalc.config import Experiment
 from fedalc.distributed import Place
 from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, blocks
-from fedalc.neighbours import AFFORDABLE, Found, Search, largest, operations
+from fedalc.neighbours import AFFORDABLE, ROWS_BUDGET, Found, Search, hide_places, largest_products, operations
 
 LARGE = 2 * 10**9
 """Bytes of W above which its rows are spread over the processes, unless `shard_rows` says otherwise."""
@@ -89,32 +89,26 @@ class Shard:
         of all are kept. All processes get the same."""
         rows = torch.arange(self.rows, device=W.device) if rows is None else rows
         among, numbers = W, torch.arange(self.own.start, self.own.stop, device=W.device)
-        classes, most = self.rows, -(-self.rows // distributed.here().count)
-        if candidates is not None:
+        classes = self.rows
+        if candidates is None:
+            _check_affordable(search, len(rows), classes, W.shape[1])
+        else:
             inside, place = self.places(candidates)
-            among, numbers, classes, most = W[place], candidates[inside], len(candidates), len(candidates)
-        _check_affordable(search, len(rows), classes, W.shape[1])
-        # `most`: no process has more of the classes, so that all have the same blocks.
-        for part in blocks(len(rows), (2 * most + W.shape[1]) * W.element_size(), budget):
+            among, numbers, classes = W[place], candidates[inside], len(candidates)
+        for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
             asked = rows[part]
-            similarity = self.take(W, asked) @ among.T
-            similarity.masked_fill_(asked.unsqueeze(1) == numbers, -torch.inf)
-            yield asked, *best_of_all(similarity, numbers, min(k, classes), asked)
+            own = torch.searchsorted(numbers, asked)
+            own = torch.where(torch.isin(asked, numbers), own, -1)
+            value, place = largest_products(self.take(W, asked), among, min(k, classes), hide_places(own), budget)
+            number = numbers[place] if len(numbers) else asked.unsqueeze(1).expand_as(place)
+            yield asked, *best_of_all(value, number)
 
 
-def best_of_all(scores: Tensor, numbers: Tensor, k: int, otherwise: Tensor) -> tuple[Tensor, Tensor]:
-    """The k largest of each row over all processes, largest first, and their numbers: `scores` has a column for each of
-    `numbers`, which differ between processes. Where there are fewer than k, the rest is -inf and `otherwise`."""
-    value = scores.new_full((len(scores), k), -torch.inf)
-    number = otherwise.unsqueeze(1).repeat(1, k)
-    few = min(k, len(numbers))
-    if few:
-        value[:, :few], place = largest(scores, few)
-        number[:, :few] = numbers[place]
-    every_value = torch.cat(distributed.gather_equal(value), dim=1)
-    every_number = torch.cat(distributed.gather_equal(number), dim=1)
-    value, place = every_value.topk(k, dim=1)
-    return value, every_number.gather(1, place)
+def best_of_all(value: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row over all processes, largest first, and their numbers: as many as each process has."""
+    value, number = (torch.cat(distributed.gather_equal(part.contiguous()), dim=1) for part in (value, number))
+    value, place = value.topk(value.shape[1] // distributed.here().count, dim=1)
+    return value, number.gather(1, place)
 
 
 def _check_affordable(search: Search, rows: int, classes: int, dim: int) -> None:

@@ -77,9 +77,9 @@ def test_a_labels_score_is_the_sum_over_tables() -> None:
     training = together()
     training.run_round()
     everyone = np.ones(8, dtype=bool)
-    scores = Scorer(training.model, TRAIN.features, everyone).of_instances(slice(None))
+    scores = Scorer(training.model, TRAIN.features, everyone).of_labels(slice(None))
     parts = [
-        Scorer(Model(encoder, training.model.W[:, part]), TRAIN.features, everyone).of_instances(slice(None))
+        Scorer(Model(encoder, training.model.W[:, part]), TRAIN.features, everyone).of_labels(slice(None))
         for encoder, part in zip(training.model.encoder.encoders, training.method.parts, strict=True)  # type: ignore[union-attr,arg-type]
     ]
     assert torch.allclose(scores, torch.stack(parts).sum(0), rtol=1e-12)
