@@ -294,4 +294,5 @@ def _bits(tensor: Tensor) -> int:
     import torch
 
     whole = torch.int64 if tensor.element_size() == 8 else torch.int32
-    return int(tensor.detach().contiguous().view(whole).sum(dtype=torch.int64))
+    numbers = tensor.detach().contiguous().view(whole).view(-1)
+    return sum(int(part.sum(dtype=torch.int64)) for part in numbers.split(BUCKET))  # a sum casts all it is given

@@ -100,12 +100,12 @@ def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) ->
     labels = torch.from_numpy(np.flatnonzero(held)).to(model.W.device)
     if model.shard is None:
         return collapse(model.W[labels], budget)
-    C, rows = len(labels), unit_rows(model.W.detach())
+    C, W = len(labels), model.W.detach()
     if C < 2:
         return _figures(C)
-    total, gram = _moments(rows[model.shard.places(labels)[1]], None, budget)
-    looked_at = labels[:: _step(C, rows.shape[1])]
-    found = model.shard.nearest(rows, 1, looked_at, labels, "exact", budget)
+    total, gram = _moments(W, model.shard.places(labels)[1], budget)
+    looked_at = labels[:: _step(C, W.shape[1])].contiguous()
+    found = model.shard.nearest(W, 1, looked_at, None if len(held) == C else labels, "exact", budget)
     return _figures(C, total, gram, max(similarity.max().item() for _, similarity, _ in found))
 
 
@@ -120,7 +120,7 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
     C, D = W.shape
     if C < 2:
         return _figures(C)
-    total, gram = _moments(W, distributed.own_range(C), budget)
+    total, gram = _moments(W, torch.arange(C, device=W.device)[distributed.own_range(C)], budget)
     if C < D:  # the smaller one has no zeros that are not quite zero
         gram = (unit_rows(W) @ unit_rows(W).T).double().cpu()
     looked_at = torch.arange(0, C, _step(C, D), device=W.device)
@@ -129,12 +129,12 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
     return _figures(C, total, gram, distributed.largest(max(cosines, default=-1.0)))
 
 
-def _moments(W: Tensor, within: slice | None, budget: int) -> tuple[Tensor, Tensor]:
-    """Σ w and Σ w wᵀ of unit rows, over all processes, each of which takes those `within` its W."""
+def _moments(W: Tensor, own: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """Σ w and Σ w wᵀ of unit rows, over all processes, each of which takes its `own` rows of its W."""
     D = W.shape[1]
     total, gram = torch.zeros(D, dtype=torch.float64), torch.zeros(D, D, dtype=torch.float64)
-    for part in blocks(len(W), 32 * D, budget, within=within):
-        rows = unit_rows(W[part]).double()
+    for part in blocks(len(own), 32 * D, budget):
+        rows = unit_rows(W[own[part]]).double()
         total += rows.sum(0).cpu()
         gram += (rows.T @ rows).cpu()
     distributed.sum_over([total, gram])

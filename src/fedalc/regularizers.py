@@ -268,7 +268,7 @@ def _pulled_from_parts(index: Tensor, slope: Tensor, W: Tensor, shard: Shard, bu
     S = csr_matrix((slope.flatten().cpu(), index.flatten().cpu(), starts), shape=(count, shard.rows))
     columns = (S[shard.own] + S.T.tocsr()[shard.own]).tocsc()
     gradient = torch.zeros_like(W)
-    for labels, rows in shard.blocks(W, budget):
+    for labels, rows in shard.blocks(W, min(budget, 2**26)):
         gradient += WeightedBags.from_csr(columns[:, labels].tocsr(), W.dtype, W.device) @ rows
     return gradient
 

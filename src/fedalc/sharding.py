@@ -18,7 +18,7 @@ from fedalc.config import Experiment
 from fedalc.distributed import Place
 from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, blocks
-from fedalc.neighbours import AFFORDABLE, ROWS_BUDGET, Found, Search, hide_places, largest_products, operations
+from fedalc.neighbours import AFFORDABLE, ROWS_BUDGET, Found, Hide, Search, hide_places, largest_products, operations
 
 LARGE = 2 * 10**9
 """Bytes of W above which its rows are spread over the processes, unless `shard_rows` says otherwise."""
@@ -53,7 +53,7 @@ class Shard:
         inside = ((labels >= own.start) & (labels < own.stop)).nonzero().squeeze(1)
         return inside, labels[inside] - own.start
 
-    def blocks(self, W: Tensor, budget: int = DEFAULT_BUDGET) -> Iterator[tuple[slice, Tensor]]:
+    def blocks(self, W: Tensor, budget: int = ROWS_BUDGET) -> Iterator[tuple[slice, Tensor]]:
         """All rows in order, some at a time, in every process: (labels, rows), sent by the one that has them."""
         here = distributed.here()
         for rank in range(here.count):
@@ -88,20 +88,37 @@ class Shard:
         """As `neighbours.nearest`, exactly: each process compares the rows asked for with its own classes, and the best
         of all are kept. All processes get the same."""
         rows = torch.arange(self.rows, device=W.device) if rows is None else rows
-        among, numbers = W, torch.arange(self.own.start, self.own.stop, device=W.device)
-        classes = self.rows
+        among, numbers, classes = W, torch.arange(self.own.start, self.own.stop, device=W.device), self.rows
+        out: Tensor | None = None
         if candidates is None:
             _check_affordable(search, len(rows), classes, W.shape[1])
         else:
             inside, place = self.places(candidates)
-            among, numbers, classes = W[place], candidates[inside], len(candidates)
+            classes = len(candidates)
+            if 2 * classes < self.rows:
+                among, numbers = W[place], candidates[inside]
+            else:  # a copy of most rows would be another W
+                out = torch.ones(len(W), dtype=torch.bool, device=W.device)
+                out[place] = False
         for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
             asked = rows[part]
-            own = torch.searchsorted(numbers, asked)
-            own = torch.where(torch.isin(asked, numbers), own, -1)
-            value, place = largest_products(self.take(W, asked), among, min(k, classes), hide_places(own), budget)
+            own = torch.where(torch.isin(asked, numbers), torch.searchsorted(numbers, asked), -1)
+            hide = _hide_too(hide_places(own), out)
+            value, place = largest_products(self.take(W, asked), among, min(k, classes), hide, budget)
             number = numbers[place] if len(numbers) else asked.unsqueeze(1).expand_as(place)
             yield asked, *best_of_all(value, number)
+
+
+def _hide_too(hide: Hide, out: Tensor | None) -> Hide:
+    """What `hide` hides, and the columns that are `out`."""
+    if out is None:
+        return hide
+
+    def both(scores: Tensor, columns: slice) -> None:
+        hide(scores, columns)
+        scores.masked_fill_(out[columns], -torch.inf)
+
+    return both
 
 
 def best_of_all(value: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
