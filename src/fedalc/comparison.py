@@ -88,7 +88,7 @@ def compare(
         raise ConfigError("all methods of a comparison are shown the same pictures: say it for all of them", "images")
     comparison = Comparison(folder=place, left_out=left_out)
     followers = callbacks(plan[0].method, plan[0].seed)
-    data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0], followers))
+    data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0], followers, wait=False))
     folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
         for folder_ in folders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,12 +39,16 @@ class LiveProgress(Callback):
         )
         self._task: TaskID | None = None
         self._reading: TaskID | None = None
+        self._closing, self._closed = threading.Lock(), False
 
     def reading(self, done: int, pictures: int) -> None:
-        self._bar.start()
-        if self._reading is None:
-            self._reading = self._bar.add_task("pictures", total=pictures, loss="made small", p1="")
-        self._bar.update(self._reading, completed=done)
+        with self._closing:
+            if self._closed:  # the run has failed, and the thread that reads has not heard of it yet
+                return
+            self._bar.start()
+            if self._reading is None:
+                self._reading = self._bar.add_task("pictures", total=pictures, loss="made small", p1="")
+            self._bar.update(self._reading, completed=done)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
@@ -66,6 +71,8 @@ class LiveProgress(Callback):
             self._bar.update(self._task, p1=f"{watched} {record['metrics'][watched]:5.2f}")
 
     def close(self) -> None:
+        with self._closing:
+            self._closed = True
         self._bar.stop()
 
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fedalc import distributed
 from fedalc.correlations import Correlations
-from fedalc.encoders.sparse import WeightedBags
 from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.neighbours import Search, nearest, takes_index
+from fedalc.products import WeightedBags, products_at
 from fedalc.settings import Weighting
 from fedalc.sharding import Shard
 
@@ -87,16 +87,6 @@ class PairSlopes:
             self.shared + other.shared,
             self.together + other.together,
         )
-
-
-def products_at(X: Tensor, Z: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """X[u]ᵀZ[v] for the pairs (u, v) only, a few MB of them at a time: more would not be faster."""
-    at_once = max(1, 2**21 // (X.shape[1] * X.element_size()))
-    out = X.new_empty(len(first))
-    for start in range(0, len(first), at_once):
-        part = slice(start, start + at_once)
-        out[part] = torch.linalg.vecdot(X[first[part]], Z[second[part]])
-    return out
 
 
 def _weight_of_one(term: AllPairs | NearestPairs) -> float:

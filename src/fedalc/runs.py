@@ -113,8 +113,11 @@ def _train(
         if place is not None and distributed.is_first():
             check_folder(place, settings, resume, overwrite)
         if data is None:
+            options = image_options(
+                settings, callbacks, wait=distributed.here().count > 1
+            )  # until the first has read them
             with distributed.in_turn():
-                data = load_dataset(settings.dataset, data_dir, images=image_options(settings, callbacks))
+                data = load_dataset(settings.dataset, data_dir, images=options)
         check_kind(settings, data)
         check_memory(settings, data)
         kind = OracleTraining if settings.method in ORACLES else Training
@@ -272,13 +275,15 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
     raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
 
 
-def image_options(settings: Experiment, callbacks: Sequence[Callback] = ()) -> ImageOptions:
+def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:
+    """As the settings say. A training need not wait until all pictures are read: it waits for those it needs."""
+
     def progress(done: int, pictures: int) -> None:
         for callback in callbacks:
             callback.reading(done, pictures)
 
     i = settings.images
-    return ImageOptions(i.size, i.difficult, i.broken, progress=progress)
+    return ImageOptions(i.size, i.difficult, i.broken, wait=wait, progress=progress)
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:

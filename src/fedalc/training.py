@@ -42,7 +42,7 @@ class Callback:
     """What may follow a run as it goes. Every hook does nothing unless overridden."""
 
     def reading(self, done: int, pictures: int) -> None:
-        """Before anything else, where pictures have to be brought to their size first."""
+        """Where pictures have to be brought to their size first. From another thread, while the first rounds run."""
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         """A phase begins, or goes on after `done` of its rounds."""

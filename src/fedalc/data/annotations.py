@@ -74,6 +74,8 @@ def make_splits(place: Place, annotations: Annotations, options: ImageOptions, c
         progress=options.progress,
         tell=options.tell,
         cache=cache,
+        wait=options.wait,
+        first=annotations.splits["train"].tolist() if "train" in annotations.splits else (),
     )
     position = np.cumsum(usable) - 1
     parts: dict[str, Split] = {}

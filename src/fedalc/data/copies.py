@@ -4,6 +4,9 @@ An entry is a folder. It is made under another name and takes its own in one ste
 entry's name is whole. One process makes an entry while others wait for it; what a killed one left is cleared away by
 the next, which can tell by the lock that nobody is at work. Where the cache cannot be written, copies go into a
 temporary file that has no name and ends with the process.
+
+Copies can be used while the rest of them is being made: the map is of the file they are written to, which stays the
+same file under its new name.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from fedalc.data.arrivals import Arrivals
 from fedalc.data.cache import cache_dir
 from fedalc.data.images import CHANNELS, DIGEST_BYTES
 from fedalc.errors import DataError
@@ -38,6 +42,8 @@ class Copies:
     pixels: np.ndarray
     digests: np.ndarray
     broken: dict[int, str]
+    arrivals: Arrivals | None = None
+    """Where copies are still being made: wait there for a row's pixels and digest."""
 
 
 class Writer:
@@ -45,8 +51,9 @@ class Writer:
 
     def __init__(self, file: BinaryIO, count: int, size: int) -> None:
         self._file, self._row_bytes = file, size * size * CHANNELS
-        self._digests = np.zeros((count, DIGEST_BYTES), dtype=np.uint8)
-        self._broken: dict[int, str] = {}
+        self.digests = np.zeros((count, DIGEST_BYTES), dtype=np.uint8)
+        self.broken: dict[int, str] = {}
+        self.arrivals = Arrivals(count)
         file.truncate(count * self._row_bytes)
 
     def write(self, row: int, pixels: bytes, digest: bytes) -> None:
@@ -54,15 +61,17 @@ class Writer:
             raise ValueError(f"a copy of {len(pixels)} bytes where {self._row_bytes} belong")
         self._file.seek(row * self._row_bytes)
         self._file.write(pixels)
-        self._digests[row] = np.frombuffer(digest, dtype=np.uint8)
+        self._file.flush()  # only now the map shows it
+        self.digests[row] = np.frombuffer(digest, dtype=np.uint8)
+        self.arrivals.note(row)
 
     def note_broken(self, row: int, why: str) -> None:
-        self._broken[row] = why
+        self.broken[row] = why
 
     def write_index(self, file: Path) -> None:
         # JSON has only strings for keys, so pairs it is.
-        broken = np.frombuffer(json.dumps(list(self._broken.items())).encode(), dtype=np.uint8)
-        np.savez(file, digests=self._digests, broken=broken)
+        broken = np.frombuffer(json.dumps(list(self.broken.items())).encode(), dtype=np.uint8)
+        np.savez(file, digests=self.digests, broken=broken)
 
 
 def kept_copies(
@@ -73,11 +82,12 @@ def kept_copies(
     make: Callable[[Writer], None],
     cache: bool = True,
     tell: Callable[[str], None] | None = None,
+    wait: bool = True,
 ) -> Copies:
     """The copies under this key, made now if they are not there yet. `make` failing leaves nothing behind.
 
     Those of another stamp, which are of files that have changed since, go when new ones are there. `tell` is told
-    where copies cannot be kept.
+    where copies cannot be kept. Without `wait`, `make` runs in another thread, and has to write every row.
     """
     try:
         known, state = (
@@ -87,7 +97,7 @@ def kept_copies(
     except RuntimeError:  # a user without a home folder
         cache = False
     if not cache:
-        return _unnamed(count, size, make)
+        return _filled(_unnamed(), count, size, make, wait)
     with contextlib.suppress(Exception):  # not there, or damaged in whatever way
         return _open(entry, count, size)
     try:
@@ -99,24 +109,12 @@ def kept_copies(
                 f"{entry.parent}: cannot be written or locked ({error.strerror}), so the small copies of the pictures "
                 "are made again each time. $FEDALC_CACHE says where they go"
             )
-        return _unnamed(count, size, make)
-    with lock:
+        return _filled(_unnamed(), count, size, make, wait)
+    with contextlib.ExitStack() as held:
+        held.enter_context(lock)
         with contextlib.suppress(Exception):  # another process has made it while we waited
             return _open(entry, count, size)
-        _clear(entry)
-        part = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f"{entry.name}.", suffix=".part"))
-        try:
-            _fill(part, count, size, make)
-            try:
-                part.replace(entry)
-            except OSError as error:  # something is in its place that could not be cleared away
-                raise DataError(f"cannot be replaced ({error.strerror}): remove it", entry) from None
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-        made = _open(entry, count, size)
-        _clear_older(entry)
-    return made
+        return _filled(_becoming(entry, held.pop_all()), count, size, make, wait)
 
 
 def _lock(entry: Path) -> BinaryIO:
@@ -143,35 +141,76 @@ def _clear_older(entry: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _fill(folder: Path, count: int, size: int, make: Callable[[Writer], None]) -> None:
-    try:
-        with (folder / _PIXELS).open("wb") as file:
+@contextlib.contextmanager
+def _becoming(entry: Path, lock: contextlib.AbstractContextManager[object]) -> Iterator[Path]:
+    """A folder to be filled, which takes the entry's name in the end, or goes if something fails."""
+    with lock:
+        _clear(entry)
+        part = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f"{entry.name}.", suffix=".part"))
+        try:
+            yield part
+            try:
+                part.replace(entry)
+            except OSError as error:  # something is in its place that could not be cleared away
+                raise DataError(f"cannot be replaced ({error.strerror}): remove it", entry) from None
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        _clear_older(entry)
+
+
+@contextlib.contextmanager
+def _unnamed() -> Iterator[Path]:
+    """A map of what is in it holds on to that after the folder is gone."""
+    with tempfile.TemporaryDirectory(prefix="fedalc-pictures-") as folder:
+        yield Path(folder)
+
+
+def _filled(
+    place: contextlib.AbstractContextManager[Path], count: int, size: int, make: Callable[[Writer], None], wait: bool
+) -> Copies:
+    with contextlib.ExitStack() as begun:
+        folder = begun.enter_context(place)
+        with _told_of_disk(folder.parent, count * size * size * CHANNELS):
+            file = begun.enter_context((folder / _PIXELS).open("wb"))
             writer = Writer(file, count, size)
+        pixels = _map(folder / _PIXELS, count, size)
+        rest = begun.pop_all()
+
+    def work() -> None:
+        with rest, _told_of_disk(folder.parent, count * size * size * CHANNELS):
             make(writer)
-            file.flush()
             os.fsync(file.fileno())  # a power cut must not leave an index without its pixels
-        writer.write_index(folder / _INDEX)
+            writer.write_index(folder / _INDEX)
+
+    if wait:
+        work()
+        return Copies(pixels, writer.digests, writer.broken)
+    writer.arrivals.make_beside(work)
+    return Copies(pixels, writer.digests, {}, writer.arrivals)
+
+
+@contextlib.contextmanager
+def _told_of_disk(place: Path, needed: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(
             f"the small copies of the pictures cannot be written ({error.strerror or error}): they need "
-            f"{count * size * size * CHANNELS >> 20} MB. $FEDALC_CACHE says where they go",
-            folder.parent,
+            f"{needed >> 20} MB. $FEDALC_CACHE says where they go",
+            place,
         ) from None
 
 
-def _unnamed(count: int, size: int, make: Callable[[Writer], None]) -> Copies:
-    """The map holds on to the file after its folder is gone."""
-    with tempfile.TemporaryDirectory(prefix="fedalc-pictures-") as folder:
-        _fill(Path(folder), count, size, make)
-        return _open(Path(folder), count, size)
-
-
 def _open(folder: Path, count: int, size: int) -> Copies:
-    shape = (count, size, size, CHANNELS)
     if (folder / _PIXELS).stat().st_size != count * size * size * CHANNELS:
         raise DataError("has another size than its pictures", folder / _PIXELS)
     with np.load(folder / _INDEX, allow_pickle=False) as index:
         digests, broken = index["digests"], dict(json.loads(index["broken"].tobytes()))
     if digests.shape != (count, DIGEST_BYTES):
         raise DataError("does not fit its pixels", folder / _INDEX)
-    return Copies(np.memmap(folder / _PIXELS, dtype=np.uint8, mode="r", shape=shape), digests, broken)
+    return Copies(_map(folder / _PIXELS, count, size), digests, broken)
+
+
+def _map(file: Path, count: int, size: int) -> np.ndarray:
+    return np.memmap(file, dtype=np.uint8, mode="r", shape=(count, size, size, CHANNELS))

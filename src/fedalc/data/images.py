@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedalc.data.arrivals import Arrivals
 from fedalc.errors import ConfigError
 from fedalc.settings import LARGEST_SIDE, SMALLEST_SIDE
 
@@ -38,7 +39,11 @@ class ImageOptions:
     """VOC: whether an object that its annotators marked as difficult gives its picture a label."""
     broken: Literal["refuse", "skip"] = "refuse"
     """A picture that is missing or cannot be decoded is an error, or is left out with a note."""
+    wait: bool = field(default=True, compare=False)
+    """Whether all of them are read before any is handed out. Otherwise whoever asks for pixels waits for those alone,
+    and is told then if a picture is broken. (Where broken ones are skipped, all have to be read first.)"""
     progress: Progress | None = field(default=None, compare=False)
+    """Called from another thread where nobody waits."""
     tell: Callable[[str], None] = field(default=_warn, compare=False)
     """Told what was left out. A warning unless said otherwise."""
 
@@ -62,10 +67,12 @@ class Images:
         names: Sequence[str],
         digests: np.ndarray | None = None,
         rows: np.ndarray | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """`store` is uint8 M×size×size×3, a file's map as a rule. `names` and `digests` are of all M pictures.
 
-        Each picture's digest is worked out here where it is not known: that reads all of them.
+        Each picture's digest is worked out here where it is not known: that reads all of them. `arrivals`: pixels and
+        digests are still being written, and are there when it says so.
         """
         if store.dtype != np.uint8 or store.ndim != 4 or store.shape[1] != store.shape[2] or store.shape[3] != CHANNELS:
             raise ValueError(f"pictures are uint8, N×size×size×{CHANNELS}, and not {store.dtype} {store.shape}")
@@ -74,6 +81,7 @@ class Images:
         self._store, self._names = store, names
         self._digests = picture_digests(store) if digests is None else digests
         self._rows = np.arange(len(store)) if rows is None else rows
+        self._arrivals = arrivals
 
     @property
     def size(self) -> int:
@@ -96,19 +104,25 @@ class Images:
         index = rows if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
         if not isinstance(index, slice) and index.size == 0 and index.dtype != bool:
             index = index.astype(np.int64)  # an empty list would be of floats
-        return Images(self._store, self._names, self._digests, self._rows[index])
+        return Images(self._store, self._names, self._digests, self._rows[index], self._arrivals)
 
     def __repr__(self) -> str:
         return f"Images({len(self)} of {self.size}×{self.size})"
 
     def pixels(self) -> np.ndarray:
         """uint8 N×size×size×3, a copy: take a batch first, or all of them come into memory."""
+        self._wait()
         return np.asarray(self._store)[self._rows]  # a map would make of its rows another map, to be copied again
 
     @property
     def digests(self) -> np.ndarray:
         """One row of 16 bytes per picture, told by its pixels alone."""
+        self._wait()
         return np.asarray(self._digests[self._rows])
+
+    def _wait(self) -> None:
+        if self._arrivals is not None:
+            self._arrivals.wait(self._rows)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

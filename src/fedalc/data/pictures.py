@@ -5,8 +5,9 @@ shorter side; an odd pixel more is left at the right or at the bottom), that is 
 antialiased bilinear filter, up or down, and brought to RGB, without transparency. A large JPEG is decoded at a half, a
 quarter or an eighth of its size as long as that leaves twice the pixels wanted.
 
-Several threads decode (Pillow lets go of Python's lock) while one reads files and writes copies. Only a few pictures
-are in memory at any time, whatever their number, and if they are large, fewer.
+Several threads decode (Pillow lets go of Python's lock) while one reads files and writes copies. That one can be
+another than the caller's, so that pictures are used while others are still being decoded. Only a few are in memory at
+any time, whatever their number, and if they are large, fewer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -58,12 +60,18 @@ def small_copies(
     tell: Callable[[str], None] | None = None,
     cache: bool = True,
     threads: int | None = None,
+    wait: bool = True,
+    first: Sequence[int] = (),
 ) -> tuple[Images, np.ndarray]:
     """The pictures of these names, and a mask over the names that says which are among them.
 
     A picture that is missing, is no picture or cannot be decoded is an error that names it; or, with `skip`, it is left
     out, and `tell` is told which. Copies are found again by the place (path, size and time of what is there), the names
     and the size.
+
+    Without `wait`, unless pictures may be left out, copies are made in another thread, and what is wrong is raised by
+    whoever asks the pictures for pixels or digests. Of loose files, those that somebody waits for come first, then
+    those of these rows (`first`); an archive is gone through front to back.
     """
     need_pillow()
     wanted = [safe_name(name, place.path) for name in names]
@@ -71,17 +79,18 @@ def small_copies(
         raise DataError("a picture is asked for twice", place.path)
 
     def make(writer: Writer) -> None:
-        _make(place, wanted, size, broken, writer, progress, threads)
+        _make(place, wanted, size, broken, writer, progress, threads, first)
 
     # Another Pillow may decode differently, or what this one cannot.
     key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), str(place.path.resolve()), *wanted))
-    copies = kept_copies(key, place.stamp(wanted), len(wanted), size, make, cache, tell)
+    wait = wait or broken == "skip"
+    copies = kept_copies(key, place.stamp(wanted), len(wanted), size, make, cache, tell, wait)
     _report(copies, wanted, place.path, broken, tell)
     usable = np.ones(len(wanted), dtype=bool)
     usable[list(copies.broken)] = False
     if not usable.any():
         raise DataError("none of its pictures can be used", place.path)
-    return Images(copies.pixels, wanted, copies.digests)[usable], usable
+    return Images(copies.pixels, wanted, copies.digests, arrivals=copies.arrivals)[usable], usable
 
 
 def of_size(images: Images, size: int) -> Images:
@@ -123,12 +132,14 @@ def _make(
     writer: Writer,
     progress: Progress | None,
     threads: int | None,
+    first: Sequence[int],
 ) -> None:
     rows = {name: row for row, name in enumerate(names)}
     missing = set(rows)
 
     def encoded() -> Generator[tuple[int, bytes], None, None]:
-        for file in place.files(names):
+        order = writer.arrivals.in_order(chain(first, range(len(names))))
+        for file in place.files(names[row] for row in order):
             missing.discard(file.name)
             yield rows[file.name], file.read_start(LARGEST_FILE + 1)
 

@@ -76,11 +76,12 @@ class Place:
                     yield file
 
     def files(self, names: Iterable[str]) -> Iterator[File]:
-        """These files, in the order in which they are come upon. Whatever is not there is not handed out."""
-        wanted = dict.fromkeys(safe_name(name, self.path) for name in names)
-        loose = [name for name in wanted if self.folder is not None and (self.folder / name).is_file()]
-        yield from self._read_loose(loose)
-        missing = set(wanted) - set(loose)
+        """These files: the loose ones in this order, then the others in the order in which archives have them.
+
+        A name is asked for only when the file before it has been handed out. Whatever is not there is not handed out.
+        """
+        missing: set[str] = set()
+        yield from self._read_loose(self._without(missing, names))
         for archive in self.archives:
             if not missing:
                 return
@@ -106,7 +107,16 @@ class Place:
             digest.update(f"\0{archive.name}\0{_stamp(archive)}".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def _read_loose(self, names: Sequence[str]) -> Iterator[File]:
+    def _without(self, missing: set[str], names: Iterable[str]) -> Iterator[str]:
+        """Those that are loose. The others become `missing`."""
+        for name in names:
+            safe = safe_name(name, self.path)
+            if self.folder is not None and (self.folder / safe).is_file():
+                yield safe
+            else:
+                missing.add(safe)
+
+    def _read_loose(self, names: Iterable[str]) -> Iterator[File]:
         for name in names:
             assert self.folder is not None
             try:

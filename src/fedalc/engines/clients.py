@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
-from fedalc.encoders import Chance, make_batch
+from fedalc.encoders import Batch, Chance, make_batch
+from fedalc.engines.ahead import one_ahead
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
@@ -88,13 +89,15 @@ class ClientsEngine:
         optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
         first_epoch = 0.0
         for epoch in range(settings.epochs):
-            for instances in self._batches(client, chance, epoch, round_number):
+            batches = self._batches(client, chance, epoch, round_number)
+            blocks = one_ahead(self._rows(part, row) for batch in batches for part in self._parts(batch))
+            for instances in batches:
                 gradient = [torch.zeros_like(parameter) for parameter in learned]
                 for parameter, total in zip(learned, gradient, strict=True):
                     parameter.grad = total
                 loss = sum(
-                    self._add_gradient(local, row, client, instances[start : start + self.settings.block_rows], chance)
-                    for start in range(0, len(instances), self.settings.block_rows)
+                    self._add_gradient(local, row, client, part, next(blocks), chance)
+                    for part in self._parts(instances)
                 )
                 for total in gradient:
                     total /= self._counted(client, instances)
@@ -106,12 +109,22 @@ class ClientsEngine:
                     first_epoch += loss / (self.federation.counts[client] * settings.sample)
         return row.detach(), first_epoch
 
-    def _add_gradient(self, local: Model, row: Tensor, client: int, instances: np.ndarray, chance: Chance) -> float:
-        """Of the summed loss of some of a batch's instances: no more are encoded at a time. Returns that sum."""
+    def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
+        """No more instances are encoded at a time."""
+        return [
+            batch[start : start + self.settings.block_rows] for start in range(0, len(batch), self.settings.block_rows)
+        ]
+
+    def _rows(self, instances: np.ndarray, like: Tensor) -> Batch:
         keys = self.federation.keys_of(instances)
-        batch = make_batch(self.federation.features[instances], keys, row.dtype, row.device)
-        g = local.encoder(batch, chance)
-        own = torch.full_like(batch.keys, int(self.federation.label_of[client]))
+        return make_batch(self.federation.features[instances], keys, like.dtype, like.device)
+
+    def _add_gradient(
+        self, local: Model, row: Tensor, client: int, instances: np.ndarray, rows: Batch, chance: Chance
+    ) -> float:
+        """Of the summed loss of some of a batch's instances. Returns that sum."""
+        g = local.encoder(rows, chance)
+        own = torch.full_like(rows.keys, int(self.federation.label_of[client]))
         held = torch.from_numpy(instances).to(row.device)
         losses = [
             self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)

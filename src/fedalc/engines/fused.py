@@ -16,7 +16,7 @@ Of several processes (`fedalc.distributed`) each takes its share of the instance
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -27,13 +27,14 @@ from fedalc import distributed
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Chance, Encoder, ImageEncoder
-from fedalc.encoders.sparse import WeightedBags
+from fedalc.engines.ahead import one_ahead
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.taken import Block, Taken
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
+from fedalc.products import WeightedBags, products_at
 
 
 class FusedEngine:
@@ -59,13 +60,13 @@ class FusedEngine:
         encoder = _encoder_for(model, taken)
         for parameter in encoder.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        for block in _one_ahead(blocks):
+        for block in one_ahead(blocks):
             g = encoder(block.rows, chance)
             fixed, label = g.detach(), place(block.label)
             pulls = []
             for part in self.method.parts:
                 mine, own = fixed[:, part], W[:, part]
-                scores = (mine[block.instance] * own[label]).sum(1).requires_grad_()
+                scores = products_at(mine, own, block.instance, label).requires_grad_()
                 lengths = mine.square().sum(1)[block.instance].requires_grad_()
                 losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
@@ -77,8 +78,8 @@ class FusedEngine:
                     pull = pull + 2 * of_instance.unsqueeze(1) * mine
                 pulls.append(pull)
                 if row_gradient is not None:
-                    weight = (slope * inverse[block.client]).unsqueeze(1)
-                    row_gradient[:, part].index_add_(0, block.client, weight * mine[block.instance])
+                    weight = slope * inverse[block.client]
+                    row_gradient[block.present, part] += block.by_client(weight) @ mine
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
         gradients = [parameter.grad for parameter in encoder.parameters() if parameter.grad is not None]
         distributed.sum_over([*gradients, total] + ([] if row_gradient is None else [row_gradient]))
@@ -156,15 +157,3 @@ def _encoder_for(model: Model, taken: Taken) -> Encoder:
     if taken.features is None or isinstance(model.encoder, ImageEncoder):
         return model.encoder
     return model.encoder.for_features(torch.from_numpy(taken.features).to(model.W.device))
-
-
-def _one_ahead(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks, each given out while the next one's instances are being read, where that takes time."""
-    waiting: Block | None = None
-    for block in blocks:
-        block.rows.prefetch()
-        if waiting is not None:
-            yield waiting
-        waiting = block
-    if waiting is not None:
-        yield waiting

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedalc import distributed
 from fedalc.data.clients import Federation
 from fedalc.encoders import Batch, Chance, make_batch
+from fedalc.products import WeightedBags
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Block:
     instance: Tensor  # of each pair, within the block
     client: Tensor  # of each pair, as its place among the round's participants
     label: Tensor  # of each pair
+    present: Tensor  # the participants that have a pair here, by place
+    order: Tensor  # the pairs by participant
+    client_starts: Tensor  # where in that order each begins
+
+    def prefetch(self) -> None:
+        self.rows.prefetch()
+
+    def by_client(self, weight: Tensor) -> WeightedBags:
+        """A number for each pair, as a matrix: participants that are present × instances."""
+        return WeightedBags(self.instance[self.order], self.client_starts, weight[self.order])
 
 
 @dataclass(frozen=True)
@@ -72,12 +83,14 @@ class Taken:
             chosen = self.instances[start : start + block_rows]
             pairs = self.pairs[start : start + block_rows]
             instance = np.repeat(np.arange(len(chosen)), np.diff(pairs.indptr))
+            order = np.argsort(pairs.indices, kind="stable")
+            present, count = np.unique(pairs.indices, return_counts=True)
+            client_starts = np.append(0, count.cumsum())
+            client = pairs.indices
+            arrays = (chosen, pairs.indptr, instance, client, labels[client], present, order, client_starts)
             yield Block(
                 make_batch(self._features_of(chosen), self.federation.keys_of(chosen), like.dtype, like.device),
-                *(
-                    torch.from_numpy(numbers.astype(np.int64)).to(like.device)
-                    for numbers in (chosen, pairs.indptr, instance, pairs.indices, labels[pairs.indices])
-                ),
+                *(torch.from_numpy(array.astype(np.int64)).to(like.device) for array in arrays),
             )
 
     def _features_of(self, instances: np.ndarray) -> csr_matrix:

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from fedalc.correlations import Correlations
 from fedalc.memory import DEFAULT_BUDGET
-from fedalc.regularizers import Regularizer, products_at
+from fedalc.products import products_at
+from fedalc.regularizers import Regularizer
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
     with suppress(EOFError, BrokenPipeError):
         while True:
             job: Job = pipe.recv()
-            name, options = job.settings.dataset, image_options(job.settings)
+            name, options = job.settings.dataset, image_options(job.settings, wait=False)
 
             def load(name: str = name, options: Any = options) -> Any:
                 if (name, options) not in held:
