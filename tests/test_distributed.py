@@ -177,7 +177,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for rank in range(2)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [process.returncode for process in processes] == [0, 3], "\n".join(errors)
     return place
 
@@ -227,7 +231,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two = subprocess.run(
         [*torchrun, "-m", "fedalc", "train", *options, "--name", "two"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", distributed.MINUTES: "1"},
         capture_output=True,
         text=True,
         timeout=120,

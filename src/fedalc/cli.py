@@ -63,7 +63,9 @@ Preset = Annotated[
     str | None,
     typer.Option(help="strong: the best honest result; paper: as close as the paper says; demo: shows the collapse"),
 ]
-Engine = Annotated[str | None, typer.Option(help="fused: one process, exact and fast; clients: client by client")]
+Engine = Annotated[
+    str | None, typer.Option(help="fused: all clients at once, exact and fast; clients: client by client")
+]
 Encoder = Annotated[str | None, typer.Option(help="linear or mlp; for pictures resnet-small, resnet18 or resnet50")]
 Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
