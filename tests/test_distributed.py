@@ -24,7 +24,7 @@ from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse_of
 from fedalc.sharding import Shard, shard_of
-from tests.problems import StopAfter, federated, random_split, small_dataset
+from tests.problems import StopAfter, federated, random_pictures, random_split, small_dataset
 
 ROOT = Path(__file__).parent.parent
 TRAIN, TEST = random_split(50, 20, 7, seed=11), random_split(23, 20, 7, seed=12)
@@ -32,7 +32,7 @@ SPARSE = random_split(50, 400, 7, seed=12)
 SPARSE.features.data[np.random.default_rng(1).random(SPARSE.features.nnz) < 0.95] = 0
 SPARSE.features.eliminate_zeros()  # few clients have few of the features
 TEST = fedalc.Split(TEST.features, TEST.labels @ diags([0.0, 0, 0, 1, 1, 1, 1]))  # mAP: the first process has no label
-DATA = small_dataset()
+DATA, PICTURES = small_dataset(), random_pictures(11, 16, 4, seed=3)
 SMALL: dict[str, Any] = {
     "dtype": "float64",
     "block_rows": 7,
@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedalc-oneshot": {"method": "fedalc-oneshot", "server": {"ema": 0.0}, **SOLVED},
     "fedmlh": {"method": "fedmlh", "hashing": {"tables": 2, "buckets": 40}},
     "flag": {"method": "flag"},
+    "pictures": {"encoder": {"name": "resnet-small"}, "images": {"size": 16, "augment": "mirror"}},
     "adam": {"server": {"optimizer": "adam", "learning_rate": 0.05, "epsilon": 1e-3}},
     "dropout": {"encoder": {"dropout": 0.4}},
     "sampled clients": {"server": {"participation": 0.3}},
@@ -110,7 +111,7 @@ def trained(changes: dict[str, Any], train: fedalc.Split = TRAIN) -> tuple[Feder
 
 
 def outcome(name: str) -> dict[str, torch.Tensor]:
-    train, test = (SPARSE, SPARSE) if name == "few features" else (TRAIN, TEST)
+    train, test = {"few features": (SPARSE, SPARSE), "pictures": (PICTURES, PICTURES)}.get(name, (TRAIN, TEST))
     training, losses = trained(CASES[name], train)
     model = training.averaged_model()
     metrics = evaluate(model, test, training.held, with_map=True)
