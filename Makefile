@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint deploy-demo deploy-test bench bench-pictures deploy-bench reproduce results tuning privacy clean
+.PHONY: help setup demo test lint deploy-demo deploy-test bench bench-pictures bench-scale deploy-bench reproduce results tuning privacy clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
 
 bench-pictures: $(READY)  ## what a picture costs with each encoder (needs FEDALC_DATA; a few minutes)
 	$(BIN)/python benchmarks/pictures.py
+
+bench-scale: $(READY)  ## time and memory on generated problems of extreme size (up to 20 GB; BENCH="correlations parsing" for some rows)
+	$(BIN)/python benchmarks/scale.py $(BENCH)
 
 deploy-bench: $(READY)  ## bytes on the wire and memory with 3, 10 and 100 parties (needs FEDALC_DATA; about a quarter of an hour)
 	$(BIN)/python benchmarks/deployment.py

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from fedalc.correlations import Correlations
+from fedalc.correlations import PAIRS_AT_ONCE, Correlations, _carriers
 from fedalc.errors import ConfigError
+from tests.collection.problems import assert_same
 from tests.problems import random_split
 
 # Five instances: {0,1}, {0,1,2}, {0}, {2}, {} — the last is on no client.
@@ -99,3 +102,88 @@ def test_the_weight_of_one_instance() -> None:
     for weighting in ("gamma", "conditional"):
         with pytest.raises(ConfigError, match="private"):
             known.weight_of_one(weighting)  # type: ignore[arg-type]
+
+
+def dense_twin(labels: csr_matrix, weights: np.ndarray) -> np.ndarray:
+    """Yᵀ diag(weights) Y without its diagonal."""
+    Y = labels.toarray()
+    together = Y.T @ (weights[:, None] * Y)
+    np.fill_diagonal(together, 0)
+    return together
+
+
+ODD = {
+    "empty rows": csr_matrix(np.array([[0, 0, 0], [1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=np.float32)),
+    "one label": csr_matrix(np.ones((3, 1), dtype=np.float32)),
+    "no instance": csr_matrix((0, 4), dtype=np.float32),
+    "no label set": csr_matrix((3, 4), dtype=np.float32),
+    "labels without instance": csr_matrix(np.array([[0, 1, 0, 0, 1], [0, 1, 0, 0, 0]], dtype=np.float32)),
+    "all of all": csr_matrix(np.ones((6, 5), dtype=np.float32)),
+    "random": random_split(60, 5, 9, seed=4).labels,
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 19])
+@pytest.mark.parametrize("labels", ODD.values(), ids=ODD)
+def test_counts_are_those_of_the_dense_product(
+    labels: csr_matrix, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedalc.correlations.PAIRS_AT_ONCE", at_once)
+    known = Correlations.from_label_sets(labels)
+    assert np.array_equal(known.counts, labels.toarray().sum(axis=0))
+    assert np.array_equal(known.together.toarray(), dense_twin(labels, np.ones(labels.shape[0])))
+    assert known.counts.dtype == np.int64 and known.together.dtype == np.int32
+    assert known.together.has_canonical_format and known.together.indices.dtype == np.int32
+    weights = np.random.default_rng(0).random(labels.shape[0])
+    weighted = Correlations.from_label_sets(labels, weights)
+    np.testing.assert_allclose(weighted.counts, weights @ labels.toarray(), rtol=1e-14)
+    np.testing.assert_allclose(weighted.together.toarray(), dense_twin(labels, weights), rtol=1e-14)
+    assert weighted.together.dtype == np.float64
+
+
+def test_whatever_the_numbers_in_Y_are_a_label_counts_once() -> None:
+    wide = csr_matrix(BY_HAND, dtype=np.int64) * 3
+    assert Correlations.from_label_sets(wide).together.toarray().tolist() == [[0, 2, 1], [2, 0, 1], [1, 1, 0]]
+
+
+def test_counts_that_float32_would_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 2²⁴ a float32 no longer counts: the products are of float64 then. The limit is moved to where we are."""
+    monkeypatch.setattr("fedalc.correlations._EXACT_IN_FLOAT32", 2)
+    kinds: list[type] = []
+
+    def carriers(labels: csr_matrix, rows: slice, weights: np.ndarray | None, kind: type) -> csr_matrix:
+        kinds.append(kind)
+        return _carriers(labels, rows, weights, kind)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("fedalc.correlations._carriers", carriers)
+    assert Correlations.from_label_sets(BY_HAND).together.toarray().tolist() == [[0, 2, 1], [2, 0, 1], [1, 1, 0]]
+    assert kinds == [np.float64]
+
+
+def test_memory_does_not_grow_with_labels_squared() -> None:
+    """100,000 labels: labels² would be 10 GB even in single bytes."""
+    random = np.random.default_rng(0)
+    pairs = np.unique(random.integers(0, 20_000, 60_000) * 100_000 + random.integers(0, 100_000, 60_000))
+    labels = csr_matrix((np.ones(len(pairs), dtype=np.float32), (pairs // 100_000, pairs % 100_000)))
+    labels.resize(20_000, 100_000)
+    tracemalloc.start()
+    known = Correlations.from_label_sets(labels)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sizes = np.diff(labels.indptr)
+    assert known.together.sum() == (sizes * (sizes - 1)).sum()
+    assert peak < 50 * PAIRS_AT_ONCE + 40 * 100_000
+
+
+@pytest.mark.parametrize("weights", [None, np.full(50, 0.5)])
+def test_tensors_and_back(weights: np.ndarray | None) -> None:
+    known = Correlations.from_label_sets(random_split(50, 5, 8, seed=2).labels, weights)
+    back = Correlations.restored(known.tensors(), known.instances)
+    assert_same(back, known)
+
+
+def test_tensors_of_before_counts_were_narrow() -> None:
+    known = Correlations.from_label_sets(random_split(50, 5, 8, seed=2).labels)
+    tensors = known.tensors()
+    tensors["labels.together"] = tensors["labels.together"].long()
+    assert_same(Correlations.restored(tensors, known.instances), known)

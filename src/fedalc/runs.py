@@ -32,6 +32,7 @@ import torch
 from fedalc import distributed, history
 from fedalc.config import Experiment
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
+from fedalc.data.catalog import is_generated
 from fedalc.encoders import encoder_shape, picture_bytes
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
@@ -356,6 +357,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
     settings, cost = training.settings, training.cost()
     return {
         "dataset": training.dataset.name,
+        **({"generated": True} if is_generated(training.dataset.name) else {}),
         "method": settings.method,
         "centralised": training.centralised,
         "engine": own["engine"],

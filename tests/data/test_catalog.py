@@ -37,7 +37,7 @@ def test_every_entry_says_how_to_get_it(entry: catalog.Entry) -> None:
 
 
 def test_what_is_embedded_and_what_shares_a_folder() -> None:
-    assert [entry.name for entry in catalog.ENTRIES if entry.is_embedded] == ["demo", "mosaics"]
+    assert [entry.name for entry in catalog.ENTRIES if entry.is_embedded and entry.like is None] == ["demo", "mosaics"]
     shared = {entry.name: entry.folder for entry in catalog.ENTRIES if entry.folder != entry.name}
     assert shared == {"voc2012-leaking": "voc2012", "coco-val2017": "coco", "flair-fine": "flair"}
     assert "LEAKING" in catalog.entry("voc2012-leaking").title
@@ -53,6 +53,35 @@ def test_the_published_averages_fit_together(entry: catalog.Entry) -> None:
         instances += statistics.test + (statistics.validation or 0)
     marks = statistics.labels_per_instance * instances
     assert marks / statistics.labels == pytest.approx(statistics.instances_per_label, rel=0.002)
+
+
+def test_generated_problems_have_the_real_ones_sizes_and_say_what_they_are() -> None:
+    for name, real in (
+        ("amazoncat-shaped", "amazoncat-13k"),
+        ("wikilshtc-shaped", "wikilshtc-325k"),
+        ("amazon670k-shaped", "amazon-670k"),
+    ):
+        ours, theirs = catalog.entry(name), catalog.entry(real)
+        assert ours.statistics is not None and theirs.statistics is not None
+        for what in ("train", "test", "features", "labels", "labels_per_instance"):
+            assert getattr(ours.statistics, what) == getattr(theirs.statistics, what)
+        assert ours.title.startswith(f"GENERATED, not the real {theirs.title.split(':')[0]}:")
+        assert catalog.is_generated(name) and not catalog.is_generated(real)
+        if name != "amazon670k-shaped":  # the real one's two averages contradict each other
+            per_label = ours.statistics.instances_per_label
+            assert per_label == pytest.approx(theirs.statistics.instances_per_label, rel=0.002)
+
+
+def test_generated_problems_can_be_divided() -> None:
+    small = catalog.entry("Amazon670K-shaped-100th")
+    assert (small.name, small.like) == ("amazon670k-shaped-100th", "amazon670k-shaped")
+    assert small.statistics == catalog.Statistics(4852, 1509, 667, 6701, 4.34, 5.99, averages_over_train=True)
+    assert small.title.endswith("; every count divided by 100")
+    assert catalog.is_known("wikilshtc-shaped-7th") and not catalog.is_known("bibtex-7th")
+    assert not catalog.is_known("wikilshtc-shaped-0th") and not catalog.is_known("wikilshtc-shaped-th")
+    why = "^amazoncat-shaped-2000th would have 7 labels and 102 features, too few for 5.04 labels per instance: divide"
+    with pytest.raises(FedalcError, match=why):
+        catalog.entry("amazoncat-shaped-2000th")
 
 
 def test_propensity_constants() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -249,3 +250,20 @@ def test_real_data_is_what_scikit_learn_reads(file: str) -> None:
     assert_same(split.features, csr_matrix(features))
     columns = [split.labels.indices[a:b] for a, b in zip(split.labels.indptr, split.labels.indptr[1:], strict=False)]
     assert [sorted(map(int, labels)) for labels in label_sets] == [row.tolist() for row in columns]
+
+
+def test_memory_beside_the_result_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16 KB and room of 1,000 entries to spare, so that a file of 4 MB is long."""
+    monkeypatch.setattr("fedalc.data._stream.BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr("fedalc.data._sparse._GROWTH", 1000)
+    features = " ".join(f"{feature}:0.25" for feature in range(100, 200))
+    path = tmp_path / "long.txt"
+    path.write_text("4000 200 9\n" + f"1,7 {features}\n" * 4000)
+    tracemalloc.start()
+    split = read_xmlc(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    result = sum(a.nbytes for m in (split.features, split.labels) for a in (m.data, m.indices, m.indptr))
+    assert result == 8 * (400_000 + 8_000) + 2 * 4 * 4001
+    # A block is 1,600 features; its scratch arrays have some dozens of bytes for each byte of text.
+    assert peak < result + 60 * (1 << 14)

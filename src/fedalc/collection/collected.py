@@ -5,7 +5,7 @@ A client, or whoever has the key, finds its labels in it by their pseudonyms; to
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 from fedalc.collection.container import read_container, write_container
 from fedalc.collection.joining import Joined
 from fedalc.collection.messages import PSEUDONYM_BYTES, Protocol, protocol_from
-from fedalc.correlations import Correlations
+from fedalc.correlations import Correlations, narrowed
 from fedalc.errors import DataError, FedalcError
 
 NOISE = "privacy"
@@ -81,7 +81,7 @@ class Collected:
             "counts": known.counts,
             "together_indptr": together.indptr.astype(np.int64),
             "together_indices": together.indices.astype(np.int32),
-            "together_data": together.data,
+            "together_data": together.data.astype(known.counts.dtype, copy=False),
         }
         write_container(path, "correlations", facts, arrays)
 
@@ -95,7 +95,8 @@ class Collected:
             if not isinstance(facts["facts"], dict):
                 raise DataError("its facts are not a table")
             known = Correlations(facts["instances"], arrays["counts"], _together(arrays))
-            return cls(known, arrays["pseudonyms"], protocol_from(facts["protocol"]), facts["facts"], checksum)
+            read = cls(known, arrays["pseudonyms"], protocol_from(facts["protocol"]), facts["facts"], checksum)
+            return replace(read, correlations=narrowed(known))
         except DataError as error:
             raise DataError(str(error), path) from None
 
@@ -125,14 +126,14 @@ def _check_counts(known: Correlations, noised: bool) -> None:
         raise DataError("the number of instances is not a number")
     if c.shape != (len(n), len(n)):
         raise DataError(f"{len(n)} labels, but counts of pairs of {c.shape[0]} × {c.shape[1]}")
-    for array in (n, c.data):
-        if array.dtype not in (np.int64, np.float64):
+    for array, kinds in ((n, (np.int64, np.float64)), (c.data, (np.int32, np.int64, np.float64))):
+        if array.dtype not in kinds:
             raise DataError(f"counts of type {array.dtype}, where int64 or float64 is wanted")
         if not np.isfinite(array).all():
             raise DataError("a count is not a finite number")
     if c.diagonal().any() or (c != c.T).nnz:
         raise DataError("the counts of pairs are not symmetric, or pair a label with itself")
-    if not noised and (n.dtype != np.int64 or c.data.dtype != np.int64):
+    if not noised and (n.dtype.kind, c.data.dtype.kind) != ("i", "i"):
         raise DataError("counts without noise are whole numbers")
     u = np.repeat(np.arange(len(n)), np.diff(c.indptr))
     if (n < 0).any() or (n > known.instances).any() or (c.data < 0).any():

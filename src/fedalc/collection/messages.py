@@ -140,9 +140,21 @@ def make_messages(
     tells anything of the party's data. All labels are claimed, also one without instances: what a client claims is
     public, and must not depend on a single instance. Without a name, a random one.
     """
+    digests = hasher.instances(canonical, identity)
+    return messages_with(hasher, identity, client, digests, label_matrix, label_names)
+
+
+def messages_with(
+    hasher: Hasher,
+    identity: str,
+    client: str | None,
+    digests: np.ndarray,
+    label_matrix: csr_matrix,
+    label_names: Sequence[str],
+) -> Messages:
+    """The same, of instances that have been hashed already."""
     if len(label_names) != label_matrix.shape[1]:
         raise DataError(f"{len(label_names)} label names for {label_matrix.shape[1]} labels")
-    digests = hasher.instances(canonical, identity)
     if len(digests) != label_matrix.shape[0]:
         raise DataError(f"{len(digests)} instances, but {label_matrix.shape[0]} rows of labels")
     held = label_matrix.tocoo()

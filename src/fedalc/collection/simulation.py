@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.collection.client import Identity, SharedEncoder, distinct_names, make_hasher
 from fedalc.collection.joining import join, set_sizes
-from fedalc.collection.messages import make_messages
+from fedalc.collection.messages import messages_with
 from fedalc.settings import CollectionSettings
 
 
@@ -33,8 +33,8 @@ def collect(
     hasher, identity, names = make_hasher(settings), Identity(settings, encoder), distinct_names(names)
     kind = identity.name(features)
     records = [str(row) for row in range(features.shape[0])]
-    canonical = list(identity.canonical(features, records))
-    sent = make_messages(hasher, kind, "all clients", canonical, labels, names)
+    digests = hasher.instances(identity.canonical(features, records), kind)
+    sent = messages_with(hasher, kind, "all clients", digests, labels, names)
     joined = join([sent], max_labels=max(1, labels.shape[1]))
     # The simulation plays the clients too, so it knows which pseudonym is whose.
     place = {pseudonym.tobytes(): column for column, pseudonym in enumerate(joined.pseudonyms)}
@@ -46,7 +46,7 @@ def collect(
         "messages": len(sent),
         "instances": joined.label_sets.shape[0],
     }
-    sizes = set_sizes(joined, hasher.instances(canonical, kind))
+    sizes = set_sizes(joined, digests)
     bytes_up = sent.digests.nbytes + sent.labels.nbytes + sent.pseudonyms.nbytes
     return Collection(_columns(joined.label_sets, own), sizes, bytes_up, 2 * len(sent), facts)
 

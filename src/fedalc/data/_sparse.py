@@ -8,9 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+_GROWTH = 1 << 22
+
 
 class GrowingArray:
-    """An array that is appended to. Growing asks the allocator to extend it in place, so nothing is held twice."""
+    """An array that is appended to. Growing asks the allocator to extend it in place, so nothing is held twice.
+
+    It grows by half, and by no more than 4 million entries: numpy fills what it adds with zeros, so room to spare
+    takes memory as well.
+    """
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self._array: NDArray[Any] = np.empty(1024, dtype=dtype)
@@ -20,7 +26,8 @@ class GrowingArray:
         needed = self._length + len(values)
         if needed > len(self._array):
             # refcheck: no view of the array ever leaves this class before `take`.
-            self._array.resize(max(needed, len(self._array) * 3 // 2), refcheck=False)
+            room = len(self._array) + min(len(self._array) // 2, _GROWTH)
+            self._array.resize(max(needed, room), refcheck=False)
         self._array[self._length : needed] = values
         self._length = needed
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
+from dataclasses import replace
 
 from fedalc.data.entries import Download, Entry, ImageSet, Statistics
 from fedalc.data.picture_entries import PICTURES
 from fedalc.errors import ConfigError
 
-__all__ = ["ENTRIES", "Download", "Entry", "ImageSet", "Statistics", "entry", "is_known"]
+__all__ = ["ENTRIES", "Download", "Entry", "ImageSet", "Statistics", "entry", "is_generated", "is_known"]
 
 _XML_REPOSITORY = "http://manikvarma.org/downloads/XC/XMLRepository.html"
 _MULAN = "http://mulan.sourceforge.net/datasets-mlc.html"
@@ -126,20 +128,78 @@ _TEXTS: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = _TEXTS + PICTURES
+
+def _generated(name: str, real: str, train: int, test: int, features: int, labels: int, per_instance: float) -> Entry:
+    """A problem with these sizes. Its averages are over train, and agree with each other."""
+    return Entry(
+        name=name,
+        title=f"GENERATED, not the real {real}: made-up data with its sizes, to measure time and memory on",
+        statistics=_averaged(Statistics(train, test, features, labels, 0.0, per_instance, averages_over_train=True)),
+        page="",
+        files=(),
+        how_to_get=(
+            f"Nothing to get: it is made on the spot, always the same. Smaller ones: {name}-100th and the like, with "
+            f"every count divided by 100. As files: fedalc data generate {name} FOLDER"
+        ),
+        note=f"Quality measured on it says nothing about {real}, and compares with nothing published.",
+        like=name,
+    )
+
+
+def _averaged(statistics: Statistics) -> Statistics:
+    pairs = round(statistics.labels_per_instance * statistics.train)
+    return replace(statistics, instances_per_label=round(pairs / statistics.labels, 2))
+
+
+_GENERATED: tuple[Entry, ...] = (
+    _generated("amazoncat-shaped", "AmazonCat-13K", 1186239, 306782, 203882, 13330, 5.04),
+    _generated("amazon670k-shaped", "Amazon-670K", 485176, 150875, 66666, 670091, 5.99),
+    _generated("wikilshtc-shaped", "WikiLSHTC-325K", 1778351, 587084, 1617899, 325056, 3.19),
+)
+
+ENTRIES: tuple[Entry, ...] = _TEXTS + PICTURES + _GENERATED
 
 _BY_NAME = {entry.name: entry for entry in ENTRIES}
+_DIVIDED = re.compile(r"(.+-shaped)-([1-9][0-9]{0,6})th")
 
 
 def is_known(name: str) -> bool:
-    return name.lower() in _BY_NAME
+    divided = _DIVIDED.fullmatch(name.lower())
+    return (name.lower() if divided is None else divided[1]) in _BY_NAME
+
+
+def is_generated(name: str) -> bool:
+    """Whether this is the name of made-up data that only has the sizes of a real dataset."""
+    return is_known(name) and entry(name).like is not None
 
 
 def entry(name: str) -> Entry:
-    """The dataset of this name, in capitals or not."""
+    """The dataset of this name, in capitals or not. A generated problem's may end with `-100th`, `-1000th`, …"""
     found = _BY_NAME.get(name.lower())
     if found is not None:
         return found
+    divided = _DIVIDED.fullmatch(name.lower())
+    if divided is not None and divided[1] in _BY_NAME:
+        return _divided(_BY_NAME[divided[1]], int(divided[2]))
     close = difflib.get_close_matches(name.lower(), _BY_NAME, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(_BY_NAME)}."
     raise ConfigError(f"no dataset is called {name!r}: {hint} A path to a folder with a dataset will do as well.")
+
+
+def _divided(whole: Entry, by: int) -> Entry:
+    """The same problem with every count divided, rounded up. Labels per instance stay."""
+    s = whole.statistics
+    assert s is not None
+    train, test, features, labels = (-(-count // by) for count in (s.train, s.test, s.features, s.labels))
+    if labels < 2 * s.labels_per_instance or features < 16:
+        raise ConfigError(
+            f"{whole.name}-{by}th would have {labels} labels and {features} features, too few for "
+            f"{s.labels_per_instance} labels per instance: divide by less"
+        )
+    divided = replace(s, train=train, test=test, features=features, labels=labels)
+    return replace(
+        whole,
+        name=f"{whole.name}-{by}th",
+        title=f"{whole.title}; every count divided by {by}",
+        statistics=_averaged(divided),
+    )

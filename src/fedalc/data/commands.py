@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedalc.data.catalog import Entry
     from fedalc.data.dataset import Dataset
 
-app = typer.Typer(help="Datasets: list, info, check, fetch.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(help="Datasets: list, info, check, fetch, generate.", no_args_is_help=True, rich_markup_mode="rich")
 
 Name = Annotated[str, typer.Argument(help="a dataset's name")]
 NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or a folder with one of your own")]
@@ -44,6 +44,7 @@ def list_(data_dir: DataDir = None) -> None:
     console.print(table)
     console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
     console.print("packed: there is an archive, which has not been looked into", highlight=False)
+    console.print("generated: made up, with the sizes of a real dataset and nothing else of it", highlight=False)
 
 
 def _numbers(entry: Entry) -> list[str]:
@@ -206,3 +207,27 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
 
         folder = download(find(name), data_dir, show)
     console.print(f"{name} is in {folder}", highlight=False)
+
+
+@app.command()
+def generate(
+    name: Annotated[str, typer.Argument(help="a generated problem: amazoncat-shaped, or amazoncat-shaped-100th, …")],
+    folder: Annotated[Path, typer.Argument(help="where train.txt and test.txt go")],
+) -> None:
+    """Write a generated problem as files in the Extreme Classification Repository's format."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    from fedalc.data.shapes import write_shaped
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=done)
+
+        write_shaped(name, folder, progress=show)
+    console.print(f"{folder}: {name}, generated: made up, not the real data")

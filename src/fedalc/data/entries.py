@@ -75,6 +75,8 @@ class Entry:
     """Whose the instances are: how many, in all splits. None where that is not known."""
     shared_folder: str | None = None
     """Where its files are in another dataset's folder: that one's name."""
+    like: str | None = None
+    """Set for generated problems, which only have the size of a real dataset: their name before anything is divided."""
 
     @property
     def folder(self) -> str:

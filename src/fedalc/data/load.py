@@ -20,6 +20,7 @@ from fedalc.data.images import ImageOptions
 from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pictures_at
 from fedalc.data.mosaics import make_mosaics
 from fedalc.data.pictures import of_size
+from fedalc.data.shapes import make_shaped
 from fedalc.errors import DataError
 
 _SPLIT_FILE = re.compile(r".*?(train|test|dev|valid|validation)\.(?:txt|arff)(?:\.gz|\.bz2)?", re.IGNORECASE)
@@ -46,6 +47,8 @@ def load_dataset(
             return make_demo()
         if entry.name == "mosaics":
             return _of_size(make_mosaics(), images)
+        if entry.like is not None:
+            return make_shaped(entry.name)
         folder = dataset_dir(entry, data_dir)
         if not folder.is_dir():
             raise DataError(
@@ -130,8 +133,12 @@ def dataset_dir(entry: Entry, data_dir: Path | str | None = None) -> Path:
     return data_root(data_dir) / entry.folder
 
 
-def presence(entry: Entry, data_dir: Path | str | None = None) -> Literal["embedded", "yes", "packed", "no"]:
+def presence(
+    entry: Entry, data_dir: Path | str | None = None
+) -> Literal["embedded", "generated", "yes", "packed", "no"]:
     """Whether a dataset's files are where they belong, without reading them. An archive is not looked into."""
+    if entry.like is not None:
+        return "generated"
     if entry.is_embedded:
         return "embedded"
     folder = dataset_dir(entry, data_dir)

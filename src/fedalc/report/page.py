@@ -20,7 +20,7 @@ from fedalc.report.curves import Histories, panels
 from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
-from fedalc.report.summary import Result, Row, merge, number_at, per_client, text, total_bytes, varies
+from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
 from fedalc.runs import PARTIES_LOG, SHEET
 
 NAME = "report.html"
@@ -48,7 +48,7 @@ def write_page(folder: Path) -> Path:
     return write_template(
         folder / NAME,
         "run.html",
-        title=f"{row.method} on {text(result.get('dataset'))}",
+        title=f"{row.method} on {dataset_name(result)}",
         sentence=sentence(result, records),
         collapsed=row.collapsed,
         headline=_headline(result),
@@ -95,7 +95,7 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     of = f" of {text(users)} users" if users else ""
     start = (
         f"Method {text(result.get('method'))} with preset {text(result.get('preset'))}"
-        + ("" if parties else f" on dataset {text(result.get('dataset'))}")
+        + ("" if parties else f" on dataset {dataset_name(result)}")
         + (
             f": {clients} labels at {text(parties)} parties, "
             if parties
@@ -162,7 +162,7 @@ def _looks_at_test(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     start = (
-        f"Method {text(result.get('method'))} on dataset {text(result.get('dataset'))}, "
+        f"Method {text(result.get('method'))} on dataset {dataset_name(result)}, "
         f"seed {text(result.get('seed'))}: centralised, an oracle to compare with. It has all instances with all "
         "their labels in one place, and no clients, rounds or traffic."
     )

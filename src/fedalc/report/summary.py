@@ -63,7 +63,7 @@ def merge(results: Iterable[Result]) -> list[Row]:
     groups: dict[tuple[str, str, str], list[Result]] = {}
     seen: dict[tuple[str, str, str, Any], int] = {}
     for result in results:
-        dataset, preset = text(result.get("dataset")), text(result.get("preset"))
+        dataset, preset = dataset_name(result), text(result.get("preset"))
         method = text(result.get("name") or result.get("method"))
         method += " (centralised)" if result.get("centralised") else ""
         variant = seen[dataset, method, preset, result.get("seed")] = (
@@ -73,6 +73,11 @@ def merge(results: Iterable[Result]) -> list[Row]:
             method = f"{method} #{variant}"
         groups.setdefault((dataset, method, preset), []).append(result)
     return [Row(*key, tuple(group)) for key, group in groups.items()]
+
+
+def dataset_name(result: Result) -> str:
+    """As it is shown: made-up data with a real dataset's sizes is marked, so that nobody takes it for the real one."""
+    return text(result.get("dataset")) + (" (generated)" if result.get("generated") else "")
 
 
 def number(*path: str) -> Reader:

@@ -1,0 +1,359 @@
+"""`make bench-scale`: what each step takes on generated problems with the sizes of the largest public ones.
+
+Every row is a process of its own, so that its peak memory (VmHWM) is its own too; what a step takes is the peak less
+what the process held when the step began. Rows that were measured before stay in benchmarks/scale.json until they are
+measured again. The table goes to docs/results/scale.md. The data is made up: nothing here is about quality.
+
+    python benchmarks/scale.py                        all rows
+    python benchmarks/scale.py correlations parsing   these
+    python benchmarks/scale.py --divide 100           every problem with its counts divided: a try, nothing is written
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+PROBLEMS = ("amazoncat-shaped", "wikilshtc-shaped", "amazon670k-shaped")
+CLIENTS_PER_ROUND = 4_000
+TEST_INSTANCES = 10_000
+NEIGHBOURS, DIM = 50, 512
+RECALL_CLASSES, RECALL_SAMPLE = 100_000, 10_000
+OUT = Path(__file__).with_name("scale.json")
+TABLE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
+
+TARGETS: dict[str, dict[str, float]] = {
+    "correlations": {"step_mb": 100, "seconds": 120},
+    "mined step": {"peak_mb": 8_000},
+    "mined step of 4,000": {"peak_mb": 8_000},
+    **{f"round and evaluation, {name}": {"peak_mb": 20_000} for name in PROBLEMS},
+}
+
+
+class Step:
+    """Seconds of a step and the memory it took. Enter it when everything the step starts from is there."""
+
+    def __enter__(self) -> Step:
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # other systems keep what was freed, and count it
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        self._before = memory_mb("VmHWM")
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self._held = memory_mb("VmRSS")
+        self._began, self._spent = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds, self.cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._spent
+        self.step_mb = memory_mb("VmHWM") - self._held
+
+    def row(self, **more: Any) -> dict[str, Any]:
+        peak = max(self._before, self.step_mb + self._held)
+        times = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+        return {**times, "step_mb": self.step_mb, "peak_mb": peak, **more}
+
+
+def memory_mb(what: str) -> float:
+    """VmRSS: what the process holds now. VmHWM: the most it has held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(what)).split()[1]) / 2**10
+
+
+def megabytes(*matrices: csr_matrix) -> float:
+    return sum(a.nbytes for m in matrices for a in (m.data, m.indices, m.indptr)) / 2**20
+
+
+def generation(name: str) -> dict[str, Any]:
+    from fedalc.data.shapes import make_shaped
+
+    with Step() as step:
+        made = make_shaped(name)
+    size = megabytes(*(m for split in (made.train, made.test) for m in (split.features, split.labels)))
+    return step.row(result_mb=size, note=f"{made.train.features.nnz + made.test.features.nnz:,} values")
+
+
+def parsing(name: str, folder: Path) -> dict[str, Any]:
+    from fedalc.data.xmlc import read_xmlc
+
+    path = folder / name / "train.txt"
+    if not path.exists():
+        apart("write", name, str(path.parent))
+    with Step() as step:
+        split = read_xmlc(path)
+    size = path.stat().st_size / 2**20
+    return step.row(result_mb=megabytes(split.features, split.labels), note=f"{size:,.0f} MB of text")
+
+
+def correlations(name: str, folder: Path) -> dict[str, Any]:
+    from fedalc.correlations import Correlations
+
+    labels = label_sets(name, folder)
+    Correlations.from_label_sets(csr_matrix(np.eye(2, dtype=np.float32)))  # loads what is loaded on first use
+    with Step() as step:
+        known = Correlations.from_label_sets(labels)
+    size = megabytes(known.together) + known.counts.nbytes / 2**20
+    return step.row(result_mb=size, note=f"{known.together.nnz // 2:,} pairs of labels occur together")
+
+
+def collection(name: str) -> dict[str, Any]:
+    """Through the real protocol: every instance hashed under a key, messages joined by digest, n and c counted."""
+    from fedalc.data.shapes import make_shaped
+    from fedalc.knowledge import learn_labels
+    from fedalc.resolution import experiment
+
+    train = make_shaped(name).train
+    settings = experiment({"method": "fedalc", "preset": "paper"})
+    with Step() as step:
+        knowledge = learn_labels(settings, train, looks=1)
+    return step.row(note=f"{knowledge.collection['messages']:,} messages, {knowledge.bytes_up / 2**20:,.0f} MB sent")
+
+
+def mined_step(name: str, folder: Path, participants: int | None = None) -> dict[str, Any]:
+    """The server's step of fedalc on W, one row per label: of all rows, or of those that took part in a round."""
+    import torch
+
+    from fedalc.correlations import Correlations
+    from fedalc.knowledge import LabelKnowledge
+    from fedalc.methods import make_method
+    from fedalc.neighbours import AFFORDABLE, operations
+    from fedalc.resolution import experiment
+
+    rows = "all" if participants is None else "participants"
+    regularizer = {"neighbours": NEIGHBOURS, "margin": "adaptive", "rows": rows}
+    settings = experiment({"method": "fedalc", "preset": "paper", "regularizer": regularizer})
+    known = Correlations.from_label_sets(label_sets(name, folder))
+    method = make_method(settings, known.label_count, LabelKnowledge(known))
+    labels = torch.arange(known.label_count)
+    if participants is not None:
+        labels = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))[:participants].sort().values
+    with Step() as step:
+        W = embeddings_in_groups(known.label_count)
+        began = time.perf_counter()
+        method.server_step(W, labels, torch.Generator().manual_seed(0))
+        took = time.perf_counter() - began
+    how = "exact" if operations(len(labels), *W.shape) <= AFFORDABLE else "by an index"
+    asked = f"{len(labels):,} of {known.label_count:,} × {DIM}, K = {NEIGHBOURS}"
+    return step.row(step_seconds=took, how=how, note=f"{asked}: {how}, {took:.0f} s; W itself is in it")
+
+
+def embeddings_in_groups(count: int, each: int = 50, spread: float = 0.5) -> Any:
+    """Class embeddings that have neighbours, as trained ones have: each around the middle of its group."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    middle = torch.randn(-(-count // each), DIM, generator=generator)
+    W = torch.empty(count, DIM)
+    for start in range(0, count, 65_536):
+        stop = min(start + 65_536, count)
+        group = torch.randint(len(middle), (stop - start,), generator=generator)
+        rows = middle[group] + spread * torch.randn(stop - start, DIM, generator=generator)
+        W[start:stop] = rows / rows.norm(dim=1, keepdim=True)
+    return W
+
+
+def recall(kind: str, how: str) -> dict[str, Any]:
+    """Of the true K nearest of 1,000 classes among 100,000: how many are found, and in how much of the exact time."""
+    import torch
+
+    from fedalc.geometry import unit_rows
+    from fedalc.neighbours import nearest
+
+    generator = torch.Generator().manual_seed(3)
+    W = embeddings_in_groups(RECALL_CLASSES)
+    if kind == "random":
+        W = unit_rows(torch.randn(RECALL_CLASSES, DIM, generator=generator))
+    asked = torch.randperm(len(W), generator=generator)[:1000].sort().values
+    sample = torch.randperm(len(W), generator=generator)[:RECALL_SAMPLE].sort().values
+    began = time.perf_counter()
+    true = torch.cat([index for _, _, index in nearest(W, NEIGHBOURS, asked, search="exact")])
+    exact = (time.perf_counter() - began) * len(W) / len(asked)
+    few = asked if how == "sample" else None  # a sample's cost is in proportion, an index's is not
+    with Step() as step:
+        search = {"candidates": sample} if how == "sample" else {"search": "index"}
+        parts = list(nearest(W, NEIGHBOURS, few, **search))  # type: ignore[arg-type]
+    took = step.seconds * (len(W) / len(asked) if how == "sample" else 1)
+    index = torch.cat([index for _, _, index in parts])
+    found = index if how == "sample" else index[asked]
+    share = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), true.tolist(), strict=True)) / true.numel()
+    name = f"a sample of {RECALL_SAMPLE:,} classes" if how == "sample" else "an index"
+    note = f"{name} finds {share:.1%} of the {NEIGHBOURS} nearest of {len(W):,}, in {took / exact:.2f} of the time"
+    return step.row(recall=share, of_exact_time=took / exact, note=note)
+
+
+def round_and_evaluation(name: str) -> dict[str, Any]:
+    """One round with about 4,000 clients and the scores of 10,000 test instances, from loaded data to metrics."""
+    from dataclasses import replace
+
+    from fedalc.correlations import Correlations
+    from fedalc.data.shapes import make_shaped
+    from fedalc.encoders import scale_rows
+    from fedalc.evaluation import evaluate
+    from fedalc.federated import simulated
+    from fedalc.knowledge import LabelKnowledge
+    from fedalc.resolution import experiment
+
+    problem = make_shaped(name)
+    share = min(1.0, CLIENTS_PER_ROUND / problem.label_count)
+    regularizer = {"neighbours": NEIGHBOURS, "rows": "participants"}
+    settings = experiment(
+        {"method": "fedalc", "preset": "paper", "server": {"participation": share}, "regularizer": regularizer}
+    )
+    scaling = settings.encoder.features
+    train = replace(problem.train, features=scale_rows(problem.train.features, scaling))
+    test = problem.test.rows(np.arange(min(TEST_INSTANCES, len(problem.test))))
+    test = replace(test, features=scale_rows(test.features, scaling))
+    label_count = problem.label_count
+    del problem
+    with Step() as step:
+        knowledge = LabelKnowledge(Correlations.from_label_sets(train.labels))
+        federated = simulated(settings, train, knowledge)
+        began = time.perf_counter()
+        federated.run_round()
+        ran = time.perf_counter()
+        evaluate(federated.averaged_model(), test, federated.held)
+        evaluated = time.perf_counter()
+    clients = round(share * label_count)
+    note = f"{clients:,} of {label_count:,} clients: round {ran - began:.1f} s, evaluation {evaluated - ran:.1f} s"
+    return step.row(round_seconds=ran - began, evaluation_seconds=evaluated - ran, note=note)
+
+
+def label_sets(name: str, folder: Path) -> csr_matrix:
+    """The train labels of a problem, made by another process so that this one begins clean."""
+    path = folder / f"{name}-labels.npz"
+    if not path.exists():
+        apart("labels", name, str(path))
+    with np.load(path) as kept:
+        return csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=tuple(kept["shape"]))
+
+
+def make_labels(name: str, path: str) -> None:
+    from fedalc.data.shapes import shaped_labels
+
+    labels = shaped_labels(name)
+    np.savez(path, data=labels.data, indices=labels.indices, indptr=labels.indptr, shape=labels.shape)
+
+
+def write_files(name: str, folder: str) -> None:
+    from fedalc.data.shapes import write_shaped
+
+    write_shaped(name, Path(folder))
+
+
+HELPERS: dict[str, Callable[[str, str], None]] = {"labels": make_labels, "write": write_files}
+
+
+def rows(divide: int) -> Iterator[tuple[str, Callable[[Path], dict[str, Any]]]]:
+    """What there is to measure, by name."""
+
+    def sized(name: str) -> str:
+        return name if divide == 1 else f"{name}-{divide}th"
+
+    for name in PROBLEMS:
+        yield f"generation, {name}", lambda _, name=name: generation(sized(name))
+    yield "parsing", lambda folder: parsing(sized("amazoncat-shaped"), folder)
+    yield "correlations", lambda folder: correlations(sized("amazoncat-shaped"), folder)
+    yield "collection", lambda _: collection(sized("amazoncat-shaped"))
+    yield "mined step", lambda folder: mined_step(sized("amazon670k-shaped"), folder)
+    yield "mined step of 4,000", lambda folder: mined_step(sized("amazon670k-shaped"), folder, CLIENTS_PER_ROUND)
+    for kind in ("in groups", "random"):
+        for how in ("index", "sample"):
+            yield f"recall, {how}, W {kind}", lambda _, kind=kind, how=how: recall(kind, how)
+    for name in PROBLEMS:
+        yield f"round and evaluation, {name}", lambda _, name=name: round_and_evaluation(sized(name))
+
+
+def apart(*words: str) -> str:
+    """This script in a process of its own: what it printed."""
+    return subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def met(row: str, found: dict[str, Any]) -> str:
+    """Whether a row's targets are met, for the table. Empty where it has none."""
+    units = {"seconds": "s", "step_mb": "MB", "peak_mb": "MB in all"}
+    asked = TARGETS.get(row, {})
+    said = " and ".join(f"{limit:,.0f} {units[what]}" for what, limit in asked.items())
+    missed = any(found[what] >= limit for what, limit in asked.items())
+    return f"under {said}: {'missed' if missed else 'met'}" if asked else ""
+
+
+def table(measured: dict[str, dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [
+        "# Scale",
+        "",
+        "`make bench-scale` (`python benchmarks/scale.py ROW …` for single rows). The problems are **generated**:",
+        "made-up data with the sizes of AmazonCat-13K, WikiLSHTC-325K and Amazon-670K ([scale.md](../scale.md)), so no",
+        "figure here is one of the real datasets. Each row is a process of its own. *Took*: the peak of its memory",
+        "less what it held when the step began, so the step's result is in it. *Peak*: all of the process, with",
+        "libraries, and with making the data where that is in the same process. The machine may be shared: then the",
+        "processor's seconds say more than the clock's.",
+        "",
+        "| step | seconds | of processor | took MB | of it the result | peak MB | | target |",
+        "|---|--:|--:|--:|--:|--:|---|---|",
+    ]
+    for row, found in measured.items():
+        result = f"{found['result_mb']:,.0f}" if "result_mb" in found else ""
+        lines.append(
+            f"| {row} | {found['seconds']:.1f} | {found['cpu_seconds']:.1f} | {found['step_mb']:,.0f} | {result} "
+            f"| {found['peak_mb']:,.0f} | {found['note']} | {met(row, found)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    from rich.console import Console
+
+    parser = argparse.ArgumentParser(description="Time and memory on generated problems of extreme size.")
+    parser.add_argument("rows", nargs="*", help="names of rows, or how they begin (default: all)")
+    parser.add_argument("--divide", type=int, default=1, help="divide every count of the problems; writes nothing")
+    asked = parser.parse_args()
+    console = Console(width=150)
+    names = [name for name, _ in rows(asked.divide)]
+    chosen = [name for name in names if not asked.rows or any(name.startswith(word) for word in asked.rows)]
+    if not chosen:
+        console.print(f"no such row: there are {'; '.join(names)}")
+        return 2
+    before = json.loads(OUT.read_text())["rows"] if OUT.exists() and asked.divide == 1 else {}
+    good = True
+    with tempfile.TemporaryDirectory(prefix="fedalc-scale-") as folder:
+        for name in chosen:
+            with console.status(name):
+                before[name] = json.loads(apart("row", name, str(asked.divide), folder).splitlines()[-1])
+            found, verdict = before[name], met(name, before[name])
+            good &= not verdict.endswith("missed")
+            took = f"{found['seconds']:.1f} s, took {found['step_mb']:,.0f} MB, peak {found['peak_mb']:,.0f} MB"
+            console.print(f"{name}: {took}; {found['note']}{'; ' * bool(verdict)}{verdict}", highlight=False)
+            if asked.divide == 1:
+                measured = {row: before[row] for row in names if row in before}
+                machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+                OUT.write_text(
+                    json.dumps({"command": "make bench-scale", "machine": machine, "rows": measured}, indent=1) + "\n"
+                )
+                TABLE.write_text(table(measured))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 5 and sys.argv[1] == "row":
+        row, divide, folder = sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+        print(json.dumps(dict(rows(divide))[row](folder)))
+    elif len(sys.argv) == 4 and sys.argv[1] in HELPERS:
+        HELPERS[sys.argv[1]](*sys.argv[2:])
+    else:
+        sys.exit(main())
