@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint deploy-demo deploy-test bench bench-pictures bench-scale deploy-bench reproduce results tuning privacy clean
+.PHONY: help setup demo test lint deploy-demo deploy-test bench bench-growth bench-pictures bench-scale deploy-bench reproduce results tuning privacy clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ lint: $(READY)  ## ruff and mypy
 bench: $(READY)  ## speed and memory, as ratios from one run (needs FEDALC_DATA)
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/joining.py
+
+bench-growth: $(READY)  ## how cost grows with instances, labels, features and clients, as curves (a few minutes)
+	$(BIN)/python benchmarks/growth.py
 
 bench-pictures: $(READY)  ## what a picture costs with each encoder (needs FEDALC_DATA; a few minutes)
 	$(BIN)/python benchmarks/pictures.py

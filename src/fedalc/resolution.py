@@ -158,6 +158,8 @@ def _validated(values: Mapping[str, Any], file: Path | None) -> Experiment:
             close = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"{where}there is no such setting{hint}", field) from None
+        if first["type"] == "value_error":  # one of ours, which says what was found
+            raise ConfigError(f"{where}{first['ctx']['error']}", field) from None
         raise ConfigError(f"{where}{first['msg']} (found {first['input']!r})", field) from None
 
 
