@@ -16,6 +16,7 @@ from fedalc.collection.commands import audit, collect_app, key_app
 from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
 from fedalc.deployment.commands import app as deploy_app
+from fedalc.distributed import started_as
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.reproduction.commands import reproduce
 from fedalc.settings import FEDERATED, METHODS, ORACLES
@@ -43,6 +44,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+@app.callback()
+def _several_processes(context: typer.Context) -> None:
+    command = context.invoked_subcommand
+    if command not in (None, "train") and started_as().count > 1:
+        raise FedalcError(f"{command} runs in one process: start it without torchrun, which is for `fedalc train`")
+
+
 app.add_typer(data_app, name="data")
 app.add_typer(key_app, name="key")
 app.add_typer(collect_app, name="collect")
@@ -53,7 +63,9 @@ Preset = Annotated[
     str | None,
     typer.Option(help="strong: the best honest result; paper: as close as the paper says; demo: shows the collapse"),
 ]
-Engine = Annotated[str | None, typer.Option(help="fused: one process, exact and fast; clients: client by client")]
+Engine = Annotated[
+    str | None, typer.Option(help="fused: all clients at once, exact and fast; clients: client by client")
+]
 Encoder = Annotated[str | None, typer.Option(help="linear or mlp; for pictures resnet-small, resnet18 or resnet50")]
 Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
@@ -118,8 +130,9 @@ def train(
         settings = experiment(asked, file=config, overrides=set_ or ())
         dataset_name = Path(settings.dataset).resolve().name
         folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
-    console = Console()
-    followers = make_progress(console, settings.method, quiet)
+    first = started_as().rank == 0  # of several processes: the one that shows
+    console = Console(quiet=not first)
+    followers = make_progress(console, settings.method, quiet or not first)
     try:
         run = run_training(
             settings,
@@ -336,7 +349,8 @@ def main() -> None:
         app()
     except FedalcError as error:
         stopped = isinstance(error, Interrupted)
-        _complain(f"stopped {error}" if stopped else f"error: {error}")
+        if not (stopped and _is_another()):
+            _complain(f"stopped {error}" if stopped else f"error: {error}")
         sys.exit(130 if stopped else 2)
     except BrokenPipeError:
         sys.exit(141)
@@ -355,9 +369,16 @@ def _note(otherwise: Callable[..., None]) -> Callable[..., None]:
         if category is not UserWarning:
             otherwise(message, category, *where, **how)
             return
+        if _is_another():
+            return  # the first process says the same
         Console(stderr=True).print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
 
     return show
+
+
+def _is_another() -> bool:
+    """Whether this is one of several processes and not the first."""
+    return started_as().rank > 0
 
 
 def _complain(line: str) -> None:

@@ -54,6 +54,9 @@ class Experiment(Settings):
     memory_budget: Annotated[int, BeforeValidator(read_bytes), Field(ge=SMALLEST_BUDGET)] = (
         DEFAULT_BUDGET  # for what a step holds of one block at a time, in bytes or as "2GB": docs/scale.md
     )
+    shard_rows: Literal["auto", "on", "off"] = (
+        "auto"  # of several processes (docs/cluster.md), each with a part of W; auto: where W has more than 2 GB
+    )
     images: ImageSettings = ImageSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()

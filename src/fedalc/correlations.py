@@ -103,11 +103,14 @@ class Correlations:
         weight = (self.counts[labels, None] - together) * self._scale(labels, weighting)[:, None]
         return torch.from_numpy(weight).to(like)
 
-    def pairs_together(self, at_once: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The ordered pairs that occur together, `at_once` at a time: (u, v, c_uv / N)."""
+    def pairs_together(
+        self, at_once: int, like: Tensor, within: slice | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The ordered pairs that occur together, `at_once` at a time: (u, v, c_uv / N). `within`: of these only."""
         c = self.together
-        for start in range(0, c.nnz, at_once):
-            stop = min(start + at_once, c.nnz)
+        begin, end = (0, c.nnz) if within is None else (within.start, within.stop)
+        for start in range(begin, end, at_once):
+            stop = min(start + at_once, end)
             first = np.searchsorted(c.indptr, np.arange(start, stop), side="right") - 1
             yield (
                 torch.from_numpy(first).to(like.device),

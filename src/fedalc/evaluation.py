@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from functools import cached_property
 from typing import Protocol
 
@@ -10,6 +12,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
@@ -18,6 +21,7 @@ from fedalc.memory import DEFAULT_BUDGET
 from fedalc.metrics import mean_average_precision, ranking_metrics
 from fedalc.model import Model
 from fedalc.neighbours import largest_products
+from fedalc.sharding import best_of_all
 
 MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
 AT_ONCE = 2048  # instances encoded and scored at a time; pictures are encoded fewer at a time
@@ -47,10 +51,10 @@ class Scorer:
 
     @cached_property
     def encoded(self) -> Tensor:
-        return self._encode(slice(None))
+        return self.encode(slice(None))
 
     @torch.no_grad()
-    def _encode(self, rows: slice) -> Tensor:
+    def encode(self, rows: slice) -> Tensor:
         W, features = self.W, self._features[rows]
         at_once = PICTURES_AT_ONCE if isinstance(features, Images) else AT_ONCE
         parts = [
@@ -63,7 +67,7 @@ class Scorer:
     @torch.no_grad()
     def of_labels(self, labels: slice) -> Tensor:
         """Instances × labels, for a block of labels."""
-        return self._masked(self.encoded @ self.W[labels].T, labels)
+        return self.masked(self.encoded @ self.W[labels].T, labels)
 
     @torch.no_grad()
     def top(self, k: int) -> tuple[Tensor, Tensor]:
@@ -72,17 +76,74 @@ class Scorer:
         index, value = torch.zeros(count, k, dtype=torch.int64), torch.zeros(count, k, dtype=torch.float64)
         for start in range(0, count, AT_ONCE):
             rows = slice(start, start + AT_ONCE)
-            encoded = self.encoded[rows] if self._keeps else self._encode(rows)
-            value[rows], index[rows] = largest_products(encoded, self.W, k, self._masked, self._budget)
+            encoded = self.encoded[rows] if self._keeps else self.encode(rows)
+            value[rows], index[rows] = largest_products(encoded, self.W, k, self.masked, self._budget)
         return index, value
 
-    def _masked(self, scores: Tensor, labels: slice) -> Tensor:
+    def masked(self, scores: Tensor, labels: slice) -> Tensor:
+        """Labels without a client are out of the running."""
         return scores.masked_fill_(self._absent[labels], -torch.inf) if self._absent_count else scores
 
     @property
     def _keeps(self) -> bool:
         """Whether the embeddings of all instances are few enough to be worked out once."""
         return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget
+
+
+class SharedScorer:
+    """The same of several processes together: each encodes and ranks its share of the instances."""
+
+    def __init__(
+        self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
+    ) -> None:
+        self._size = int(features.shape[0])
+        self._own = Scorer(model, features[distributed.own_range(self._size)], held, budget)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        labels, scores = self._own.top(k)
+        return distributed.gather_rows(labels, self._size), distributed.gather_rows(scores, self._size)
+
+    @property
+    def of_labels(self) -> Callable[[slice], Tensor]:
+        """The embeddings are gathered now, by all processes: not all of them may have labels to score."""
+        scorer = copy.copy(self._own)
+        scorer.encoded = distributed.gather_rows(self._own.encoded, self._size)
+        return scorer.of_labels
+
+
+class ShardedScorer:
+    """The same where each process has a part of W: each scores all instances, some at a time, for its own labels."""
+
+    def __init__(
+        self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
+    ) -> None:
+        assert model.shard is not None
+        self._own, self._present = model.shard.own, int(held.sum())
+        self._size, self._budget = int(features.shape[0]), budget
+        self._scorer = Scorer(model, features, held[self._own], budget)
+
+    @torch.no_grad()
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        k, scorer = min(k, self._present), self._scorer
+        index, value = torch.zeros(self._size, k, dtype=torch.int64), torch.zeros(self._size, k, dtype=torch.float64)
+        for start in range(0, self._size, AT_ONCE):
+            rows = slice(start, min(start + AT_ONCE, self._size))
+            best, place = largest_products(self._encoded(rows), scorer.W, k, scorer.masked, self._budget)
+            value[rows], index[rows] = best_of_all(best, place + self._own.start)
+        return index, value
+
+    @property
+    def of_labels(self) -> Callable[[slice], Tensor]:
+        """For the labels of this process. The embeddings are gathered now, by all processes."""
+        scorer, start = copy.copy(self._scorer), self._own.start
+        scorer.encoded = self._encoded(slice(0, self._size))
+        return lambda labels: scorer.of_labels(slice(labels.start - start, labels.stop - start))
+
+    def _encoded(self, rows: slice) -> Tensor:
+        """Of all these instances, each process having encoded some."""
+        size = rows.stop - rows.start
+        own = distributed.own_range(size)
+        return distributed.gather_rows(self._scorer.encode(slice(rows.start + own.start, rows.start + own.stop)), size)
 
 
 def check_map_affordable(truth: csr_matrix) -> None:
@@ -103,7 +164,10 @@ def evaluate(
     budget: int = DEFAULT_BUDGET,
 ) -> dict[str, float]:
     """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
-    return measure(Scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map)
+    scorer: type[Scorer | SharedScorer | ShardedScorer] = Scorer
+    if distributed.here().count > 1:
+        scorer = SharedScorer if model.shard is None else ShardedScorer
+    return measure(scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map)
 
 
 def measure(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.config import Experiment
 from fedalc.data.clients import Clients, form_clients
 from fedalc.data.dataset import Split
@@ -85,7 +86,8 @@ class FederatedTraining:
         generator = torch_generator(settings.seed, "encoder")
         encoder = make_encoder(feature_count, settings.encoder, generator, self.method.sub_models(settings))
         encoder = encoder.to(device=settings.device, dtype=getattr(torch, settings.dtype))
-        return Model(encoder, self.method.start(torch_generator(settings.seed, "class embeddings")).to(settings.device))
+        W = self.method.start(torch_generator(settings.seed, "class embeddings")).to(settings.device)
+        return Model(encoder, W, self.method.shard)
 
     @property
     def held(self) -> np.ndarray:
@@ -109,7 +111,7 @@ class FederatedTraining:
             for kept, observed in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
                 kept.copy_(observed)
             generator = torch_generator(settings.seed, "server step", t)
-            self.model.W = self.method.server_step(result.put_into(self.model.W), result.labels, generator)
+            self.model.W = self.method.server_step(result.put_into(self.model), result.labels, generator)
             if self.average is not None:
                 self.average.update(self.model.values, t)
         self.ledger.add(result.traffic)
@@ -129,9 +131,10 @@ class FederatedTraining:
     def is_finite(self) -> bool:
         """Whether θ holds numbers and W's rows have their length."""
         rows_are_long = bool((self.model.W.norm(dim=1) > 0.5).all())  # false for NaN too
-        return rows_are_long and all(
+        finite = rows_are_long and all(
             bool(torch.isfinite(numbers).all()) for numbers in self.model.theta + self.model.statistics
         )
+        return not distributed.any_of(not finite)
 
     def averaged_model(self) -> Model:
         """The model to evaluate and keep: a copy with averaged weights, or the one that is trained, if none are."""
@@ -145,9 +148,11 @@ class FederatedTraining:
         return [] if self.average is None else self.average.values
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything the next round depends on, for a checkpoint."""
-        tensors = {f"theta.{i}": p for i, p in enumerate(self.model.theta)} | {"W": self.model.W}
-        tensors |= {f"average.{i}": p for i, p in enumerate(self._averaged)}
+        """Everything the next round depends on, for a checkpoint. Complete in the first process."""
+        tensors = {f"theta.{i}": p for i, p in enumerate(self.model.theta)}
+        tensors |= {"W": self.model.all_rows(self.model.W)}
+        averaged = [*self._averaged[:-1], *(self.model.all_rows(W) for W in self._averaged[-1:])]
+        tensors |= {f"average.{i}": p for i, p in enumerate(averaged)}
         tensors |= {f"statistics.{i}": s for i, s in enumerate(self.model.buffers)}
         tensors |= {} if self.knowledge is None else self.knowledge.tensors()
         return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
@@ -165,9 +170,10 @@ class FederatedTraining:
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         for i, parameter in enumerate(self.model.theta):
             parameter.copy_(tensors[f"theta.{i}"])
-        self.model.W = tensors["W"].to(self.model.W)
+        self.model.W = self.model.own_rows(tensors["W"]).to(self.model.W)
         for i, value in enumerate(self._averaged):
-            value.copy_(tensors[f"average.{i}"])
+            kept = tensors[f"average.{i}"]
+            value.copy_(self.model.own_rows(kept) if i == len(self._averaged) - 1 else kept)
         for i, statistic in enumerate(self.model.buffers):
             statistic.copy_(tensors[f"statistics.{i}"])
         prefix = "optimizer."

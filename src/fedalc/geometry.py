@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.neighbours import nearest, operations
+
+if TYPE_CHECKING:
+    from fedalc.model import Model
 
 LOOKED_AT = 10**12
 """Operations that the largest cosine is worth: a few seconds."""
@@ -19,14 +26,37 @@ def unit_rows(W: Tensor) -> Tensor:
     return W * (has_direction / length.where(has_direction, 1.0))
 
 
-def orthogonal_rows(rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Random unit rows, exactly orthogonal within each run of `dim` rows (so all of them, where rows ≤ dim)."""
-    W = torch.empty(rows, dim, dtype=dtype)
+def orthogonal_rows(
+    rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype, own: slice | None = None
+) -> Tensor:
+    """Random unit rows, exactly orthogonal within each run of `dim` rows (so all of them, where rows ≤ dim).
+
+    `own`: which of them to give, where not all are wanted here."""
+    W = _Kept(rows, dim, dtype, own)
     for start in range(0, rows, dim):
-        q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+        drawn = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
+        if not W.wants(start, start + dim):
+            continue
+        q, r = torch.linalg.qr(drawn)
         run = (q * r.diagonal().sign()).T[: min(dim, rows - start)]  # signs: uniform over rotations
-        W[start : start + dim] = unit_rows(run)
-    return W
+        W.put(start, unit_rows(run))
+    return W.rows
+
+
+class _Kept:
+    """Those of many rows that are wanted, put in piece by piece."""
+
+    def __init__(self, rows: int, dim: int, dtype: torch.dtype, own: slice | None) -> None:
+        self.own = slice(0, rows) if own is None else own
+        self.rows = torch.empty(self.own.stop - self.own.start, dim, dtype=dtype)
+
+    def wants(self, start: int, stop: int) -> bool:
+        return start < self.own.stop and stop > self.own.start
+
+    def put(self, start: int, piece: Tensor) -> None:
+        first, last = max(start, self.own.start), min(start + len(piece), self.own.stop)
+        if first < last:
+            self.rows[first - self.own.start : last - self.own.start] = piece[first - start : last - start]
 
 
 def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -54,13 +84,29 @@ def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: 
     return W
 
 
-def random_rows(rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Independent unit rows, uniform over directions."""
-    W = torch.empty(rows, dim, dtype=dtype)
+def random_rows(
+    rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype, own: slice | None = None
+) -> Tensor:
+    """Independent unit rows, uniform over directions. `own`: which of them to give."""
+    W = _Kept(rows, dim, dtype, own)
     for part in blocks(rows, 32 * dim):
         drawn = torch.randn(part.stop - part.start, dim, generator=generator, dtype=torch.float64)
-        W[part] = unit_rows(drawn)
-    return W
+        W.put(part.start, unit_rows(drawn))
+    return W.rows
+
+
+def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
+    """`collapse` of the rows of the labels that have a client, wherever they are."""
+    labels = torch.from_numpy(np.flatnonzero(held)).to(model.W.device)
+    if model.shard is None:
+        return collapse(model.W[labels], budget)
+    C, W = len(labels), model.W.detach()
+    if C < 2:
+        return _figures(C)
+    total, gram = _moments(W, model.shard.places(labels)[1], budget)
+    looked_at = labels[:: _step(C, W.shape[1])].contiguous()
+    found = model.shard.nearest(W, 1, looked_at, None if len(held) == C else labels, "exact", budget)
+    return _figures(C, total, gram, max(similarity.max().item() for _, similarity, _ in found))
 
 
 def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
@@ -73,22 +119,41 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
     W = W.detach()
     C, D = W.shape
     if C < 2:
-        return {"mean_cosine": 0.0, "max_cosine": 0.0, "effective_rank": float(C)}
-    total, gram = torch.zeros(D, dtype=torch.float64), torch.zeros(D, D, dtype=torch.float64)
-    for part in blocks(C, 32 * D, budget):
-        rows = unit_rows(W[part]).double()
-        total += rows.sum(0).cpu()
-        gram += (rows.T @ rows).cpu()
+        return _figures(C)
+    total, gram = _moments(W, torch.arange(C, device=W.device)[distributed.own_range(C)], budget)
     if C < D:  # the smaller one has no zeros that are not quite zero
         gram = (unit_rows(W) @ unit_rows(W).T).double().cpu()
-    step = -(-operations(C, C, D) // LOOKED_AT)
-    looked_at = torch.arange(0, C, step, device=W.device)
+    looked_at = torch.arange(0, C, _step(C, D), device=W.device)
+    looked_at = looked_at[distributed.own_range(len(looked_at))]
     cosines = (found[1].max().item() for found in nearest(unit_rows(W), 1, looked_at, search="exact", budget=budget))
+    return _figures(C, total, gram, distributed.largest(max(cosines, default=-1.0)))
+
+
+def _moments(W: Tensor, own: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """Σ w and Σ w wᵀ of unit rows, over all processes, each of which takes its `own` rows of its W."""
+    D = W.shape[1]
+    total, gram = torch.zeros(D, dtype=torch.float64), torch.zeros(D, D, dtype=torch.float64)
+    for part in blocks(len(own), 32 * D, budget):
+        rows = unit_rows(W[own[part]]).double()
+        total += rows.sum(0).cpu()
+        gram += (rows.T @ rows).cpu()
+    distributed.sum_over([total, gram])
+    return total, gram
+
+
+def _step(C: int, D: int) -> int:
+    """Each how many-th row is compared with all others."""
+    return -(-operations(C, C, D) // LOOKED_AT)
+
+
+def _figures(C: int, total: Tensor | None = None, gram: Tensor | None = None, largest: float = 0.0) -> dict[str, float]:
+    if total is None or gram is None:
+        return {"mean_cosine": 0.0, "max_cosine": 0.0, "effective_rank": float(C)}
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     share = singular / singular.sum()
     entropy = -(share * share.clamp(min=1e-300).log()).sum().item()
     return {
         "mean_cosine": (total.square().sum().item() - C) / (C * (C - 1)),
-        "max_cosine": min(max(cosines), 1.0),
+        "max_cosine": min(largest, 1.0),
         "effective_rank": float(torch.tensor(entropy).exp()),
     }

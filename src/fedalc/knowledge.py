@@ -14,6 +14,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.collection.client import SharedEncoder, distinct_names, make_hasher
 from fedalc.collection.collected import Collected
 from fedalc.collection.joining import Joined
@@ -93,10 +94,12 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
         return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
     z = noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), _sample_rate(settings))
     seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
-    label_sets = collection.label_sets if seed is None else _in_fixed_order(collection.label_sets)
+    repeatable = seed is not None or distributed.here().count > 1  # all processes must come to the same
+    label_sets = _in_fixed_order(collection.label_sets) if repeatable else collection.label_sets
     labels: Correlations | PrivateLabelSets
     if privacy.mechanism == "counts":
-        labels = noisy_correlations(label_sets, privacy.labels_per_instance, z, np.random.default_rng(seed))
+        generator = np.random.default_rng(distributed.shared_entropy() if seed is None else seed)
+        labels = noisy_correlations(label_sets, privacy.labels_per_instance, z, generator)
     else:
         labels = PrivateLabelSets(label_sets, privacy, z, seed)
     # How many messages there were, and so their bytes, would tell what noise hides.

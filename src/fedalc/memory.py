@@ -12,15 +12,17 @@ _UNITS = {"": 1, "B": 1, **{f"{prefix}B": 1000**n for n, prefix in enumerate("KM
 _UNITS |= {f"{prefix}IB": 1024**n for n, prefix in enumerate("KMGT", 1)}
 
 
-def blocks(rows: int, bytes_each: int, budget: int = DEFAULT_BUDGET) -> Iterator[slice]:
-    """Slices of `rows` rows, of which one block's take at most `budget` bytes; at least one row each.
+def blocks(rows: int, bytes_each: int, budget: int = DEFAULT_BUDGET, within: slice | None = None) -> Iterator[slice]:
+    """Slices of `rows` rows, of which one block's take at most `budget` bytes; at least one row each. `within`: of
+    these rows only.
 
     >>> list(blocks(5, 100, budget=250))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     size = max(1, budget // max(1, bytes_each))
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+    first, last = (0, rows) if within is None else (within.start, within.stop)
+    for start in range(first, last, size):
+        yield slice(start, min(start + size, last))
 
 
 def read_bytes(text: str | int) -> int:

@@ -14,6 +14,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.neighbours import largest
 
@@ -90,13 +91,14 @@ def _best_weights(truth: csr_matrix, weight: np.ndarray, k: int) -> np.ndarray:
 def mean_average_precision(scores: Callable[[slice], Tensor], truth: csr_matrix, budget: int = DEFAULT_BUDGET) -> float:
     """Macro mean over the labels with a true test instance of the average precision of their ranking of instances.
 
-    `scores(block of labels)` gives instances × labels. Equal scores share one threshold, as in scikit-learn.
+    `scores(block of labels)` gives instances × labels. Equal scores share one threshold, as in scikit-learn. Of several
+    processes each takes its share of the labels.
     """
     by_label = truth.tocsc()
     instances, labels = truth.shape
     total, counted = 0.0, 0
     # Scores in double, their transpose, sorted, their order and its inverse live at once.
-    for block in blocks(labels, 40 * instances, budget):
+    for block in blocks(labels, 40 * instances, budget, within=distributed.own_range(labels)):
         if by_label.indptr[block.start] == by_label.indptr[block.stop]:
             continue
         ascending, order = scores(block).cpu().double().T.contiguous().sort(dim=1)
@@ -111,4 +113,5 @@ def mean_average_precision(scores: Callable[[slice], Tensor], truth: csr_matrix,
             true_at_least = len(mine) - torch.searchsorted(mine, mine)
             total += (true_at_least.double() / at_least).mean().item()
             counted += 1
+    total, counted = distributed.sum_of(total), round(distributed.sum_of(counted))
     return 100 * total / counted if counted else 0.0

@@ -25,7 +25,7 @@ AFFORDABLE = 4 * 10**12
 PROBED = 16  # cells that are looked at for a class
 _GROUP = 64  # see `largest`
 
-_ROWS_BUDGET = 16 * 2**20  # a thousand rows of 512 numbers at a time
+ROWS_BUDGET = 16 * 2**20  # a thousand rows of 512 numbers at a time
 
 Hide = Callable[[Tensor, slice], object]
 Found = tuple[Tensor, Tensor, Tensor]
@@ -50,20 +50,20 @@ def nearest(
     have the similarity -inf.
     """
     rows = torch.arange(len(W), device=W.device) if rows is None else rows
-    if candidates is None and _takes_index(search, len(rows), W):
+    if candidates is None and takes_index(search, len(rows), W):
         yield from _by_index(W, k, rows, budget)
         return
     among = W if candidates is None else W[candidates]
     numbers = torch.arange(len(W), device=W.device) if candidates is None else candidates
-    for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, _ROWS_BUDGET)):
+    for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
         own = rows[part]
         place = torch.searchsorted(numbers, own).clamp(max=len(numbers) - 1)
         place = torch.where(numbers[place] == own, place, -1)
-        value, index = largest_products(W[own], among, min(k, len(among)), _hide(place), budget)
+        value, index = largest_products(W[own], among, min(k, len(among)), hide_places(place), budget)
         yield own, value, numbers[index]
 
 
-def _hide(place: Tensor) -> Hide:
+def hide_places(place: Tensor) -> Hide:
     """In row i the column place[i]: the class itself."""
 
     def hide(scores: Tensor, columns: slice) -> None:
@@ -109,7 +109,8 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return value, columns.gather(1, place)
 
 
-def _takes_index(search: Search, rows: int, W: Tensor) -> bool:
+def takes_index(search: Search, rows: int, W: Tensor) -> bool:
+    """The rule, for so many rows."""
     cost = operations(rows, *W.shape)
     if search == "exact" or (search == "auto" and cost <= AFFORDABLE):
         return False

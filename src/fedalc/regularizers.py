@@ -8,7 +8,7 @@ which u comes first and one from those in which it comes second:
     ∇_u = Σ_v [ a_uv φ'(s_uv) + a_vu φ'(s_vu) ] w_v
 
 Rows are taken in blocks, so that what a block needs stays within `budget` bytes. Beside that: the gradient, and for the
-nearest pairs 16 bytes for each.
+nearest pairs 16 bytes for each. Of several processes each takes its share of the rows u, or of the pairs.
 
 Each can also say what a single instance's part in the gradient is made of (`slopes`), for those who limit it.
 """
@@ -23,12 +23,14 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.correlations import Correlations
 from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, blocks
-from fedalc.neighbours import Search, nearest
+from fedalc.neighbours import Search, nearest, takes_index
 from fedalc.products import WeightedBags, products_at
 from fedalc.settings import Weighting
+from fedalc.sharding import Shard
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
 
@@ -107,7 +109,8 @@ class AllPairs:
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
         # Cosines, their gap, cost, slope, and the weights in double precision before they are cast: six times a row.
-        for rows in blocks(len(W), 6 * len(W) * W.element_size(), self.budget):
+        own = distributed.own_range(len(W))
+        for rows in blocks(len(W), 6 * len(W) * W.element_size(), self.budget, within=own):
             cost, slope = self.potential(W[rows] @ W.T)
             if self.correlations is None:
                 for term in (cost, slope):
@@ -118,7 +121,8 @@ class AllPairs:
             value += cost.sum().item()
             gradient[rows] += slope @ W
             gradient += slope.T @ W[rows]
-        return value, gradient
+        distributed.sum_over([gradient])
+        return distributed.sum_of(value), gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         """A in blocks of columns, so that every pair's rows of A meet in every block: C²D + pairs·C operations."""
@@ -150,32 +154,65 @@ class NearestPairs:
     rows: Tensor | None = None  # ascending
     search: Search = "auto"
     budget: int = DEFAULT_BUDGET
+    shard: Shard | None = None  # where W is in parts: value_and_gradient takes and gives those of this process
     weight_of_one = property(_weight_of_one)
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
+        if self.shard is not None:
+            return self._of_parts(W, self.shard)
+        value = 0.0
+        total = len(W) if self.rows is None else len(self.rows)
+        width = min(self.neighbours + (self.potential is None), len(W if self.candidates is None else self.candidates))
+        found = [(W.new_empty(0, width, dtype=torch.int32), W.new_empty(0, width))]
+        for rows, index, cost, slope in self._neighbours(W, distributed.own_range(total)):
+            cost, slope = self._weighted(rows, index, cost, slope)
+            value += cost.sum().item()
+            found.append((index.int(), slope))
+        value = distributed.sum_of(value)
+        index, slope = (distributed.gather_rows(torch.cat(part), total) for part in zip(*found, strict=True))
+        del found
+        if self.rows is None:
+            return value, _pulled(index, slope, W, W)
+        taken, own, place = _numbered_anew(self.rows, index)
+        return value, _of_rows(taken, _pulled(place, slope, W[taken], W[self.rows], own), W)
+
+    def _of_parts(self, W: Tensor, shard: Shard) -> tuple[float, Tensor]:
+        """The same where each process has a part of W. All of them find the same neighbours, and keep 8 bytes for each;
+        the gradient is of this process's rows."""
         value, found = 0.0, []
         for rows, index, cost, slope in self._neighbours(W):
-            if self.correlations is not None:
-                weight = self.correlations.apart_at(rows, index, self.weighting, W)
-                cost, slope = cost * weight, slope * weight
+            cost, slope = self._weighted(rows, index, cost, slope)
             value += cost.sum().item()
             found.append((index.int(), slope))
         index, slope = (torch.cat(part) for part in zip(*found, strict=True))
         del found
         if self.rows is None:
-            return value, _pulled(index, slope, W, W)
-        # Numbered anew, as if there were no other classes.
-        taken, place = torch.cat([self.rows, index.flatten()]).unique(return_inverse=True)
-        own, place = place.split([len(self.rows), index.numel()])
-        parts = _pulled(place.view_as(index).int(), slope, W[taken], W[self.rows], own)
-        return value, torch.sparse_coo_tensor(
-            taken.unsqueeze(0), parts, W.shape, is_coalesced=True, check_invariants=False
-        )
+            return value, _pulled_from_parts(index, slope, W, shard, self.budget)
+        taken, own, place = _numbered_anew(self.rows, index)
+        there = shard.take(W, taken)
+        parts = _pulled(place, slope, there, there[own], own)
+        inside, here = shard.places(taken)
+        return value, _of_rows(here, parts[inside], W)
 
-    def _neighbours(self, W: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """(rows, their nearest classes, φ, φ') in blocks, before any weight; both are 0 where a pair is not active."""
+    def _weighted(self, rows: Tensor, index: Tensor, cost: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        if self.correlations is None:
+            return cost, slope
+        weight = self.correlations.apart_at(rows, index, self.weighting, cost)
+        return cost * weight, slope * weight
+
+    def _neighbours(self, W: Tensor, share: slice | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """(rows, their nearest classes, φ, φ') in blocks, before any weight; both are 0 where a pair is not active.
+
+        With `share`, of this part of the rows only, found as they would be for all."""
         adaptive, search = self.potential is None, self.search
-        found = nearest(W, self.neighbours + adaptive, self.rows, self.candidates, search, self.budget)
+        if self.shard is None:
+            rows = torch.arange(len(W), device=W.device) if self.rows is None else self.rows
+            if self.candidates is None:
+                search = "index" if takes_index(search, len(rows), W) else "exact"
+            rows = rows if share is None else rows[share]
+            found = nearest(W, self.neighbours + adaptive, rows, self.candidates, search, self.budget)
+        else:
+            found = self.shard.nearest(W, self.neighbours + adaptive, self.rows, self.candidates, search, self.budget)
         for rows, similarity, index in found:
             active = similarity.isfinite()  # not so for the class itself, listed where there are no more others
             potential = self.potential
@@ -214,6 +251,29 @@ def _pulled(index: Tensor, slope: Tensor, W: Tensor, first: Tensor, own: Tensor 
     return back.add_(there) if own is None else back.index_add_(0, own, there)
 
 
+def _pulled_from_parts(index: Tensor, slope: Tensor, W: Tensor, shard: Shard, budget: int) -> Tensor:
+    """This process's rows of (S + Sᵀ) W, the rows of W coming from the processes that have them, some at a time."""
+    count, k = index.shape
+    starts = torch.arange(0, count * k + 1, k, dtype=torch.int32)
+    S = csr_matrix((slope.flatten().cpu(), index.flatten().cpu(), starts), shape=(count, shard.rows))
+    columns = (S[shard.own] + S.T.tocsr()[shard.own]).tocsc()
+    gradient = torch.zeros_like(W)
+    for labels, rows in shard.blocks(W, min(budget, 2**26)):
+        gradient += WeightedBags.from_csr(columns[:, labels].tocsr(), W.dtype, W.device) @ rows
+    return gradient
+
+
+def _numbered_anew(rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(the classes in either, where `rows` are among them, where `index` is): as if there were no other classes."""
+    taken, place = torch.cat([rows, index.flatten()]).unique(return_inverse=True)
+    own, place = place.split([len(rows), index.numel()])
+    return taken, own, place.view_as(index).int()
+
+
+def _of_rows(rows: Tensor, values: Tensor, W: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, W.shape, is_coalesced=True, check_invariants=False)
+
+
 @dataclass(frozen=True)
 class Together:
     """Σ_{u≠v} (c_uv / N) φ(s_uv): over the pairs that occur together only, so it costs what `c` holds."""
@@ -225,14 +285,16 @@ class Together:
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
         pairs_at_once = max(1, self.budget // (W.shape[1] * W.element_size()))
-        for u, v, share in self.correlations.pairs_together(pairs_at_once, W):
+        own = distributed.own_range(self.correlations.together.nnz)
+        for u, v, share in self.correlations.pairs_together(pairs_at_once, W, own):
             first, second = W[u], W[v]
             cost, slope = self.potential((first * second).sum(1))
             value += (share * cost).sum().item()
             slope = (share * slope).unsqueeze(1)
             gradient.index_add_(0, u, slope * second)
             gradient.index_add_(0, v, slope * first)
-        return value, gradient
+        distributed.sum_over([gradient])
+        return distributed.sum_of(value), gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         _, slope = self.potential(products_at(W, W, first, second))

@@ -29,7 +29,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from fedalc import history
+from fedalc import distributed, history
 from fedalc.config import Experiment
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.data.catalog import is_generated
@@ -41,6 +41,7 @@ from fedalc.methods import METHODS
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
+from fedalc.sharding import shard_of
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Callback, Training, listening
 
@@ -107,16 +108,22 @@ def _train(
     callbacks: Sequence[Callback],
 ) -> tuple[Run, bool]:
     """The run, and whether somebody has asked to stop when its training was over: it is tested and saved then too."""
-    check_device(settings.device)
-    _forget_peak_memory()
-    if place is not None:
-        check_folder(place, settings, resume, overwrite)
-    data = data or load_dataset(settings.dataset, data_dir, images=image_options(settings, callbacks, wait=False))
-    check_kind(settings, data)
-    check_memory(settings, data)
-    kind = OracleTraining if settings.method in ORACLES else Training
-    training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
-    return fill_folder(training, place, resume, overwrite)
+    with distributed.joined(settings):
+        check_device(settings.device)
+        _forget_peak_memory()
+        if place is not None and distributed.is_first():
+            check_folder(place, settings, resume, overwrite)
+        if data is None:
+            options = image_options(
+                settings, callbacks, wait=distributed.here().count > 1
+            )  # until the first has read them
+            with distributed.in_turn():
+                data = load_dataset(settings.dataset, data_dir, images=options)
+        check_kind(settings, data)
+        check_memory(settings, data)
+        kind = OracleTraining if settings.method in ORACLES else Training
+        training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
+        return fill_folder(training, place, resume, overwrite)
 
 
 def fill_folder(
@@ -126,15 +133,19 @@ def fill_folder(
     overwrite: bool,
     interrupt: Interrupt | None = None,
 ) -> tuple[Run, bool]:
-    """Train, test and save. Nothing is saved where there is no place. Listens to `interrupt`, or to one of its own."""
-    settings = training.settings
-    with listening(interrupt) as interrupt, nullcontext() if place is None else only_writer(place):
-        if place is not None:
+    """Train, test and save. Nothing is saved where there is no place, nor by another process than the first. Listens to
+    `interrupt`, or to one of its own."""
+    settings, writes = training.settings, training.writes
+    with listening(interrupt) as interrupt, only_writer(place) if place and writes else nullcontext():
+        if place is not None and writes:
             check_folder(place, settings, resume, overwrite)  # again: another process may have been here since
-            training.resume() if resume else open_folder(place, settings)
+        if place is not None and resume:
+            training.resume()
+        elif place is not None and writes:
+            open_folder(place, settings)
         trained, own = training.finish(interrupt)
         result = _result(training, trained.held, own)
-        if place is not None:
+        if place is not None and writes:
             trained.save(place / "model")
             write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
             _write_report(place, settings, trained, training.dataset.test)
@@ -298,7 +309,7 @@ def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> Non
 
 def check_memory(settings: Experiment, data: Dataset) -> None:
     """Refuse a model that cannot fit, rather than be killed by the system for it."""
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // distributed.here().local_count
     if settings.method in ORACLES:
         needed = ORACLES[settings.method].memory(settings, data)
         if needed > has:
@@ -313,7 +324,9 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     sub_models = METHODS[settings.method].sub_models(settings)
     number = 8 if settings.dtype == "float64" else 4
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
-    needed = number * sub_models * (copies * theta + 4 * data.label_count * settings.encoder.dim)
+    shard = shard_of(settings, data.label_count)
+    rows = data.label_count if shard is None else shard.own.stop - shard.own.start
+    needed = number * sub_models * (copies * theta + 4 * rows * settings.encoder.dim)
     if METHODS[settings.method].one_round:
         needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
     if settings.device == "cpu" and needed > has:
@@ -348,6 +361,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "method": settings.method,
         "centralised": training.centralised,
         "engine": own["engine"],
+        "processes": distributed.here().count,
         "preset": settings.preset,
         "rounds": training.kept_round,
         "seed": settings.seed,
@@ -362,7 +376,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "rounds_run": cost["rounds_run"],
         "seconds": cost["seconds"],
         "seconds_per_round": cost["seconds"] / max(cost["rounds_run"], 1),
-        "peak_memory_mb": _peak_memory_mb(),
+        "peak_memory_mb": distributed.largest(_peak_memory_mb()),  # of one process
         "bytes_up": cost["bytes_up"],
         "bytes_down": cost["bytes_down"],
         "collection": own["collection"],

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedalc import history
+from fedalc import distributed, history
 from fedalc.checkpoint import load_folder, save_folder
 from fedalc.config import Experiment
 from fedalc.data.catalog import entry, is_known
@@ -29,7 +29,7 @@ from fedalc.encoders import scale_rows
 from fedalc.errors import FedalcError, Interrupted
 from fedalc.evaluation import check_map_affordable, evaluate
 from fedalc.federated import FederatedTraining, knowledge_for, planned_looks, simulated
-from fedalc.geometry import collapse
+from fedalc.geometry import collapse_of
 from fedalc.interrupt import Interrupt
 from fedalc.knowledge import privacy_spent
 from fedalc.methods import METHODS
@@ -65,7 +65,7 @@ def inverse_propensity(dataset: Dataset) -> np.ndarray:
 class AnyTraining:
     """What a federated training and an oracle's share: the data's parts, and how they are told of what happens.
 
-    `folder` None: nothing is written.
+    `folder` None: nothing is written. Of several processes the first writes.
     """
 
     centralised: ClassVar[bool]
@@ -77,6 +77,7 @@ class AnyTraining:
         self.dataset = dataset
         self.folder = folder
         self.callbacks = callbacks
+        self.writes = folder is not None and distributed.is_first()
         self.train, validation = hold_out(dataset, settings.selection.validation, settings.seed)
         self.validation = None if validation is None else self._scaled(validation)
         own_validation = dataset.validation is not None
@@ -99,7 +100,7 @@ class AnyTraining:
         return self.settings.memory_budget
 
     def _evaluated(self, record: dict[str, Any]) -> None:
-        if self.folder:
+        if self.folder and self.writes:
             history.append(self.folder / "history.jsonl", record)
         for callback in self.callbacks:
             callback.evaluated(record)
@@ -160,13 +161,15 @@ class Training(AnyTraining):
                 callback.round(federated.round_number, loss)
             if due:
                 self._evaluate(loss)
-            self._save_if_due(force=interrupt.asked or self._spends_each_round)
-            if interrupt.asked:
+            stop = distributed.any_of(interrupt.asked)
+            self._save_if_due(force=stop or self._spends_each_round)
+            if stop:
                 raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
 
     def _evaluate(self, loss: float) -> None:
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
         model = self.federated.averaged_model()
+        distributed.check_equal(self.federated.model.copies, f"after round {self.federated.round_number}")
         if self.phase == "select":
             assert self.validation is not None
             metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps, budget=self._budget)
@@ -177,7 +180,7 @@ class Training(AnyTraining):
             record["metrics"] = {f"test {name}": value for name, value in metrics.items()}
         else:
             record["metrics"] = {}
-        record["collapse"] = collapse(model.W[self.federated.held], self._budget)
+        record["collapse"] = collapse_of(model, self.federated.held, self._budget)
         self._evaluated(record | self.cost())
 
     def _choose(self, record: dict[str, Any], value: float, model: Model) -> None:
@@ -251,15 +254,16 @@ class Training(AnyTraining):
         """Run and test it: the model, and what result.json says that an oracle has not, or in another way."""
         trained = self.run(interrupt)
         knowledge = self.federated.knowledge
-        return trained, {
+        own = {
             "engine": self.settings.engine,
             "metrics": self.test(trained),
-            "collapse": collapse(trained.model.W[trained.held], self._budget),
+            "collapse": collapse_of(trained.model, trained.held, self._budget),
             "clients": len(self.federated.federation.clients),
             "users": self._users,
             "collection": None if knowledge is None else knowledge.collection,
             "privacy": self.privacy(),
         }
+        return replace(trained, model=trained.model.gathered()), own
 
     @property
     def _users(self) -> int | None:
@@ -270,7 +274,8 @@ class Training(AnyTraining):
     # --- checkpoints: the state of the loop and of the federated training within it ---
 
     def _save_if_due(self, force: bool) -> None:
-        if self.folder is None or not (force or time.monotonic() - self._saved_at > self.checkpoint_seconds):
+        due = force or time.monotonic() - self._saved_at > self.checkpoint_seconds
+        if self.folder is None or not distributed.any_of(due):
             return
         facts = {
             "data": self.dataset.fingerprint,
@@ -281,14 +286,21 @@ class Training(AnyTraining):
             "spent": self.spent,
             "federated": self.federated.facts(),
         }
-        save_folder(self.folder / "checkpoint", self.federated.tensors() | self.chosen_tensors, facts)
+        tensors = self.federated.tensors() | self.chosen_tensors
+        if self.chosen_tensors:
+            last = f"chosen.{len(self.chosen_tensors) - 1}"
+            tensors[last] = self.federated.model.all_rows(self.chosen_tensors[last])
+        if self.writes:
+            save_folder(self.folder / "checkpoint", tensors, facts)
         self._saved_at = time.monotonic()
 
     def resume(self) -> None:
         """Take up the checkpoint; the history is cut back to it."""
         assert self.folder is not None
         if not any((self.folder / name).exists() for name in ("checkpoint", "checkpoint.old")):
-            history.rewrite(self.folder / "history.jsonl", [])
+            distributed.barrier()  # all have seen that
+            if self.writes:
+                history.rewrite(self.folder / "history.jsonl", [])
             return  # stopped before its first checkpoint: from the beginning
         tensors, facts = load_folder(self.folder / "checkpoint")
         if facts.get("data") != self.dataset.fingerprint:
@@ -297,10 +309,12 @@ class Training(AnyTraining):
             self._restore(tensors, facts)
         except (KeyError, TypeError, RuntimeError) as error:
             raise FedalcError(f"{self.folder / 'checkpoint'}: damaged, it does not fit the run: {error}") from None
-        records = history.read(self.folder / "history.jsonl")
-        done = self.federated.round_number  # a checkpoint is forced when a phase ends, so earlier phases are whole
-        kept = [record for record in records if record["phase"] != self.phase or record["round"] <= done]
-        history.rewrite(self.folder / "history.jsonl", kept)
+        distributed.barrier()  # all have read it, so it may be written again
+        if self.writes:
+            records = history.read(self.folder / "history.jsonl")
+            done = self.federated.round_number  # a checkpoint is forced when a phase ends, so earlier phases are whole
+            kept = [record for record in records if record["phase"] != self.phase or record["round"] <= done]
+            history.rewrite(self.folder / "history.jsonl", kept)
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.phase, self.rounds, self.chosen = facts["phase"], facts["rounds"], facts["chosen"]
@@ -309,3 +323,6 @@ class Training(AnyTraining):
             self.federated = self._begin(self.dataset.train)
         self.federated.restore(tensors, facts["federated"])
         self.chosen_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("chosen.")}
+        if self.chosen_tensors:
+            last = f"chosen.{len(self.chosen_tensors) - 1}"
+            self.chosen_tensors[last] = self.federated.model.own_rows(self.chosen_tensors[last]).clone()

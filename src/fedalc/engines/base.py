@@ -31,10 +31,13 @@ class RoundResult:
     heard: bool = True  # whether anybody answered; without, the round changes nothing
     statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' running averages, if any
 
-    def put_into(self, W: Tensor) -> Tensor:
-        """W̃, in the place of W: other labels' rows stay as they were."""
-        W[self.labels] = self.rows
-        return W
+    def put_into(self, model: Model) -> Tensor:
+        """W̃, in the place of the model's W: other labels' rows stay as they were."""
+        if model.shard is None:
+            model.W[self.labels] = self.rows
+        else:
+            model.shard.put(model.W, self.labels, self.rows)
+        return model.W
 
 
 def mean_rows(labels: Tensor, copies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

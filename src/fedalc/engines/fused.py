@@ -10,16 +10,20 @@ with φ(s, q) a pair's loss, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q its 
 Memory: the sparse instances twice (rows for the forward pass, transposed for the backward), one block's activations,
 a gradient of θ, and where rows are trained one for each participant's own copy of its row. A round of some clients
 only costs, in time and memory, what these hold: their instances, and the rows of θ's first matrix for their features.
+
+Of several processes (`fedalc.distributed`) each takes its share of the instances; the gradients are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.encoders import Chance, Encoder, ImageEncoder
@@ -43,9 +47,9 @@ class FusedEngine:
         self._everyone: tuple[Taken, list[Block]] | None = None
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
-        W = model.W
-        counts = torch.from_numpy(self.federation.counts[participants]).to(W)
         labels = self.federation.label_of[participants]
+        W, place = _rows_for(model, labels)
+        counts = torch.from_numpy(self.federation.counts[participants]).to(W)
         weights = self.method.weights(counts, labels)
         counted = counts * self.settings.client.sample  # how many take part, on average
         share, inverse = weights / counted, 1 / counted  # p_u / n_u and 1 / n_u
@@ -58,16 +62,16 @@ class FusedEngine:
             parameter.grad = torch.zeros_like(parameter)
         for block in one_ahead(blocks):
             g = encoder(block.rows, chance)
-            fixed = g.detach()
+            fixed, label = g.detach(), place(block.label)
             pulls = []
             for part in self.method.parts:
                 mine, own = fixed[:, part], W[:, part]
-                scores = products_at(mine, own, block.instance, block.label).requires_grad_()
+                scores = products_at(mine, own, block.instance, label).requires_grad_()
                 lengths = mine.square().sum(1)[block.instance].requires_grad_()
                 losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
                 total += (losses.detach() * share[block.client]).sum()
-                pull = WeightedBags(block.label, block.starts, slope * share[block.client]) @ own
+                pull = WeightedBags(label, block.starts, slope * share[block.client]) @ own
                 if growth is not None:
                     of_instance = torch.zeros_like(mine[:, 0])
                     of_instance.index_add_(0, block.instance, growth * share[block.client])
@@ -77,41 +81,48 @@ class FusedEngine:
                     weight = slope * inverse[block.client]
                     row_gradient[block.present, part] += block.by_client(weight) @ mine
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
+        gradients = [parameter.grad for parameter in encoder.parameters() if parameter.grad is not None]
+        distributed.sum_over([*gradients, total] + ([] if row_gradient is None else [row_gradient]))
 
         users = self.federation.user_count(participants)
         traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
-        rows = self._rows(W, row_gradient, torch.from_numpy(labels).to(W.device), weights)
+        own = torch.from_numpy(labels).to(W.device)
+        rows = no_rows(W) if row_gradient is None else self._rows(W[place(own)], row_gradient, own, weights)
         return RoundResult(self._change(model, encoder, taken), *rows, total.item(), traffic)
 
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         """All clients' at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
-        labels = self.federation.labels
-        features = self.federation.features.astype(getattr(np, self.settings.dtype))
-        instance = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
+        instances = distributed.own_part(np.arange(self.federation.labels.shape[0]))
+        labels = self.federation.labels[instances]
+        features = self.federation.features[instances].astype(getattr(np, self.settings.dtype))
         own = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)
-        of = torch.from_numpy(instance).to(W.device)
-        counted = W.new_zeros(labels.shape[0]).index_add_(0, of, self.method.share(own, of))
+        of = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
+        shares = self.method.share(own, torch.from_numpy(instances).to(W.device)[of])
+        counted = W.new_zeros(len(instances)).index_add_(0, of, shares)
         weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
         gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
         weights = self.method.label_weights[own]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ (WeightedBags(own, starts, weights) @ W)
+        constant = weights.square().sum()
+        distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
         traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
-        return Sums(gram, cross, weights.square().sum().item(), labels.nnz, traffic)
+        return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     def _take(self, participants: np.ndarray, chance: Chance, like: Tensor) -> tuple[Taken, Iterable[Block]]:
         """What the round is on. Where that is everything, it is made once and kept."""
         client, block_rows = self.settings.client, self.settings.block_rows
         if len(participants) == len(self.federation.clients) and client.sample == 1:
             if self._everyone is None:
-                taken = Taken.of(self.federation, participants, chance)
+                taken = Taken.of(self.federation, participants, chance).own_share()
                 self._everyone = taken, list(taken.blocks(block_rows, like))
             return self._everyone
         taken = Taken.of(self.federation, participants, chance)
         if client.weight_decay == 0:  # which moves every row
             taken = taken.with_features(block_rows)
+        taken = taken.own_share()
         return taken, taken.blocks(block_rows, like)
 
     def _change(self, model: Model, encoder: Encoder, taken: Taken) -> list[Tensor]:
@@ -129,10 +140,16 @@ class FusedEngine:
             change.append(gradient)
         return change
 
-    def _rows(self, W: Tensor, gradient: Tensor | None, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        if gradient is None:
-            return no_rows(W)
-        return mean_rows(labels, unit_rows(W[labels] - self.settings.client.row_rate * gradient), weights)
+    def _rows(self, before: Tensor, gradient: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return mean_rows(labels, unit_rows(before - self.settings.client.row_rate * gradient), weights)
+
+
+def _rows_for(model: Model, labels: np.ndarray) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """(rows, place): W and where it has a label's row; of a W in parts, the rows of these labels, brought together."""
+    if model.shard is None:
+        return model.W, lambda label: label
+    held = torch.from_numpy(np.unique(labels)).to(model.W.device)
+    return model.shard.take(model.W, held), partial(torch.searchsorted, held)
 
 
 def _encoder_for(model: Model, taken: Taken) -> Encoder:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix, issparse
 from torch import Tensor
 
+from fedalc import distributed
 from fedalc.data.clients import Federation
 from fedalc.encoders import Batch, Chance, make_batch
 from fedalc.products import WeightedBags
@@ -67,7 +68,14 @@ class Taken:
         features = np.flatnonzero(occurs)
         if 2 * len(features) > len(occurs):
             return self
-        return Taken(self.federation, self.participants, self.instances, self.pairs, features)
+        return replace(self, features=features)
+
+    def own_share(self) -> Taken:
+        """What this process works on, of several. The features stay those of all."""
+        if distributed.here().count == 1:
+            return self
+        own = distributed.own_part(np.arange(len(self.instances)))
+        return replace(self, instances=self.instances[own], pairs=self.pairs[own])
 
     def blocks(self, block_rows: int, like: Tensor) -> Iterator[Block]:
         labels = self.federation.label_of[self.participants]

@@ -20,6 +20,7 @@ from fedalc.geometry import frequency_rows, orthogonal_rows, random_rows, unit_r
 from fedalc.knowledge import LabelKnowledge
 from fedalc.memory import blocks
 from fedalc.regularizers import Objective
+from fedalc.sharding import Shard, shard_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Method(ABC):
         return 1
 
     def start(self, generator: torch.Generator) -> Tensor:
-        """W before round 1: spread out, one unit row per label."""
+        """W before round 1: spread out, one unit row per label, or those of this process's `shard`."""
         if self.settings.embeddings.start == "by-frequency":
             dim, dtype = self.settings.encoder.dim, getattr(torch, self.settings.dtype)
             return frequency_rows(torch.from_numpy(self._counts), dim, generator, dtype)
@@ -72,7 +73,13 @@ class Method(ABC):
 
     def spread_out(self, rows: int, generator: torch.Generator) -> Tensor:
         draw = orthogonal_rows if self.settings.embeddings.start == "orthogonal" else random_rows
-        return draw(rows, self.settings.encoder.dim, generator, getattr(torch, self.settings.dtype))
+        own = None if self.shard is None else self.shard.own
+        return draw(rows, self.settings.encoder.dim, generator, getattr(torch, self.settings.dtype), own)
+
+    @cached_property
+    def shard(self) -> Shard | None:
+        """Where W's rows are, if they are spread over processes."""
+        return shard_of(self.settings, self.label_count)
 
     def loss(self, scores: Tensor, lengths: Tensor, labels: Tensor, instances: Tensor) -> Tensor:
         """Losses of positive pairs, from s = g(x)ᵀw_u and ‖g(x)‖² of each (in one sub-model, where there are several).

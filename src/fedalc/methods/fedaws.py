@@ -43,6 +43,7 @@ class FedAwS(Method):
             rows=labels if settings.rows == "participants" else None,
             search=self.search,
             budget=self.settings.memory_budget,
+            shard=self.shard,
         )
 
     @property
@@ -54,6 +55,6 @@ class FedAwS(Method):
     def candidates(self, W: Tensor, generator: torch.Generator) -> Tensor | None:
         """The classes among which neighbours are sought in this round: all, or a fresh sample."""
         size = self.settings.regularizer.candidates
-        if size is None or size >= len(W):
+        if size is None or size >= self.label_count:
             return None
-        return torch.randperm(len(W), generator=generator)[:size].sort().values.to(W.device)
+        return torch.randperm(self.label_count, generator=generator)[:size].sort().values.to(W.device)

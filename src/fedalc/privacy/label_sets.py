@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc import distributed
 from fedalc.correlations import Correlations
 from fedalc.privacy.gradients import PrivateGradient
 from fedalc.regularizers import Regularizer
@@ -29,5 +30,9 @@ class PrivateLabelSets:
         """What stands, for one step, for the regulariser that `build` makes of correlations."""
         self.looks += 1
         s = self.settings
-        generator = np.random.default_rng() if self.seed is None else numpy_generator(self.seed, "look", self.looks)
+        generator = (
+            np.random.default_rng(distributed.shared_entropy())
+            if self.seed is None
+            else numpy_generator(self.seed, "look", self.looks)
+        )
         return PrivateGradient(build, self.label_sets, s.clip, self.noise_multiplier, s.sample_rate, generator)

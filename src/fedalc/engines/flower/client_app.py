@@ -107,7 +107,7 @@ def train(message: Message, context: Context) -> RecordDict:
     result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)
     reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
     if work.method.trains_rows:
-        reply["rows"] = pack({"rows": result.put_into(model.W)})
+        reply["rows"] = pack({"rows": result.put_into(model)})
     return reply
 
 
