@@ -136,9 +136,10 @@ def page(machine: dict[str, float], parts: list[dict[str, Any]]) -> str:
     lines = [
         "# What limits each part",
         "",
-        f"`FEDALC_DATA=… make bench-kernels`: eurlex15k, mlp, one block of 2,048 instances,",
+        "`FEDALC_DATA=… make bench-kernels`: eurlex15k, mlp, one block of 2,048 instances,",
         f"{machine['cores']:.0f} cores. Matrix-multiply peak {machine['peak_gflops']:.0f} GFLOP/s, copying",
-        f"{machine['copy_gbps']:.0f} GB/s, both measured in the same process. Rows that are few enough for the processor's cache move faster than copying does.",
+        f"{machine['copy_gbps']:.0f} GB/s, both measured in the same process. Rows that are few enough for",
+        "the processor's cache move faster than copying does.",
         "",
         "| part | ms | GFLOP/s | of the peak | GB/s | of copying |",
         "|---|--:|--:|--:|--:|--:|",
