@@ -23,9 +23,10 @@ def run(way: str, job: Path, rounds: int) -> Measured:
         from peers.pfl_loop import run as run_pfl
 
         return run_pfl(job, rounds)
-    from peers.flower_simulation import run_in_process, run_with_ray
+    from peers.flower_simulation import run_as_in_examples, run_in_process, run_with_ray
 
-    return {"flower": run_in_process, "flower-ray": run_with_ray}[way](job, rounds)
+    flower = {"flower": run_in_process, "flower-ray": run_with_ray, "flower-examples": run_as_in_examples}
+    return flower[way](job, rounds)
 
 
 if __name__ == "__main__":

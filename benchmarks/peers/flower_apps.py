@@ -1,7 +1,8 @@
 """The job as a Flower app: a client's training and the server's federated averaging, with Flower's own FedAvg.
 
 The client is as Flower's examples for PyTorch are: θ comes and goes as an ArrayRecord of the state dict, the client's
-data is found by its partition. A process reads the data and builds the module once, not for each message.
+data is found by its partition, and a process reads it once. `example_app` builds its module for each message, as the
+examples do; `client_app` keeps one for the life of the process.
 """
 
 from __future__ import annotations
@@ -21,18 +22,32 @@ from peers.job import RATE, Job
 from peers.measured import Measured, Stopwatch, norm
 from peers.torch_model import ClientData, Encoder, client_data
 
-client_app = ClientApp()
+client_app, example_app = ClientApp(), ClientApp()
 
 
 @cache
-def data_and_module(path: str) -> tuple[list[ClientData], Encoder]:
+def job_and_data(path: str) -> tuple[Job, list[ClientData]]:
     job = Job.load(Path(path))
-    return client_data(job), Encoder(job)
+    return job, client_data(job)
+
+
+@cache
+def kept_module(path: str) -> Encoder:
+    return Encoder(job_and_data(path)[0])
 
 
 @client_app.train()
-def train(message: Message, context: Context) -> Message:
-    clients, module = data_and_module(str(message.content["config"]["job"]))
+def train_kept(message: Message, context: Context) -> Message:
+    return train(kept_module(str(message.content["config"]["job"])), message, context)
+
+
+@example_app.train()
+def train_new(message: Message, context: Context) -> Message:
+    return train(Encoder(job_and_data(str(message.content["config"]["job"]))[0]), message, context)
+
+
+def train(module: Encoder, message: Message, context: Context) -> Message:
+    _, clients = job_and_data(str(message.content["config"]["job"]))
     data = clients[int(context.node_config["partition-id"])]
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)

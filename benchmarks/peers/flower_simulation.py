@@ -1,7 +1,8 @@
 """Flower's simulation: with its Ray backend, and the same apps in one process without Ray.
 
-Ray is kept to the loopback address, without its dashboard, and has one worker per core with one thread each: one worker
-with all threads was slower.
+Ray is kept to the loopback address and without its dashboard. By hand: one worker per core with one thread each (one
+worker with all threads was slower) and a module that is kept. As in Flower's examples: two cores for a client, which is
+its default, and a new module for each message.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from peers.flower_apps import client_app, server_app  # noqa: E402
+from peers.flower_apps import client_app, example_app, server_app  # noqa: E402
 from peers.job import Job  # noqa: E402
 from peers.measured import Measured  # noqa: E402
 
-WORKERS = os.cpu_count() or 1
+CORES = os.cpu_count() or 1
+WORKERS = CORES
 
 
 class LocalGrid(Grid):
@@ -82,16 +84,22 @@ def run_in_process(path: Path, rounds: int) -> Measured:
 
 
 def run_with_ray(path: Path, rounds: int) -> Measured:
+    os.environ["OMP_NUM_THREADS"] = str(CORES // WORKERS)  # the workers take it over
+    return _run_with_ray(path, rounds, client_app, {"num_cpus": CORES / WORKERS, "num_gpus": 0.0})
+
+
+def run_as_in_examples(path: Path, rounds: int) -> Measured:
+    return _run_with_ray(path, rounds, example_app, {"num_cpus": 2, "num_gpus": 0.0})
+
+
+def _run_with_ray(path: Path, rounds: int, app: ClientApp, resources: dict[str, float]) -> Measured:
     from flwr.simulation import run_simulation
 
     measured = Measured()
-    cores = os.cpu_count() or 1
-    ray = {"num_cpus": cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1", "_temp_dir": str(FOLDER)}
-    os.environ["OMP_NUM_THREADS"] = str(cores // WORKERS)  # the workers take it over
-    resources = {"num_cpus": cores / WORKERS, "num_gpus": 0.0}
+    ray = {"num_cpus": CORES, "include_dashboard": False, "_node_ip_address": "127.0.0.1", "_temp_dir": str(FOLDER)}
     run_simulation(
         server_app(path, rounds, measured),
-        client_app,
+        app,
         num_supernodes=len(Job.load(path).rows),
         backend_config={"init_args": ray, "client_resources": resources},
     )

@@ -19,10 +19,11 @@ seconds, of all threads and processes, tell more than seconds where the machine 
 How the others were set up: sparse features go into an `nn.EmbeddingBag` with weights (of four ways tried the fastest on
 eurlex15k, and within 2% of the fastest on Bibtex), dense ones into an `nn.Linear`; tensors are made once. The plain
 loop has one local module and in-place sums. pfl: its simulated backend, one process, no evaluation in timed rounds.
-Flower: FedAvg and a client as in its PyTorch examples, data and module kept between messages; with Ray, one worker per
-core (one worker with all threads was slower when tried), on the loopback address; without, the same apps called in one
-process, nothing copied in between. Its FedAvg holds all replies: memory grows with the clients. Memory of several
-processes counts shared pages once.
+Flower: FedAvg and a client as in its PyTorch examples, data kept between messages, Ray on the loopback address. Tuned
+by hand: the module is kept too, and there is one worker per core (one worker with all threads was slower when tried).
+As in its examples: a new module for each message, and two cores a client, the default. Without Ray: the tuned apps
+called in one process, nothing copied in between. Its FedAvg holds all replies: memory grows with the clients. Memory of
+several processes counts shared pages once.
 """
 
 
