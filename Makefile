@@ -45,8 +45,8 @@ $(PEERS)/.ready: benchmarks/peers/requirements.txt pyproject.toml | $(READY)
 	@touch $@
 
 bench: $(READY) $(PEERS)/.ready  ## speed and memory beside a plain loop, pfl and Flower, from one run (needs FEDALC_DATA; about 20 minutes)
-	$(PEERS)/bin/python benchmarks/engines.py
 	$(BIN)/python benchmarks/joining.py
+	$(PEERS)/bin/python benchmarks/engines.py
 
 bench-growth: $(READY)  ## how cost grows with instances, labels, features and clients, as curves (a few minutes)
 	$(BIN)/python benchmarks/growth.py

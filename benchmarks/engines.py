@@ -30,6 +30,7 @@ from rich.console import Console
 ROUNDS = 4  # the first one warms up
 WAYS = {
     "fused": "fedalc, `fused`",
+    "fused-mixed": "fedalc, `fused`, mixed precision",
     "clients": "fedalc, `clients`",
     "plain": "plain PyTorch loop",
     "pfl": "pfl",
@@ -37,7 +38,7 @@ WAYS = {
     "flower-ray": "Flower simulation (Ray), tuned by hand",
     "flower-examples": "Flower simulation (Ray), as in its examples",
 }
-ORDER = ("fused", "clients", "plain", "fused", "pfl", "flower", "flower-ray", "flower-examples", "fused")
+ORDER = ("fused", "fused-mixed", "clients", "plain", "fused", "pfl", "flower", "flower-ray", "flower-examples", "fused")
 TITLES = {
     "bibtex": "Bibtex, mlp",
     "eurlex15k": "eurlex15k, mlp",
@@ -53,8 +54,10 @@ TARGETS = {
     ("eurlex15k", "flower-ray"): 200.0,
     ("eurlex15k", "flower-examples"): 200.0,
 }  # how many times as long as `fused`
+OURS = ("fused", "fused-mixed")  # fast enough for all clients
 PEAK_TARGETS = {"eurlex15k": 0.7}
 DISTURBED = 0.1  # cores: less than that is the system itself
+OTHER_ARITHMETIC = {"fused-mixed": ": its dense layers multiply in bfloat16"}
 SAME = 1e-4  # losses that differ by more are not the same
 HERE = Path(__file__).parent
 OUT, PAGE = HERE / "engines.json", HERE.parent / "docs" / "results" / "speed.md"
@@ -86,7 +89,7 @@ def run_job(name: str, folder: Path, status: Callable[[str], Any]) -> dict[str, 
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for way in ORDER:
         with status(f"{name}: {WAYS[way]}"):
-            found[way].append(measure(way, whole if way == "fused" else part))
+            found[way].append(measure(way, whole if way in OURS else part))
     reference = found["fused"][0]
     on_sample = None
     if sample is not job:
@@ -112,7 +115,7 @@ def rows_of(
         if broken or "failed" in reference or fused_seconds is None:
             row |= {"failed": (broken or reference).get("failed", "no `fused` to compare with"), "met": False}
             continue
-        scaled = way != "fused" and scale > 1
+        scaled = way not in OURS and scale > 1
         factor = scale if scaled else 1
         seconds = [factor * s for one in runs for s in one["seconds"][1:]]
         row |= {
@@ -122,7 +125,9 @@ def rows_of(
             "scaled": scaled,
             "losses": runs[0]["losses"],
             "memory_mb": max(one["memory_mb"] for one in runs),
-            "differs_by": difference(runs[0], reference) if way != "fused" else None,
+            "differs_by": None
+            if way == "fused"
+            else difference(runs[0], found["fused"][0] if way in OURS else reference),
         }
         others = statistics.median([share for one in runs for share in one["others"][1:]])
         if others > DISTURBED:
@@ -130,7 +135,8 @@ def rows_of(
         row["ratio"] = row["seconds_per_round"] / fused_seconds if way != "fused" else None
         row["met"] = target is None or row["ratio"] >= target
         if row["differs_by"] is not None and not row["differs_by"] <= SAME:
-            row |= {"met": False, "note": "not the same losses"}
+            excused = OTHER_ARITHMETIC.get(way)
+            row |= {"met": excused is not None, "note": f"not the same losses{excused or ''}"}
     remarks = []
     if scale > 1:
         sizes = f"{sample.counts.mean():.1f} instances each on average, of all {job.counts.mean():.1f}"

@@ -1,4 +1,4 @@
-"""Our own engines, `fused` and `clients`."""
+"""Our own engines, `fused` and `clients`; and `fused` with dense layers that multiply in bfloat16."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from peers.job import HIDDEN, MARGIN, RATE, Job
 from peers.measured import Measured, measure_rounds, norm
 
 
-def training(features: csr_matrix | np.ndarray, labels: csr_matrix, engine: str) -> FederatedTraining:
+def training(features: csr_matrix | np.ndarray, labels: csr_matrix, way: str) -> FederatedTraining:
+    engine, _, mixed = way.partition("-")
     settings: dict[str, Any] = {
         "engine": engine,
         "method": "fedavg-fixed",
-        "encoder": {"name": "mlp", "hidden": HIDDEN, "dropout": 0.0},
+        "encoder": {"name": "mlp", "hidden": HIDDEN, "dropout": 0.0, "precision": mixed or "full"},
         "client": {"learning_rate": RATE, "margin": MARGIN},
         "server": {"optimizer": "sgd", "learning_rate": 1.0, "weights": "samples"},
     }
     return simulated(experiment(settings), Split(csr_matrix(features), labels))
 
 
-def run(path: Path, rounds: int, engine: str) -> Measured:
+def run(path: Path, rounds: int, way: str) -> Measured:
     job = Job.load(path)
-    federated = training(job.features, job.labels, engine)
+    federated = training(job.features, job.labels, way)
     model = federated.model
     with torch.no_grad():
         for parameter, start in zip(model.theta, job.theta, strict=True):
