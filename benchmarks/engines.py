@@ -137,6 +137,10 @@ def rows_of(
         if row["differs_by"] is not None and not row["differs_by"] <= SAME:
             excused = OTHER_ARITHMETIC.get(way)
             row |= {"met": excused is not None, "note": f"not the same losses{excused or ''}"}
+    mixed = next(row for row in rows if row["way"] == "fused-mixed").get("seconds_per_round")
+    for row in rows:
+        other = row["way"] not in OURS and "seconds_per_round" in row and mixed
+        row["ratio_to_mixed"] = row["seconds_per_round"] / mixed if other else None
     remarks = []
     if scale > 1:
         sizes = f"{sample.counts.mean():.1f} instances each on average, of all {job.counts.mean():.1f}"
