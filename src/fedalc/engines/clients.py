@@ -47,7 +47,7 @@ class ClientsEngine:
             loss += weight * client_loss
             with torch.no_grad():
                 for total, mine, server in zip(change, local.theta, model.theta, strict=True):
-                    total.add_(server - mine, alpha=weight)
+                    total.add_(torch.sub(server, mine, out=mine), alpha=weight)  # its own θ is not needed any more
                 for total, mine in zip(statistics, local.statistics, strict=True):
                     total.add_(mine, alpha=weight)
         rows = no_rows(model.W)
@@ -92,15 +92,13 @@ class ClientsEngine:
             batches = self._batches(client, chance, epoch, round_number)
             blocks = one_ahead(self._rows(part, row) for batch in batches for part in self._parts(batch))
             for instances in batches:
-                gradient = [torch.zeros_like(parameter) for parameter in learned]
-                for parameter, total in zip(learned, gradient, strict=True):
-                    parameter.grad = total
+                for parameter in learned:  # in the place of the client before: θ's are large
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+                counted = self._counted(client, instances)
                 loss = sum(
-                    self._add_gradient(local, row, client, part, next(blocks), chance)
+                    self._add_gradient(local, row, client, part, next(blocks), chance, counted)
                     for part in self._parts(instances)
                 )
-                for total in gradient:
-                    total /= self._counted(client, instances)
                 optimizer.step()
                 if self.method.trains_rows:
                     with torch.no_grad():
@@ -120,9 +118,16 @@ class ClientsEngine:
         return make_batch(self.federation.features[instances], keys, like.dtype, like.device)
 
     def _add_gradient(
-        self, local: Model, row: Tensor, client: int, instances: np.ndarray, rows: Batch, chance: Chance
+        self,
+        local: Model,
+        row: Tensor,
+        client: int,
+        instances: np.ndarray,
+        rows: Batch,
+        chance: Chance,
+        counted: float,
     ) -> float:
-        """Of the summed loss of some of a batch's instances. Returns that sum."""
+        """Of the summed loss of some of a batch's instances, over how many it counts for. Returns that sum."""
         g = local.encoder(rows, chance)
         own = torch.full_like(rows.keys, int(self.federation.label_of[client]))
         held = torch.from_numpy(instances).to(row.device)
@@ -131,7 +136,7 @@ class ClientsEngine:
             for part in self.method.parts
         ]
         loss = torch.stack(losses).sum()
-        loss.backward()
+        (loss / counted).backward()
         return loss.item()
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
