@@ -32,30 +32,12 @@ def timed(work: Callable[[], Any], repeat: int = 7) -> float:
     return statistics.median(times)
 
 
-def peak_gflops() -> float:
-    import torch
-
-    best = 0.0
-    for size in (1024, 2048, 4096):
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        best = max(best, 2 * size**3 / min(timed(lambda a=a, b=b: a @ b, 3) for _ in range(3)) / 1e9)
-    return best
-
-
-def copy_gbps() -> float:
-    import torch
-
-    a = torch.randn(50_000_000)
-    b = a.clone()
-    return 2 * a.numel() * 4 / min(timed(lambda: b.copy_(a), 3) for _ in range(3)) / 1e9
-
-
 def measure() -> list[dict[str, Any]]:
     import torch
 
     from fedalc.data import Split, load_dataset
     from fedalc.encoders import Chance, scale_rows
-    from fedalc.engines.taken import Taken
+    from fedalc.engines.portion import Portion
     from fedalc.evaluation import evaluate
     from fedalc.federated import knowledge_for, simulated
     from fedalc.neighbours import nearest
@@ -68,7 +50,7 @@ def measure() -> list[dict[str, Any]]:
     training = simulated(settings, train, knowledge_for(settings, train))
     federation, model, W = training.federation, training.model, training.model.W
     chance = Chance(settings, 1, W)
-    block = next(Taken.of(federation, federation.clients, chance).blocks(settings.block_rows, W))
+    block = next(Portion.of(federation, federation.clients, chance).blocks(settings.block_rows, W))
     matrix, dim = model.encoder.embedding.detach(), W.shape[1]
     layers, rows = list(model.encoder.layers), len(block.rows)
     values, pairs = len(block.rows.rows.index), len(block.label)
@@ -153,6 +135,7 @@ def page(machine: dict[str, float], parts: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    from peers.machine import copy_gbps, peak_gflops
     from rich.console import Console
     from rich.markdown import Markdown
 

@@ -277,7 +277,7 @@ def test_other_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shares_are_everything_once() -> None:
-    places = [distributed.Place(rank, 3) for rank in range(3)]
+    places = [distributed.Process(rank, 3) for rank in range(3)]
     assert [distributed.own_range(7, place) for place in places] == [slice(0, 2), slice(2, 4), slice(4, 7)]
     assert [distributed.own_range(1, place) for place in places] == [slice(0, 0), slice(0, 0), slice(0, 1)]
 
@@ -296,7 +296,7 @@ def test_shares_are_everything_once() -> None:
 def test_parts_are_refused_where_all_rows_are_needed(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
 ) -> None:
-    monkeypatch.setattr(distributed, "_here", distributed.Place(0, 2))
+    monkeypatch.setattr(distributed, "_here", distributed.Process(0, 2))
     with pytest.raises(ConfigError, match=f"shard_rows: every process needs all class embeddings: .*{reason}"):
         shard_of(settings({"server": {"participation": 0.5}, "shard_rows": "on", **changes}), 7)
 
@@ -305,7 +305,7 @@ def test_large_class_embeddings_are_put_in_parts(monkeypatch: pytest.MonkeyPatch
     sampled = settings({"server": {"participation": 0.5}})
     rows = 2 * 10**9 // (6 * 8)  # of six numbers of eight bytes
     assert shard_of(sampled, rows + 1) is None  # one process has them all
-    monkeypatch.setattr(distributed, "_here", distributed.Place(1, 3))
+    monkeypatch.setattr(distributed, "_here", distributed.Process(1, 3))
     assert shard_of(sampled, rows) is None
     assert shard_of(sampled, rows + 1) == Shard(rows + 1)
     assert shard_of(settings({"server": {"participation": 0.5}, "shard_rows": "off"}), rows + 1) is None
@@ -314,7 +314,7 @@ def test_large_class_embeddings_are_put_in_parts(monkeypatch: pytest.MonkeyPatch
 
 
 def test_neighbours_that_would_take_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "_here", distributed.Place(0, 2))
+    monkeypatch.setattr(distributed, "_here", distributed.Process(0, 2))
     W = torch.zeros(1, 500).expand(100_000, 500)
     with pytest.raises(ConfigError) as error:
         next(Shard(200_000).nearest(W, 5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedalc.errors import ConfigError
@@ -20,13 +22,14 @@ def test_blocks_cover_all_rows_within_the_budget(rows: int, each: int, budget: i
 
 @pytest.mark.parametrize(("text", "value"), [
     ("2GB", 2 * 10**9), ("2 gib", 2**31), ("1.5MB", 1_500_000), ("300", 300), ("64kb", 64_000), (77, 77), ("5B", 5),
+    (1.5e9, 1_500_000_000),
 ])  # fmt: skip
-def test_bytes_are_read(text: str | int, value: int) -> None:
+def test_bytes_are_read(text: Any, value: int) -> None:
     assert read_bytes(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "GB", "two", "2GG", "-3MB", "1e9", "2 GB left", "3I"])
-def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "GB", "two", "2GG", "-3MB", "1e9", "2 GB left", "3I", None, [3], "9" * 400])
+def test_what_is_no_number_of_bytes_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="no number of bytes; write it like 500MB"):
         read_bytes(text)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import fedalc
 from fedalc import neighbours
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError
 from fedalc.geometry import collapse, random_rows, unit_rows
 from fedalc.neighbours import largest, nearest
+from fedalc.resolution import experiment
+from tests.problems import small_dataset
 
 
 def rows_of(count: int, dim: int, seed: int = 1) -> Tensor:
@@ -94,8 +99,49 @@ def test_without_an_index_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(neighbours, "AFFORDABLE", 100)
     with pytest.raises(ConfigError, match=r"regularizer.search.*20 classes.*fedalc\[scale\].*participants"):
         list(nearest(rows_of(20, 4), 3))
-    with pytest.raises(FedalcError, match=r"needs faiss: pip install"):
+    with pytest.raises(ConfigError, match=r"regularizer.search: needs faiss: pip install"):
         list(nearest(rows_of(20, 4), 3, search="index"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "section"),
+    [
+        ({"method": "fedaws"}, 1000, "regularizer"),
+        ({"method": "fedalc", "regularizer": {"candidates": 5000}}, 1000, "regularizer"),
+        (
+            {"method": "fedalc", "regularizer": {"rows": "participants"}, "server": {"participation": 0.02}},
+            20,
+            "regularizer",
+        ),
+        ({"method": "fedalc-fixed", "fixed": {"form": "mined"}}, 1000, "fixed"),
+        ({"method": "fedalc", "regularizer": {"candidates": 500}}, None, ""),
+        ({"method": "fedalc", "regularizer": {"form": "full", "margin": 1.0}}, None, ""),
+        ({"method": "fedalc-fixed"}, None, ""),
+        ({"method": "fedavg"}, None, ""),
+    ],
+    ids=str,
+)
+def test_what_is_searched_is_known_before_it_begins(
+    changes: dict[str, Any], rows: int | None, section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = experiment(changes)
+    found = neighbours.searched(settings, 1000)
+    assert found == (None if rows is None else (rows, "auto", section))
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(neighbours, "AFFORDABLE", 100)
+    if rows is None:
+        neighbours.check_search(settings, 1000)
+    else:
+        with pytest.raises(ConfigError, match=rf"^{section}.search: .*{section}.search = \"exact\""):
+            neighbours.check_search(settings, 1000)
+
+
+def test_a_search_that_cannot_be_done_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(neighbours, "AFFORDABLE", 100)
+    with pytest.raises(ConfigError, match=r"regularizer\.search"):
+        fedalc.train(data=small_dataset(), method="fedaws", rounds=2, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_largest_cosine_of_very_many_rows_is_of_some(monkeypatch: pytest.MonkeyPatch) -> None:

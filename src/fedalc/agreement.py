@@ -54,6 +54,13 @@ def check(settings: Experiment) -> None:
         )
     if settings.regularizer.rows == "participants" and settings.regularizer.form == "full":
         raise ConfigError('all pairs are of all rows; use form = "mined", or rows = "all"', "regularizer.rows")
+    if settings.regularizer.search != "auto" and (
+        settings.regularizer.form == "full" or settings.regularizer.candidates is not None
+    ):
+        raise ConfigError(
+            'is for the nearest among all classes: form = "full" looks for none, and candidates are compared exactly',
+            "regularizer.search",
+        )
     _square_agrees(settings)
     _sample_agrees(settings)
     _collection_agrees(settings)
@@ -191,7 +198,8 @@ def _collection_agrees(settings: Experiment) -> None:
     if privacy.mechanism == "gradients" and settings.needs_counts:
         raise ConfigError('these settings need counts of labels: use "counts"', "privacy.mechanism")
     regularizer = settings.regularizer
-    if privacy.mechanism == "gradients" and (regularizer.rows != "all" or regularizer.search == "index"):
+    by_index = "index" in (regularizer.search, settings.fixed.search)
+    if privacy.mechanism == "gradients" and (regularizer.rows != "all" or by_index):
         raise ConfigError(
             'what one instance adds to a gradient is worked out for regularizer.rows = "all" and an exact search',
             "privacy.mechanism",

@@ -32,7 +32,7 @@ class LostOthers(FedalcError):
 
 
 @dataclass(frozen=True)
-class Place:
+class Process:
     """Which of the processes this is: of all, and of those on its machine."""
 
     rank: int = 0
@@ -45,22 +45,22 @@ class Place:
         return f"process {self.rank} of {self.count}"
 
 
-_here = Place()  # until the others have been met, each is alone
+_here = Process()  # until the others have been met, each is alone
 
 
-def started_as() -> Place:
+def started_as() -> Process:
     """What `torchrun` says in the environment; one process where it says nothing."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return Place()
+        return Process()
     told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     try:
         rank, count, local_rank, local_count = (int(os.environ.get(name, value)) for name, value in told.items())
     except ValueError:
         raise FedalcError(f"{', '.join(told)}: torchrun sets them to numbers, and one of them is none") from None
-    return Place(rank, count, local_rank, local_count)
+    return Process(rank, count, local_rank, local_count)
 
 
-def here() -> Place:
+def here() -> Process:
     """This process among those that have met."""
     return _here
 
@@ -97,11 +97,11 @@ def joined(settings: Experiment) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _here = Place()
+        _here = Process()
         if not cuda:  # NCCL may wait here for those that have gone; the process's end closes everything as well
             dist.destroy_process_group()
         raise
-    _here = Place()
+    _here = Process()
     dist.destroy_process_group()
 
 
@@ -129,11 +129,11 @@ def _minutes() -> float:
 
 
 @contextmanager
-def _talking(place: Place | None = None) -> Iterator[None]:
+def _talking(place: Process | None = None) -> Iterator[None]:
     """What goes wrong between processes, told as what it nearly always is."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # the latter where the environment is incomplete
         reason = (
             re.sub(r"^\[[^]]*\] *", "", str(error)).split(". ")[0].split("\n")[0]
         )  # without torch's own place in it
@@ -162,7 +162,7 @@ def barrier() -> None:
 # --- shares of the work ---
 
 
-def own_range(size: int, place: Place | None = None) -> slice:
+def own_range(size: int, place: Process | None = None) -> slice:
     """This process's part of 0 … size-1, in one piece: the parts follow each other in the order of the processes."""
     at = place or _here
     return slice(size * at.rank // at.count, size * (at.rank + 1) // at.count)
@@ -204,7 +204,7 @@ def sum_of(number: float) -> float:
     return _reduced(number, "SUM")
 
 
-def largest(number: float) -> float:
+def maximum(number: float) -> float:
     return _reduced(number, "MAX")
 
 
@@ -231,7 +231,7 @@ def gather_rows(part: Tensor, size: int) -> Tensor:
         return part
     import torch
 
-    ranges = [own_range(size, Place(rank, _here.count)) for rank in range(_here.count)]
+    ranges = [own_range(size, Process(rank, _here.count)) for rank in range(_here.count)]
     sizes = [rows.stop - rows.start for rows in ranges]
     padded = part.new_zeros(max(sizes), *part.shape[1:])
     padded[: len(part)] = part

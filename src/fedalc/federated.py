@@ -170,7 +170,7 @@ class FederatedTraining:
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         for i, parameter in enumerate(self.model.theta):
             parameter.copy_(tensors[f"theta.{i}"])
-        self.model.W = self.model.own_rows(tensors["W"]).to(self.model.W)
+        self.model.W = self.model.own_rows(tensors["W"]).to(self.model.W).clone()
         for i, value in enumerate(self._averaged):
             kept = tensors[f"average.{i}"]
             value.copy_(self.model.own_rows(kept) if i == len(self._averaged) - 1 else kept)

@@ -126,7 +126,7 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
     looked_at = torch.arange(0, C, _step(C, D), device=W.device)
     looked_at = looked_at[distributed.own_range(len(looked_at))]
     cosines = (found[1].max().item() for found in nearest(unit_rows(W), 1, looked_at, search="exact", budget=budget))
-    return _figures(C, total, gram, distributed.largest(max(cosines, default=-1.0)))
+    return _figures(C, total, gram, distributed.maximum(max(cosines, default=-1.0)))
 
 
 def _moments(W: Tensor, own: Tensor, budget: int) -> tuple[Tensor, Tensor]:

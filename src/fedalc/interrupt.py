@@ -1,4 +1,8 @@
-"""Stopping politely: the first Ctrl-C (or SIGTERM) asks the loop to finish its round and save."""
+"""Stopping politely: the first Ctrl-C (or SIGTERM) asks the loop to finish its round and save.
+
+A second Ctrl-C stops at once. A second SIGTERM does not, and nothing does in one of several processes: there a signal
+comes twice, from the cluster and from `torchrun`, which itself ends those that take too long.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from fedalc import distributed
 
 
 class Interrupt:
@@ -28,6 +34,6 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and number == signal.SIGINT and distributed.here().count == 1:
             raise KeyboardInterrupt
         self.asked = True

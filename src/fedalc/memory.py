@@ -33,7 +33,7 @@ def read_bytes(text: str | int) -> int:
     """
     if isinstance(text, int):
         return text
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B?)\s*", text.upper())
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMGT]?I?B?)\s*", str(text).upper())
     if found is None or found[2] not in _UNITS:
         raise ValueError(f"{text!r} is no number of bytes; write it like 500MB, 2GB or 1.5GiB")
     return int(float(found[1]) * _UNITS[found[2]])

@@ -10,14 +10,17 @@ Memory: within `budget` for a block of similarities, and for an index a copy of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, blocks
+
+if TYPE_CHECKING:
+    from fedalc.config import Experiment
 
 Search = Literal["auto", "exact", "index"]
 AFFORDABLE = 4 * 10**12
@@ -50,7 +53,7 @@ def nearest(
     have the similarity -inf.
     """
     rows = torch.arange(len(W), device=W.device) if rows is None else rows
-    if candidates is None and takes_index(search, len(rows), W):
+    if candidates is None and takes_index(search, len(rows), *W.shape):
         yield from _by_index(W, k, rows, budget)
         return
     among = W if candidates is None else W[candidates]
@@ -109,21 +112,43 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return value, columns.gather(1, place)
 
 
-def takes_index(search: Search, rows: int, W: Tensor) -> bool:
-    """The rule, for so many rows."""
-    cost = operations(rows, *W.shape)
+def searched(settings: Experiment, labels: int) -> tuple[int, Search, str] | None:
+    """(rows, how, section): for how many rows the server's step looks for neighbours among all classes, and where the
+    settings say how. None where it looks for none, or among a sample."""
+    own = settings.regularizer
+    if settings.method in ("fedaws", "fedalc") and own.form == "mined":
+        if own.candidates is not None and own.candidates < labels:
+            return None
+        rows = labels if own.rows == "all" else max(1, round(settings.server.participation * labels))
+        private = settings.privacy.mechanism == "gradients"  # norms and gradient have to be of the same neighbours
+        return rows, "exact" if private else own.search, "regularizer"
+    if settings.method == "fedalc-fixed" and settings.fixed.form == "mined":
+        return labels, "exact" if settings.privacy.mechanism == "gradients" else settings.fixed.search, "fixed"
+    return None
+
+
+def check_search(settings: Experiment, labels: int) -> None:
+    """Refuses, before anything is begun, a search for which there is no index."""
+    if asked := searched(settings, labels):
+        rows, search, section = asked
+        takes_index(search, rows, labels, settings.encoder.dim, section)
+
+
+def takes_index(search: Search, rows: int, classes: int, dim: int, section: str = "regularizer") -> bool:
+    cost = operations(rows, classes, dim)
     if search == "exact" or (search == "auto" and cost <= AFFORDABLE):
         return False
     try:
         import faiss  # noqa: F401
     except ImportError:
         if search == "index":
-            raise FedalcError('search by an index needs faiss: pip install "fedalc[scale]"') from None
+            raise ConfigError('needs faiss: pip install "fedalc[scale]"', f"{section}.search") from None
+        fewer = 'set regularizer.candidates, regularizer.rows = "participants", or ' if section == "regularizer" else ""
         raise ConfigError(
-            f"the nearest of {len(W):,} classes for {rows:,} of them take {cost:.1e} operations, more than the "
+            f"the nearest of {classes:,} classes for {rows:,} of them take {cost:.1e} operations, more than the "
             f'{AFFORDABLE:.0e} up to which they are found exactly; install an index (pip install "fedalc[scale]"), or '
-            'set regularizer.candidates, regularizer.rows = "participants", or search = "exact" and wait',
-            "regularizer.search",
+            f'{fewer}{section}.search = "exact" and wait',
+            f"{section}.search",
         ) from None
     return True
 

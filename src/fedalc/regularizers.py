@@ -208,7 +208,7 @@ class NearestPairs:
         if self.shard is None:
             rows = torch.arange(len(W), device=W.device) if self.rows is None else self.rows
             if self.candidates is None:
-                search = "index" if takes_index(search, len(rows), W) else "exact"
+                search = "index" if takes_index(search, len(rows), *W.shape) else "exact"
             rows = rows if share is None else rows[share]
             found = nearest(W, self.neighbours + adaptive, rows, self.candidates, search, self.budget)
         else:

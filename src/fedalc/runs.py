@@ -38,6 +38,7 @@ from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.interrupt import Interrupt
 from fedalc.methods import METHODS
+from fedalc.neighbours import check_search
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
@@ -121,6 +122,7 @@ def _train(
                 data = load_dataset(settings.dataset, data_dir, images=options)
         check_kind(settings, data)
         check_memory(settings, data)
+        check_search(settings, data.label_count)
         kind = OracleTraining if settings.method in ORACLES else Training
         training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
         return fill_folder(training, place, resume, overwrite)
@@ -376,7 +378,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "rounds_run": cost["rounds_run"],
         "seconds": cost["seconds"],
         "seconds_per_round": cost["seconds"] / max(cost["rounds_run"], 1),
-        "peak_memory_mb": distributed.largest(_peak_memory_mb()),  # of one process
+        "peak_memory_mb": distributed.maximum(_peak_memory_mb()),  # of one process
         "bytes_up": cost["bytes_up"],
         "bytes_down": cost["bytes_down"],
         "collection": own["collection"],

@@ -154,6 +154,7 @@ class FixedSettings(Settings):
     weighting: Weighting = "sigma"
     form: Literal["full", "mined"] = "full"  # mined: the second part over the K nearest classes of each only
     neighbours: Count = 50  # K, mined only
+    search: Literal["auto", "exact", "index"] = "auto"  # mined only: as of the regularizer
 
 
 class CollectionSettings(Settings):

@@ -15,10 +15,20 @@ from torch import Tensor
 
 from fedalc import distributed
 from fedalc.config import Experiment
-from fedalc.distributed import Place
+from fedalc.distributed import Process
 from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, blocks
-from fedalc.neighbours import AFFORDABLE, ROWS_BUDGET, Found, Hide, Search, hide_places, largest_products, operations
+from fedalc.neighbours import (
+    AFFORDABLE,
+    ROWS_BUDGET,
+    Found,
+    Hide,
+    Search,
+    hide_places,
+    largest_products,
+    operations,
+    searched,
+)
 
 LARGE = 2 * 10**9
 """Bytes of W above which its rows are spread over the processes, unless `shard_rows` says otherwise."""
@@ -57,7 +67,7 @@ class Shard:
         """All rows in order, some at a time, in every process: (labels, rows), sent by the one that has them."""
         here = distributed.here()
         for rank in range(here.count):
-            held = distributed.own_range(self.rows, Place(rank, here.count))
+            held = distributed.own_range(self.rows, Process(rank, here.count))
             for labels in blocks(self.rows, W.shape[1] * W.element_size(), budget, within=held):
                 size = labels.stop - labels.start
                 own = labels.start - held.start
@@ -90,9 +100,7 @@ class Shard:
         rows = torch.arange(self.rows, device=W.device) if rows is None else rows
         among, numbers, classes = W, torch.arange(self.own.start, self.own.stop, device=W.device), self.rows
         out: Tensor | None = None
-        if candidates is None:
-            _check_affordable(search, len(rows), classes, W.shape[1])
-        else:
+        if candidates is not None:
             inside, place = self.places(candidates)
             classes = len(candidates)
             if 2 * classes < self.rows:
@@ -128,17 +136,6 @@ def best_of_all(value: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
     return value, number.gather(1, place)
 
 
-def _check_affordable(search: Search, rows: int, classes: int, dim: int) -> None:
-    cost, limit = operations(rows, classes, dim), AFFORDABLE * distributed.here().count
-    if search == "auto" and cost > limit:
-        raise ConfigError(
-            f"the nearest of {classes:,} classes for {rows:,} of them take {cost:.1e} operations, more than "
-            f"{limit:.0e}, and an index would need all class embeddings in one process; set regularizer.candidates, "
-            'regularizer.rows = "participants", or search = "exact" and wait',
-            "regularizer.search",
-        )
-
-
 def shard_of(settings: Experiment, labels: int) -> Shard | None:
     """How W is spread over the processes that have met, if it is: where `shard_rows` asks for it, or, left to `auto`,
     where W is `LARGE` and the settings allow it."""
@@ -156,6 +153,15 @@ def shard_of(settings: Experiment, labels: int) -> Shard | None:
     return None
 
 
+def _needs_index(settings: Experiment, labels: int) -> bool:
+    """Whether an exact search would take more operations than all processes together can afford."""
+    asked = searched(settings, labels)
+    if asked is None:
+        return False
+    rows, search, _ = asked
+    return search == "auto" and operations(rows, labels, settings.encoder.dim) > AFFORDABLE * distributed.here().count
+
+
 def _needs_all_rows(settings: Experiment, labels: int) -> str | None:
     regularized = settings.method in ("fedaws", "fedalc")
     reasons = (
@@ -166,5 +172,9 @@ def _needs_all_rows(settings: Experiment, labels: int) -> str | None:
         (regularized and settings.regularizer.search == "index", 'regularizer.search = "index"'),
         (settings.privacy.mechanism == "gradients", 'privacy.mechanism = "gradients"'),
         (labels < distributed.here().count, "there are fewer labels than processes"),
+        (
+            _needs_index(settings, labels),
+            "neighbours of so many classes are found by an index, which is of all of them",
+        ),
     )
     return next((reason for so, reason in reasons if so), None)

@@ -152,11 +152,8 @@ class Training(AnyTraining):
             loss = federated.run_round()
             due = federated.round_number % every == 0 or federated.round_number == self.rounds
             # Looking at all of θ and W costs more than a round of few clients, and the next loss would show it.
-            if not math.isfinite(loss) or (due and not federated.is_finite()):
-                raise FedalcError(
-                    f"training diverged: numbers that are not finite after round {federated.round_number}; "
-                    "lower client.learning_rate, server.learning_rate or regularizer.lambda"
-                )
+            if not math.isfinite(loss) or due:
+                self._refuse_divergence(loss)
             for callback in self.callbacks:
                 callback.round(federated.round_number, loss)
             if due:
@@ -165,6 +162,13 @@ class Training(AnyTraining):
             self._save_if_due(force=stop or self._spends_each_round)
             if stop:
                 raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
+
+    def _refuse_divergence(self, loss: float = 0.0) -> None:
+        if not (math.isfinite(loss) and self.federated.is_finite()):
+            raise FedalcError(
+                f"training diverged: numbers that are not finite after round {self.federated.round_number}; "
+                "lower client.learning_rate, server.learning_rate or regularizer.lambda"
+            )
 
     def _evaluate(self, loss: float) -> None:
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
@@ -277,6 +281,7 @@ class Training(AnyTraining):
         due = force or time.monotonic() - self._saved_at > self.checkpoint_seconds
         if self.folder is None or not distributed.any_of(due):
             return
+        self._refuse_divergence()  # rather than put it in the place of what was good
         facts = {
             "data": self.dataset.fingerprint,
             "phase": self.phase,
@@ -322,7 +327,8 @@ class Training(AnyTraining):
         if self.phase == "refit":
             self.federated = self._begin(self.dataset.train)
         self.federated.restore(tensors, facts["federated"])
-        self.chosen_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("chosen.")}
+        # Copies: what was read is a map of the file, which the next checkpoint takes away.
+        self.chosen_tensors = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("chosen.")}
         if self.chosen_tensors:
             last = f"chosen.{len(self.chosen_tensors) - 1}"
             self.chosen_tensors[last] = self.federated.model.own_rows(self.chosen_tensors[last]).clone()

@@ -14,6 +14,7 @@ from fedalc.errors import ConfigError
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.model import Model
+from fedalc.products import WeightedBags
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def mean_rows(labels: Tensor, copies: Tensor, weights: Tensor) -> tuple[Tensor, 
     """The labels of the clients, ascending, and the row of each: the client's copy. Where several clients have one
     label, the mean of their copies, weighted by p as θ is, and brought back to length 1."""
     held, place = labels.unique(return_inverse=True)
-    rows = copies.new_zeros(len(held), copies.shape[1])
+    order = place.argsort(stable=True)
     if len(held) == len(labels):
-        rows[place] = copies
-        return held, rows
-    return held, unit_rows(rows.index_add_(0, place, copies * weights.unsqueeze(1)))
+        return held, copies[order]
+    starts = torch.cat([place.new_zeros(1), place.bincount().cumsum(0)])
+    return held, unit_rows(WeightedBags(order, starts, weights[order]) @ copies)
 
 
 def no_rows(W: Tensor) -> tuple[Tensor, Tensor]:

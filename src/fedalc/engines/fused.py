@@ -29,7 +29,7 @@ from fedalc.data.clients import Federation
 from fedalc.encoders import Chance, Encoder, ImageEncoder
 from fedalc.engines.ahead import one_ahead
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
-from fedalc.engines.taken import Block, Taken
+from fedalc.engines.portion import Block, Portion
 from fedalc.geometry import unit_rows
 from fedalc.ledger import Ledger
 from fedalc.methods import Method
@@ -44,7 +44,7 @@ class FusedEngine:
         self.federation = federation
         self.method = method
         self.settings = settings
-        self._everyone: tuple[Taken, list[Block]] | None = None
+        self._everyone: tuple[Portion, list[Block]] | None = None
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         labels = self.federation.label_of[participants]
@@ -56,8 +56,8 @@ class FusedEngine:
 
         row_gradient = W.new_zeros(len(participants), W.shape[1]) if self.method.trains_rows else None
         total = torch.zeros((), dtype=torch.float64, device=W.device)
-        taken, blocks = self._take(participants, chance, W)
-        encoder = _encoder_for(model, taken)
+        portion, blocks = self._take(participants, chance, W)
+        encoder = _encoder_for(model, portion)
         for parameter in encoder.parameters():
             parameter.grad = torch.zeros_like(parameter)
         for block in one_ahead(blocks):
@@ -88,7 +88,7 @@ class FusedEngine:
         traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
         own = torch.from_numpy(labels).to(W.device)
         rows = no_rows(W) if row_gradient is None else self._rows(W[place(own)], row_gradient, own, weights)
-        return RoundResult(self._change(model, encoder, taken), *rows, total.item(), traffic)
+        return RoundResult(self._change(model, encoder, portion), *rows, total.item(), traffic)
 
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
@@ -111,21 +111,21 @@ class FusedEngine:
         traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
-    def _take(self, participants: np.ndarray, chance: Chance, like: Tensor) -> tuple[Taken, Iterable[Block]]:
+    def _take(self, participants: np.ndarray, chance: Chance, like: Tensor) -> tuple[Portion, Iterable[Block]]:
         """What the round is on. Where that is everything, it is made once and kept."""
         client, block_rows = self.settings.client, self.settings.block_rows
         if len(participants) == len(self.federation.clients) and client.sample == 1:
             if self._everyone is None:
-                taken = Taken.of(self.federation, participants, chance).own_share()
-                self._everyone = taken, list(taken.blocks(block_rows, like))
+                portion = Portion.of(self.federation, participants, chance).own_share()
+                self._everyone = portion, list(portion.blocks(block_rows, like))
             return self._everyone
-        taken = Taken.of(self.federation, participants, chance)
+        portion = Portion.of(self.federation, participants, chance)
         if client.weight_decay == 0:  # which moves every row
-            taken = taken.with_features(block_rows)
-        taken = taken.own_share()
-        return taken, taken.blocks(block_rows, like)
+            portion = portion.with_features(block_rows)
+        portion = portion.own_share()
+        return portion, portion.blocks(block_rows, like)
 
-    def _change(self, model: Model, encoder: Encoder, taken: Taken) -> list[Tensor]:
+    def _change(self, model: Model, encoder: Encoder, portion: Portion) -> list[Tensor]:
         settings = self.settings.client
         change = []
         for parameter, learnt in zip(model.theta, encoder.parameters(), strict=True):
@@ -133,7 +133,7 @@ class FusedEngine:
             gradient = learnt.grad.add_(learnt.detach(), alpha=settings.weight_decay).mul_(settings.learning_rate)
             learnt.grad = None
             if learnt is not parameter:
-                rows = torch.from_numpy(taken.features).to(gradient.device).unsqueeze(0)
+                rows = torch.from_numpy(portion.features).to(gradient.device).unsqueeze(0)
                 gradient = torch.sparse_coo_tensor(
                     rows, gradient, parameter.shape, is_coalesced=True, check_invariants=False
                 )
@@ -152,8 +152,8 @@ def _rows_for(model: Model, labels: np.ndarray) -> tuple[Tensor, Callable[[Tenso
     return model.shard.take(model.W, held), partial(torch.searchsorted, held)
 
 
-def _encoder_for(model: Model, taken: Taken) -> Encoder:
+def _encoder_for(model: Model, portion: Portion) -> Encoder:
     """The model's, or one that has a part of its first matrix only."""
-    if taken.features is None or isinstance(model.encoder, ImageEncoder):
+    if portion.features is None or isinstance(model.encoder, ImageEncoder):
         return model.encoder
-    return model.encoder.for_features(torch.from_numpy(taken.features).to(model.W.device))
+    return model.encoder.for_features(torch.from_numpy(portion.features).to(model.W.device))

@@ -19,6 +19,7 @@ from fedalc.correlations import Correlations
 from fedalc.geometry import frequency_rows, orthogonal_rows, random_rows, unit_rows
 from fedalc.knowledge import LabelKnowledge
 from fedalc.memory import blocks
+from fedalc.neighbours import Search
 from fedalc.regularizers import Objective
 from fedalc.sharding import Shard, shard_of
 
@@ -146,6 +147,10 @@ class Method(ABC):
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(dtype=getattr(torch, self.settings.dtype), device=self.settings.device)
+
+    def searching(self, asked: Search) -> Search:
+        """How neighbours are found: exactly where each step is private, for norms and gradient of the same."""
+        return "exact" if self.settings.privacy.mechanism == "gradients" else asked
 
     def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
         """p_u of the clients taking part, from how many instances each holds, and of which label. They sum to 1."""

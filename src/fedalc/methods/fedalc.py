@@ -16,7 +16,6 @@ from fedalc.correlations import Correlations
 from fedalc.methods.base import Method, descend
 from fedalc.methods.fedavg import FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
-from fedalc.neighbours import Search
 from fedalc.privacy import PrivateLabelSets
 from fedalc.regularizers import AllPairs, NearestPairs, Objective, Regularizer, Sum, Together, attract, repel_within
 
@@ -44,15 +43,12 @@ class FedALC(LearnsFromLabels, FedAwS):
     def regularizer(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Objective:
         settings = self.settings.regularizer
         potential = None if settings.margin == "adaptive" else repel_within(settings.margin)
-        nearest = self.nearest_pairs(potential, W, labels, generator)
-
-        def build(known: Correlations) -> Regularizer:
-            if settings.form == "mined":
-                return replace(nearest, correlations=known, weighting=settings.weighting)
-            assert potential is not None  # refused by the settings' validation
-            return AllPairs(potential, known, settings.weighting, self.settings.memory_budget)
-
-        return self.from_labels(build)
+        if settings.form == "mined":
+            nearest = self.nearest_pairs(potential, W, labels, generator)
+            return self.from_labels(lambda known: replace(nearest, correlations=known, weighting=settings.weighting))
+        assert potential is not None  # refused by the settings' validation
+        budget = self.settings.memory_budget
+        return self.from_labels(lambda known: AllPairs(potential, known, settings.weighting, budget))
 
 
 class FedALCFixed(LearnsFromLabels, FedAvgFixed):
@@ -73,10 +69,9 @@ class FedALCFixed(LearnsFromLabels, FedAvgFixed):
             together = Together(attract, known, budget)
             apart: AllPairs | NearestPairs = AllPairs(potential, known, settings.weighting, budget)
             if settings.form == "mined":
-                private = self.settings.privacy.mechanism == "gradients"
-                search: Search = "exact" if private else "auto"
+                how = self.searching(settings.search)
                 apart = NearestPairs(
-                    settings.neighbours, potential, known, settings.weighting, search=search, budget=budget
+                    settings.neighbours, potential, known, settings.weighting, search=how, budget=budget
                 )
             return Sum(((settings.alpha, together), (settings.beta, apart)))
 

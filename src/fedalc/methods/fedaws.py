@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fedalc.methods.base import Method, descend
-from fedalc.neighbours import Search
 from fedalc.regularizers import AllPairs, NearestPairs, Objective, Potential, repel, repel_within
 
 
@@ -41,16 +40,10 @@ class FedAwS(Method):
             potential,
             candidates=self.candidates(W, generator),
             rows=labels if settings.rows == "participants" else None,
-            search=self.search,
+            search=self.searching(settings.search),
             budget=self.settings.memory_budget,
             shard=self.shard,
         )
-
-    @property
-    def search(self) -> Search:
-        """Exact where each step is private: norms and gradient have to be of the same neighbours."""
-        private = self.settings.privacy.mechanism == "gradients"
-        return "exact" if private else self.settings.regularizer.search
 
     def candidates(self, W: Tensor, generator: torch.Generator) -> Tensor | None:
         """The classes among which neighbours are sought in this round: all, or a fresh sample."""

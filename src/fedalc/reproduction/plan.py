@@ -19,7 +19,7 @@ from fedalc.runs import refuse_other_kind
 from fedalc.settings import NONE
 
 State = Literal["done", "begun", "failed", "new"]
-WHERE = ("name", "device", "block_rows", "memory_budget")  # where and how it ran: no part of what was run
+WHERE = ("name", "device", "block_rows", "memory_budget", "shard_rows")  # where and how it ran: no part of what was run
 FAILURE = "failed.txt"  # in a run folder: why it ended without a result
 
 

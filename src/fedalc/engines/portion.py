@@ -39,7 +39,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Portion:
     """`pairs` is instances × participants. `features` are those that occur, where no others are to be looked at."""
 
     federation: Federation
@@ -49,7 +49,7 @@ class Taken:
     features: np.ndarray | None = None
 
     @classmethod
-    def of(cls, federation: Federation, participants: np.ndarray, chance: Chance) -> Taken:
+    def of(cls, federation: Federation, participants: np.ndarray, chance: Chance) -> Portion:
         """Costs what the participants hold."""
         instances, pairs = federation.pairs_of(participants)
         chosen = chance.chosen(federation.keys_of(instances))
@@ -57,7 +57,7 @@ class Taken:
             instances, pairs = instances[chosen], pairs[chosen]
         return cls(federation, participants, instances, pairs)
 
-    def with_features(self, block_rows: int) -> Taken:
+    def with_features(self, block_rows: int) -> Portion:
         """The same with the features of its instances, ascending. As it is, where these are most of all features."""
         matrix = self.federation.features
         if not issparse(matrix):
@@ -70,7 +70,7 @@ class Taken:
             return self
         return replace(self, features=features)
 
-    def own_share(self) -> Taken:
+    def own_share(self) -> Portion:
         """What this process works on, of several. The features stay those of all."""
         if distributed.here().count == 1:
             return self
