@@ -21,7 +21,8 @@ from fedalc.seeds import numpy_generator
 
 
 class ClientsEngine:
-    """Memory: θ three times (the server's, the client's, the sum of changes), the participants' rows and one batch."""
+    """Memory: θ three times (the server's, the client's, the sum of changes), the participants' rows and two blocks of
+    instances."""
 
     clients_keep_rows = True
 
