@@ -338,6 +338,7 @@ class Sum:
             part, slope = term.value_and_gradient(W)
             value += factor * part
             gradient.add_(slope, alpha=factor)
+            del slope  # before the next term's
         return value, gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
