@@ -11,7 +11,17 @@ from torch import Tensor
 from fedalc.correlations import Correlations
 from fedalc.errors import ConfigError
 from fedalc.geometry import random_rows
-from fedalc.regularizers import AllPairs, NearestPairs, Regularizer, Sum, Together, attract, repel, repel_within
+from fedalc.regularizers import (
+    AllPairs,
+    NearestPairs,
+    Potential,
+    Regularizer,
+    Sum,
+    Together,
+    attract,
+    repel,
+    repel_within,
+)
 from tests.problems import random_split
 
 C, D = 9, 5
@@ -187,6 +197,18 @@ def test_more_neighbours_than_classes_is_all_of_them() -> None:
     assert only_self.value_and_gradient(W0)[0] == pytest.approx(
         -sum(distance(W0, u, 4).item() ** 2 for u in range(C) if u != 4)
     )
+
+
+@pytest.mark.parametrize("potential", [repel, None])
+def test_more_neighbours_than_an_index_has_classes(potential: Potential | None) -> None:
+    pytest.importorskip("faiss")
+    W = random_rows(5, D, torch.Generator().manual_seed(2), torch.float64)
+    known = Correlations.from_label_sets(random_split(30, 4, 5, seed=5).labels)
+    for rows in (None, torch.tensor([1, 3])):
+        exact = NearestPairs(7, potential, known, rows=rows, search="exact").value_and_gradient(W)
+        value, gradient = NearestPairs(7, potential, known, rows=rows, search="index").value_and_gradient(W)
+        assert value == pytest.approx(exact[0], rel=1e-5)
+        assert torch.allclose(gradient.to_dense(), exact[1].to_dense(), atol=1e-5)
 
 
 @pytest.mark.parametrize("form", [AllPairs(repel_within(1.2), KNOWN, budget=SMALL), NearestPairs(3, None, KNOWN)])

@@ -38,7 +38,8 @@ class Ranking(Protocol):
 class Scorer:
     """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf).
 
-    Memory: `budget` for a block of scores; and for `of_labels` the embeddings of all instances.
+    Memory of `top`: half of `budget` for a block of scores, and a quarter for the embeddings of all instances, where
+    they fit. `of_labels` keeps them in any case.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Scorer:
     def encode(self, rows: slice) -> Tensor:
         W, features = self.W, self._features[rows]
         at_once = PICTURES_AT_ONCE if isinstance(features, Images) else AT_ONCE
-        parts = [
-            self.model.encoder(make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device))
-            for start in range(0, features.shape[0], at_once)
-            for part in [features[start : start + at_once]]
-        ]
-        return torch.cat(parts) if parts else W.new_zeros(0, W.shape[1])
+        encoded = W.new_empty(features.shape[0], W.shape[1])
+        for start in range(0, len(encoded), at_once):
+            part = features[start : start + at_once]
+            batch = make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device)
+            encoded[start : start + at_once] = self.model.encoder(batch)
+        return encoded
 
     @torch.no_grad()
     def of_labels(self, labels: slice) -> Tensor:
@@ -77,7 +78,7 @@ class Scorer:
         for start in range(0, count, AT_ONCE):
             rows = slice(start, start + AT_ONCE)
             encoded = self.encoded[rows] if self._keeps else self.encode(rows)
-            value[rows], index[rows] = largest_products(encoded, self.W, k, self.masked, self._budget)
+            value[rows], index[rows] = largest_products(encoded, self.W, k, self.masked, self._budget // 2)
         return index, value
 
     def masked(self, scores: Tensor, labels: slice) -> Tensor:
@@ -87,7 +88,7 @@ class Scorer:
     @property
     def _keeps(self) -> bool:
         """Whether the embeddings of all instances are few enough to be worked out once."""
-        return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget
+        return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget // 4
 
 
 class SharedScorer:
@@ -128,7 +129,7 @@ class ShardedScorer:
         index, value = torch.zeros(self._size, k, dtype=torch.int64), torch.zeros(self._size, k, dtype=torch.float64)
         for start in range(0, self._size, AT_ONCE):
             rows = slice(start, min(start + AT_ONCE, self._size))
-            best, place = largest_products(self._encoded(rows), scorer.W, k, scorer.masked, self._budget)
+            best, place = largest_products(self._encoded(rows), scorer.W, k, scorer.masked, self._budget // 2)
             value[rows], index[rows] = best_of_all(best, place + self._own.start)
         return index, value
 
@@ -167,14 +168,18 @@ def evaluate(
     scorer: type[Scorer | SharedScorer | ShardedScorer] = Scorer
     if distributed.here().count > 1:
         scorer = SharedScorer if model.shard is None else ShardedScorer
-    return measure(scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map)
+    return measure(scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map, budget)
 
 
 def measure(
-    scores: Ranking, truth: csr_matrix, inverse_propensity: np.ndarray | None = None, with_map: bool = False
+    scores: Ranking,
+    truth: csr_matrix,
+    inverse_propensity: np.ndarray | None = None,
+    with_map: bool = False,
+    budget: int = DEFAULT_BUDGET,
 ) -> dict[str, float]:
     """The same of any scoring of the instances whose labels are `truth`."""
     result = ranking_metrics(scores.top(5)[0].numpy(), truth, inverse_propensity)
     if with_map and truth.shape[0] * truth.shape[1] <= MAP_LIMIT:
-        result["mAP"] = mean_average_precision(scores.of_labels, truth)
+        result["mAP"] = mean_average_precision(scores.of_labels, truth, budget)
     return result

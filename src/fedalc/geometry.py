@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedalc import distributed
 from fedalc.memory import DEFAULT_BUDGET, blocks
-from fedalc.neighbours import nearest, operations
+from fedalc.neighbours import ROWS_BUDGET, Hide, hide_places, largest_products, operations
 
 if TYPE_CHECKING:
     from fedalc.model import Model
@@ -89,9 +89,10 @@ def random_rows(
 ) -> Tensor:
     """Independent unit rows, uniform over directions. `own`: which of them to give."""
     W = _Kept(rows, dim, dtype, own)
-    for part in blocks(rows, 32 * dim):
-        drawn = torch.randn(part.stop - part.start, dim, generator=generator, dtype=torch.float64)
-        W.put(part.start, unit_rows(drawn))
+    at_once = max(16, DEFAULT_BUDGET // (32 * dim) // 16 * 16)  # torch draws numbers in sixteens: so these are the same
+    for start in range(0, rows, at_once):
+        drawn = torch.randn(min(at_once, rows - start), dim, generator=generator, dtype=torch.float64)
+        W.put(start, unit_rows(drawn))
     return W.rows
 
 
@@ -99,7 +100,7 @@ def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) ->
     """`collapse` of the rows of the labels that have a client, wherever they are."""
     labels = torch.from_numpy(np.flatnonzero(held)).to(model.W.device)
     if model.shard is None:
-        return collapse(model.W[labels], budget)
+        return collapse(model.W, budget, labels)
     C, W = len(labels), model.W.detach()
     if C < 2:
         return _figures(C)
@@ -109,24 +110,46 @@ def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) ->
     return _figures(C, total, gram, max(similarity.max().item() for _, similarity, _ in found))
 
 
-def collapse(W: Tensor, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
-    """How close the rows have come to one point: mean and max cosine between different rows, and effective rank.
+def collapse(W: Tensor, budget: int = DEFAULT_BUDGET, labels: Tensor | None = None) -> dict[str, float]:
+    """How close the rows, all or those of `labels`, have come to one point: mean and max cosine between different rows,
+    and effective rank.
 
     The effective rank is exp(entropy of the normalised singular values): 1 when all rows are one direction, up to
     min(rows, dim) when they spread evenly. With very many rows (31,000 of 512 numbers) the max is that of every second,
-    third … row with all others, as many as `LOOKED_AT` allows. Memory: D² numbers and `budget`.
+    third … row with all others, as many as `LOOKED_AT` allows. Memory: D² numbers, some 30 bytes per row, and `budget`.
     """
     W = W.detach()
-    C, D = W.shape
+    labels = torch.arange(len(W), device=W.device) if labels is None else labels
+    C, D = len(labels), W.shape[1]
     if C < 2:
         return _figures(C)
-    total, gram = _moments(W, torch.arange(C, device=W.device)[distributed.own_range(C)], budget)
+    total, gram = _moments(W, labels[distributed.own_range(C)], budget)
     if C < D:  # the smaller one has no zeros that are not quite zero
-        gram = (unit_rows(W) @ unit_rows(W).T).double().cpu()
-    looked_at = torch.arange(0, C, _step(C, D), device=W.device)
+        rows = unit_rows(W[labels])
+        gram = (rows @ rows.T).double().cpu()
+    looked_at = labels[:: _step(C, D)]
     looked_at = looked_at[distributed.own_range(len(looked_at))]
-    cosines = (found[1].max().item() for found in nearest(unit_rows(W), 1, looked_at, search="exact", budget=budget))
-    return _figures(C, total, gram, distributed.maximum(max(cosines, default=-1.0)))
+    return _figures(C, total, gram, distributed.maximum(_largest_cosine(W, looked_at, labels, budget)))
+
+
+def _largest_cosine(W: Tensor, looked_at: Tensor, labels: Tensor, budget: int) -> float:
+    """Between a row that is looked at and another of `labels`. Products with W as it is are divided by its rows'
+    lengths, and those with other rows hidden: no copy of W."""
+    length = W.norm(dim=1)
+    scale = torch.where(length > 1e-12, 1 / length, 0.0)
+    others = torch.ones(len(W), dtype=torch.bool, device=W.device)
+    others[labels] = False
+    largest = -1.0
+    for part in blocks(len(looked_at), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
+        hide_itself = hide_places(looked_at[part])
+
+        def to_cosines(products: Tensor, columns: slice, hide_itself: Hide = hide_itself) -> None:
+            products.mul_(scale[columns]).masked_fill_(others[columns], -torch.inf)
+            hide_itself(products, columns)
+
+        best, _ = largest_products(unit_rows(W[looked_at[part]]), W, 1, to_cosines, budget)
+        largest = max(largest, best.max().item())
+    return largest
 
 
 def _moments(W: Tensor, own: Tensor, budget: int) -> tuple[Tensor, Tensor]:

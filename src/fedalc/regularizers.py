@@ -7,8 +7,9 @@ which u comes first and one from those in which it comes second:
 
     ∇_u = Σ_v [ a_uv φ'(s_uv) + a_vu φ'(s_vu) ] w_v
 
-Rows are taken in blocks, so that what a block needs stays within `budget` bytes. Beside that: the gradient, and for the
-nearest pairs 16 bytes for each. Of several processes each takes its share of the rows u, or of the pairs.
+Rows are taken in blocks, so that what a block needs stays within `budget` bytes. Beside that: the gradient (of a sum of
+several two), and for the nearest pairs 24 bytes for each. Of several processes each takes its share of the rows u, or
+of the pairs.
 
 Each can also say what a single instance's part in the gradient is made of (`slopes`), for those who limit it.
 """
@@ -162,7 +163,7 @@ class NearestPairs:
             return self._of_parts(W, self.shard)
         value = 0.0
         total = len(W) if self.rows is None else len(self.rows)
-        width = min(self.neighbours + (self.potential is None), len(W if self.candidates is None else self.candidates))
+        width = self._width(len(W))
         found = [(W.new_empty(0, width, dtype=torch.int32), W.new_empty(0, width))]
         for rows, index, cost, slope in self._neighbours(W, distributed.own_range(total)):
             cost, slope = self._weighted(rows, index, cost, slope)
@@ -172,9 +173,9 @@ class NearestPairs:
         index, slope = (distributed.gather_rows(torch.cat(part), total) for part in zip(*found, strict=True))
         del found
         if self.rows is None:
-            return value, _pulled(index, slope, W, W)
+            return value, _pulled(index, slope, W, W, self.budget)
         taken, own, place = _numbered_anew(self.rows, index)
-        return value, _of_rows(taken, _pulled(place, slope, W[taken], W[self.rows], own), W)
+        return value, _of_rows(taken, _pulled(place, slope, W[taken], W[self.rows], self.budget, own), W)
 
     def _of_parts(self, W: Tensor, shard: Shard) -> tuple[float, Tensor]:
         """The same where each process has a part of W. All of them find the same neighbours, and keep 8 bytes for each;
@@ -190,7 +191,7 @@ class NearestPairs:
             return value, _pulled_from_parts(index, slope, W, shard, self.budget)
         taken, own, place = _numbered_anew(self.rows, index)
         there = shard.take(W, taken)
-        parts = _pulled(place, slope, there, there[own], own)
+        parts = _pulled(place, slope, there, there[own], self.budget, own)
         inside, here = shard.places(taken)
         return value, _of_rows(here, parts[inside], W)
 
@@ -204,15 +205,16 @@ class NearestPairs:
         """(rows, their nearest classes, φ, φ') in blocks, before any weight; both are 0 where a pair is not active.
 
         With `share`, of this part of the rows only, found as they would be for all."""
-        adaptive, search = self.potential is None, self.search
+        search = self.search
         if self.shard is None:
             rows = torch.arange(len(W), device=W.device) if self.rows is None else self.rows
             if self.candidates is None:
                 search = "index" if takes_index(search, len(rows), *W.shape) else "exact"
             rows = rows if share is None else rows[share]
-            found = nearest(W, self.neighbours + adaptive, rows, self.candidates, search, self.budget)
+            found = nearest(W, self._width(len(W)), rows, self.candidates, search, self.budget)
         else:
-            found = self.shard.nearest(W, self.neighbours + adaptive, self.rows, self.candidates, search, self.budget)
+            width = self._width(self.shard.rows)
+            found = self.shard.nearest(W, width, self.rows, self.candidates, self.budget)
         for rows, similarity, index in found:
             active = similarity.isfinite()  # not so for the class itself, listed where there are no more others
             potential = self.potential
@@ -222,12 +224,18 @@ class NearestPairs:
             cost, slope = potential(similarity.nan_to_num(neginf=0.0))
             yield rows, index, cost * active, slope * active
 
+    def _width(self, classes: int) -> int:
+        """How many neighbours are listed for each class, of so many: itself too, where there are not enough others."""
+        return min(
+            self.neighbours + (self.potential is None), classes if self.candidates is None else len(self.candidates)
+        )
+
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         """A has K numbers in a row, so two rows of it meet in K² comparisons: C·K·D + pairs·K² operations."""
-        blocks = [
-            (index, slope, torch.einsum("uk,ukd->ud", slope, W[index])) for _, index, _, slope in self._neighbours(W)
-        ]
-        index, slope, pull = (torch.cat(part) for part in zip(*blocks, strict=True))
+        found = [(index.int(), slope) for _, index, _, slope in self._neighbours(W)]
+        index, slope = (torch.cat(part) for part in zip(*found, strict=True))
+        del found
+        pull = _bags(index, slope) @ W
         apart, shared = W.new_zeros(len(first)), W.new_zeros(len(first))
         at_once = max(1, min(self.budget, 2**24) // (4 * index.shape[1] ** 2 * W.element_size()))
         for start in range(0, len(first), at_once):
@@ -239,16 +247,27 @@ class NearestPairs:
         return PairSlopes(pull, apart, shared, torch.zeros_like(apart)).scaled(self.weight_of_one)
 
 
-def _pulled(index: Tensor, slope: Tensor, W: Tensor, first: Tensor, own: Tensor | None = None) -> Tensor:
+def _bags(index: Tensor, slope: Tensor) -> WeightedBags:
+    """The sparse matrix with `slope` at `index`, the same number in each row."""
+    starts = torch.arange(0, index.numel() + 1, index.shape[1], dtype=index.dtype, device=index.device)
+    return WeightedBags(index.flatten(), starts, slope.flatten())
+
+
+def _pulled(index: Tensor, slope: Tensor, W: Tensor, first: Tensor, budget: int, own: Tensor | None = None) -> Tensor:
     """S W + Sᵀ F for the sparse matrix S with `slope` at `index`; F are the rows of W, `own` or all, that S's are of.
 
-    Two sparse products: nothing of size rows × K × D."""
-    count, k = index.shape
-    starts = torch.arange(0, count * k + 1, k, dtype=torch.int32, device=W.device)
-    there = WeightedBags(index.flatten(), starts, slope.flatten()) @ W
-    matrix = csr_matrix((slope.flatten().cpu(), index.flatten().cpu(), starts.cpu()), shape=(count, len(W)))
-    back = WeightedBags.from_csr(matrix.T.tocsr(), W.dtype, W.device) @ first
-    return back.add_(there) if own is None else back.index_add_(0, own, there)
+    Two sparse products, nothing of size rows × K × D; and S W some rows at a time, so that only the sum is of W's size.
+    """
+    S = _bags(index, slope)
+    matrix = csr_matrix((S.weight.cpu(), S.index.cpu(), S.starts.cpu()), shape=(len(index), len(W)))
+    pulled = WeightedBags.from_csr(matrix.T.tocsr(), W.dtype, W.device) @ first
+    for rows in blocks(len(index), 2 * W.shape[1] * W.element_size(), budget):
+        there = _bags(index[rows], slope[rows]) @ W
+        if own is None:
+            pulled[rows] += there
+        else:
+            pulled.index_add_(0, own[rows], there)
+    return pulled
 
 
 def _pulled_from_parts(index: Tensor, slope: Tensor, W: Tensor, shard: Shard, budget: int) -> Tensor:
@@ -284,7 +303,8 @@ class Together:
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
-        pairs_at_once = max(1, self.budget // (W.shape[1] * W.element_size()))
+        # Of each pair its two rows of W, their product or that with the slope, one to spare; and a few numbers.
+        pairs_at_once = max(1, self.budget // (4 * W.shape[1] * W.element_size() + 64))
         own = distributed.own_range(self.correlations.together.nnz)
         for u, v, share in self.correlations.pairs_together(pairs_at_once, W, own):
             first, second = W[u], W[v]
@@ -317,7 +337,8 @@ class Sum:
         for factor, term in self._active:
             part, slope = term.value_and_gradient(W)
             value += factor * part
-            gradient += factor * slope
+            gradient.add_(slope, alpha=factor)
+            del slope  # before the next term's
         return value, gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:

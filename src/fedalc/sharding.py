@@ -23,7 +23,6 @@ from fedalc.neighbours import (
     ROWS_BUDGET,
     Found,
     Hide,
-    Search,
     hide_places,
     largest_products,
     operations,
@@ -92,7 +91,6 @@ class Shard:
         k: int,
         rows: Tensor | None = None,
         candidates: Tensor | None = None,
-        search: Search = "auto",
         budget: int = DEFAULT_BUDGET,
     ) -> Iterator[Found]:
         """As `neighbours.nearest`, exactly: each process compares the rows asked for with its own classes, and the best

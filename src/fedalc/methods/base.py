@@ -18,7 +18,7 @@ from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.geometry import frequency_rows, orthogonal_rows, random_rows, unit_rows
 from fedalc.knowledge import LabelKnowledge
-from fedalc.memory import blocks
+from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.neighbours import Search
 from fedalc.regularizers import Objective
 from fedalc.sharding import Shard, shard_of
@@ -165,14 +165,12 @@ class Method(ABC):
         It may be W itself, changed."""
 
 
-def descend(W: Tensor, regularizer: Objective, rate: float) -> Tensor:
+def descend(W: Tensor, regularizer: Objective, rate: float, budget: int = DEFAULT_BUDGET) -> Tensor:
     """One projected gradient step, in W's own place: unit(W - rate·∇reg(W)). Where the gradient is of some rows only
-    (a sparse tensor), the others stay as they are. Memory: the gradient, and a block of rows."""
+    (a sparse tensor), the others stay as they are. Memory: the gradient, and `budget` for a block of rows."""
     _, gradient = regularizer.value_and_gradient(W)
-    if gradient.is_sparse:
-        rows, slope = gradient.indices()[0], gradient.values()
-        W[rows] = unit_rows(W[rows] - rate * slope)
-        return W
-    for part in blocks(len(W), 4 * W.shape[1] * W.element_size()):
-        W[part] = unit_rows(W[part] - rate * gradient[part])
+    rows, slope = (gradient.indices()[0], gradient.values()) if gradient.is_sparse else (None, gradient)
+    for part in blocks(len(slope), 4 * W.shape[1] * W.element_size(), budget):
+        own = part if rows is None else rows[part]
+        W[own] = unit_rows(W[own] - rate * slope[part])
     return W

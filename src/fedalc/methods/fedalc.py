@@ -77,5 +77,5 @@ class FedALCFixed(LearnsFromLabels, FedAvgFixed):
 
         W = super().start(generator).to(self.settings.device)
         for _ in range(settings.steps):
-            W = descend(W, self.from_labels(build), settings.rate)
+            W = descend(W, self.from_labels(build), settings.rate, budget)
         return W

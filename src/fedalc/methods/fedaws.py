@@ -21,7 +21,8 @@ class FedAwS(Method):
 
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         settings = self.settings.regularizer
-        return descend(W, self.regularizer(W, labels, generator), settings.lambda_ * settings.rate)
+        rate = settings.lambda_ * settings.rate
+        return descend(W, self.regularizer(W, labels, generator), rate, self.settings.memory_budget)
 
     def regularizer(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Objective:
         settings = self.settings.regularizer

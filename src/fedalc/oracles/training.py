@@ -87,7 +87,8 @@ class OracleTraining(AnyTraining):
         return TrainedOracle(oracle, self.settings.encoder.features, self.dataset.label_names, held)
 
     def _measured(self, trained: TrainedOracle, scaled: Split, **more: Any) -> dict[str, float]:
-        return measure(OracleScorer(trained.oracle, scaled.features, trained.held), scaled.labels, **more)
+        scorer = OracleScorer(trained.oracle, scaled.features, trained.held)
+        return measure(scorer, scaled.labels, budget=self.settings.memory_budget, **more)
 
     def _follow(self, phase: str, instances: int, candidates: int, interrupt: Interrupt) -> _Following:
         steps = self.kind.steps(self.settings, instances, self.dataset.label_count, candidates)

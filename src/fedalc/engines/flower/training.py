@@ -18,7 +18,7 @@ from fedalc.engines.flower.server_data import ServerData
 from fedalc.engines.flower.strategy import FlowerStrategy
 from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining
-from fedalc.geometry import collapse
+from fedalc.geometry import collapse_of
 from fedalc.interrupt import Interrupt
 from fedalc.methods import Method
 from fedalc.model import Model
@@ -77,7 +77,7 @@ class PartyTraining(Training):
         if len(self.dataset.test):
             metrics = {f"test {name}": value for name, value in metrics.items()}
         record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
-        record |= {"metrics": metrics, "collapse": collapse(model.W[self.federated.held], self._budget)}
+        record |= {"metrics": metrics, "collapse": collapse_of(model, self.federated.held, self._budget)}
         self._evaluated(record | self.cost())
 
     def finish(self, interrupt: Interrupt) -> tuple[TrainedModel, dict[str, Any]]:
