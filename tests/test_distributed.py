@@ -302,24 +302,27 @@ def test_parts_are_refused_where_all_rows_are_needed(
 
 
 def test_large_class_embeddings_are_put_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = settings({"server": {"participation": 0.5}})
+    sampled = settings({"server": {"participation": 0.5}, "regularizer": {"candidates": 1000}})
     rows = 2 * 10**9 // (6 * 8)  # of six numbers of eight bytes
     assert shard_of(sampled, rows + 1) is None  # one process has them all
     monkeypatch.setattr(distributed, "_here", distributed.Process(1, 3))
     assert shard_of(sampled, rows) is None
     assert shard_of(sampled, rows + 1) == Shard(rows + 1)
-    assert shard_of(settings({"server": {"participation": 0.5}, "shard_rows": "off"}), rows + 1) is None
+    assert shard_of(sampled.model_copy(update={"shard_rows": "off"}), rows + 1) is None
     assert shard_of(settings({}), rows + 1) is None  # a round of all clients needs them all
     assert shard_of(settings({"server": {"participation": 0.5}, "shard_rows": "on"}), 7) == Shard(7)
 
 
-def test_neighbours_that_would_take_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_that_an_index_has_to_find_keep_all_rows_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six numbers a row, two processes: 8e12 operations are 816,496 rows with each other."""
     monkeypatch.setattr(distributed, "_here", distributed.Process(0, 2))
-    W = torch.zeros(1, 500).expand(100_000, 500)
-    with pytest.raises(ConfigError) as error:
-        next(Shard(200_000).nearest(W, 5))
-    assert str(error.value) == (
-        "regularizer.search: the nearest of 200,000 classes for 200,000 of them take 4.0e+13 operations, more than "
-        "8e+12, and an index would need all class embeddings in one process; set regularizer.candidates, "
-        'regularizer.rows = "participants", or search = "exact" and wait'
-    )
+    monkeypatch.setattr("fedalc.sharding.LARGE", 1000)
+    sampled = settings({"server": {"participation": 0.5}})
+    assert shard_of(sampled, 816_000) == Shard(816_000)
+    assert shard_of(sampled, 817_000) is None
+    with pytest.raises(
+        ConfigError, match="shard_rows: every process needs all class embeddings: neighbours of so many"
+    ):
+        shard_of(sampled.model_copy(update={"shard_rows": "on"}), 817_000)
+    few = {"server": {"participation": 0.001}, "regularizer": {"rows": "participants"}, "shard_rows": "on"}
+    assert shard_of(settings(few), 817_000) == Shard(817_000)

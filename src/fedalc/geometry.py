@@ -106,7 +106,7 @@ def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) ->
         return _figures(C)
     total, gram = _moments(W, model.shard.places(labels)[1], budget)
     looked_at = labels[:: _step(C, W.shape[1])].contiguous()
-    found = model.shard.nearest(W, 1, looked_at, None if len(held) == C else labels, "exact", budget)
+    found = model.shard.nearest(W, 1, looked_at, None if len(held) == C else labels, budget)
     return _figures(C, total, gram, max(similarity.max().item() for _, similarity, _ in found))
 
 
