@@ -229,7 +229,8 @@ def round_and_evaluation(name: str) -> dict[str, Any]:
         evaluate(federated.averaged_model(), test, federated.held)
         evaluated = time.perf_counter()
     clients = round(share * label_count)
-    note = f"{clients:,} of {label_count:,} clients: round {ran - began:.1f} s, evaluation {evaluated - ran:.1f} s"
+    note = f"{clients:,} of {label_count:,} clients: round {ran - began:.1f} s, "
+    note += f"evaluation of {len(test):,} instances {evaluated - ran:.1f} s"
     return step.row(round_seconds=ran - began, evaluation_seconds=evaluated - ran, note=note)
 
 

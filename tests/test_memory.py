@@ -22,6 +22,7 @@ def test_blocks_cover_all_rows_within_the_budget(rows: int, each: int, budget: i
 
 @pytest.mark.parametrize(("text", "value"), [
     ("2GB", 2 * 10**9), ("2 gib", 2**31), ("1.5MB", 1_500_000), ("300", 300), ("64kb", 64_000), (77, 77), ("5B", 5),
+    ("500M", 500_000_000),
     (1.5e9, 1_500_000_000),
 ])  # fmt: skip
 def test_bytes_are_read(text: Any, value: int) -> None:
@@ -37,7 +38,7 @@ def test_what_is_no_number_of_bytes_is_refused(text: Any) -> None:
 def test_a_budget_is_a_setting() -> None:
     assert experiment({"memory_budget": "64MB"}).memory_budget == 64_000_000
     assert "memory_budget = 64000000" in experiment({"memory_budget": "64MB"}).to_toml()
-    with pytest.raises(ConfigError, match="memory_budget"):
+    with pytest.raises(ConfigError, match="memory_budget: '10KB' is too small for any block: at least 1MiB"):
         experiment({"memory_budget": "10KB"})
     with pytest.raises(ConfigError, match=r"memory_budget.*500MB"):
         experiment({"memory_budget": "much"})

@@ -352,6 +352,10 @@ def main() -> None:
         if not (stopped and _is_another()):
             _complain(f"stopped {error}" if stopped else f"error: {error}")
         sys.exit(130 if stopped else 2)
+    except SystemExit as end:
+        if end.code == 130:  # what typer makes of Ctrl-C, without a word
+            _complain("stopped")
+        raise
     except BrokenPipeError:
         sys.exit(141)
     except OSError as error:  # no room on the disk, no right to write there, …

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from fedalc import agreement
-from fedalc.memory import DEFAULT_BUDGET, SMALLEST_BUDGET, read_bytes
+from fedalc.memory import DEFAULT_BUDGET, read_budget
 from fedalc.settings import (
     NONE,
     ClientSettings,
@@ -51,7 +51,7 @@ class Experiment(Settings):
     block_rows: Count = (
         2048  # instances encoded at a time; bounds memory (and is what norm = "batch" has statistics of)
     )
-    memory_budget: Annotated[int, BeforeValidator(read_bytes), Field(ge=SMALLEST_BUDGET)] = (
+    memory_budget: Annotated[int, BeforeValidator(read_budget)] = (
         DEFAULT_BUDGET  # for what a step holds of one block at a time, in bytes or as "2GB": docs/scale.md
     )
     shard_rows: Literal["auto", "on", "off"] = (

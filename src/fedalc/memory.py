@@ -8,7 +8,7 @@ from collections.abc import Iterator
 DEFAULT_BUDGET = 256 * 2**20
 """Bytes for what a step holds of one block at a time, where nothing else is said. It changes no result but rounding."""
 SMALLEST_BUDGET = 2**20
-_UNITS = {"": 1, "B": 1, **{f"{prefix}B": 1000**n for n, prefix in enumerate("KMGT", 1)}}
+_UNITS = {"B": 1, **{f"{prefix}B": 1000**n for n, prefix in enumerate("KMGT", 1)}}
 _UNITS |= {f"{prefix}IB": 1024**n for n, prefix in enumerate("KMGT", 1)}
 
 
@@ -31,9 +31,17 @@ def read_bytes(text: str | int) -> int:
     >>> read_bytes("1.5 GB"), read_bytes("256MiB"), read_bytes(4096)
     (1500000000, 268435456, 4096)
     """
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMGT]?I?B?)\s*", str(text).upper())
-    if found is None or found[2] not in _UNITS:
+    unit = "" if found is None else found[2] if found[2].endswith("B") else f"{found[2]}B"
+    if found is None or unit not in _UNITS:
         raise ValueError(f"{text!r} is no number of bytes; write it like 500MB, 2GB or 1.5GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(found[1]) * _UNITS[unit])
+
+
+def read_budget(text: str | int) -> int:
+    size = read_bytes(text)
+    if size < SMALLEST_BUDGET:
+        raise ValueError(f"{text!r} is too small for any block: at least 1MiB")
+    return size

@@ -147,7 +147,7 @@ def shard_of(settings: Experiment, labels: int) -> Shard | None:
     if reason is None:
         return Shard(labels)
     if settings.shard_rows == "on":
-        raise ConfigError(f"every process needs all class embeddings: {reason}", "shard_rows")
+        raise ConfigError(f"every process needs all class embeddings: {reason}; use auto, or off", "shard_rows")
     return None
 
 

@@ -11,7 +11,7 @@ from fedalc.encoders import Dropout, SparseRows, scale_rows, text_encoder
 from fedalc.settings import EncoderSettings
 from tests.problems import random_split
 
-FEATURES = random_split(9, 6, 2, seed=2).features
+FEATURES = random_split(9, 6, 2, seed=3).features
 assert FEATURES.nnz < FEATURES.shape[0] * FEATURES.shape[1] / 4  # or it would be taken for dense
 DENSE = csr_matrix(np.random.default_rng(3).random((9, 6)).astype(np.float32))
 KEYS = np.arange(9)
