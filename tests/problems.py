@@ -20,7 +20,7 @@ from fedalc.training import Callback
 def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:
     """Sparse instances with up to `per_instance` labels each; some have none, and some have no features."""
     random = np.random.default_rng(seed)
-    X = random.random((instances, features)) * (random.random((instances, features)) < 0.2)
+    X = random.random((instances, features)) * (random.random((instances, features)) < 0.3)
     Y = np.zeros((instances, labels))
     for row in Y:
         row[random.choice(labels, random.integers(0, min(per_instance, labels) + 1), replace=False)] = 1

@@ -14,7 +14,7 @@ from tests.problems import random_split
 FEATURES = csr_matrix(
     (np.linspace(0.2, 1.3, 12, dtype=np.float32), ([*range(9), 0, 3, 7], [0, 1, 2, 3, 4, 5, 0, 2, 4, 1, 5, 0])), (9, 6)
 )  # every instance has a feature, and every feature an instance
-assert FEATURES.nnz < FEATURES.shape[0] * FEATURES.shape[1] / 4  # or it would be taken for dense
+assert FEATURES.nnz < FEATURES.shape[0] * FEATURES.shape[1] / 2  # or it would be taken for dense
 DENSE = csr_matrix(np.random.default_rng(3).random((9, 6)).astype(np.float32))
 KEYS = np.arange(9)
 

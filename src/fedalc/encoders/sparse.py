@@ -16,8 +16,8 @@ class SparseRows:
     """A block of instances. `keys` name the instances, so that dropout can be the same wherever one is encoded.
 
     The transpose, as large as the rows, is made when the first gradient asks for it. It has rows for the features that
-    occur only (`present`): a gradient costs what the block holds, however many features there are. Where a quarter of
-    all values or more is there, the block is a dense matrix instead, which is then no larger than the two sparse ones.
+    occur only (`present`): a gradient costs what the block holds, however many features there are. Where half of all
+    values or more are there, the block is a dense matrix instead, which is then smaller than the two sparse ones.
     """
 
     def __init__(self, features: csr_matrix, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -25,7 +25,7 @@ class SparseRows:
         self._transposed: tuple[Tensor, WeightedBags] | None = None
         self._features: csr_matrix | None = None
         self._dense: Tensor | None = None
-        if 4 * features.nnz >= features.shape[0] * features.shape[1]:
+        if 2 * features.nnz >= features.shape[0] * features.shape[1] > 0:
             self._dense = torch.from_numpy(features.toarray()).to(dtype).to(device)
         else:
             self._features, self.rows = features, WeightedBags.from_csr(features, dtype, device)
