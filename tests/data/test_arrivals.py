@@ -179,7 +179,9 @@ def test_the_wanted_rows_are_decoded_first(folder: Path, monkeypatch: pytest.Mon
 def test_the_process_ends_when_it_is_to_and_clears_up(tmp_path: Path, own_cache: Path, asked: str) -> None:
     folder = write_files(tmp_path / "set", dict.fromkeys(MANY, FILES["a.jpg"]))
     code = (
-        "import time; from pathlib import Path\n"
+        "import signal, time; from pathlib import Path\n"
+        # A job that a shell has put into the background ignores Ctrl-C, and so do its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from fedalc.data import pictures; from fedalc.data.places import Place\n"
         "shrink = pictures._shrink\n"
         "def slow(*picture):\n    time.sleep(0.2)\n    return shrink(*picture)\n"
