@@ -79,12 +79,16 @@ def hide_places(place: Tensor) -> Hide:
 def largest_products(A: Tensor, W: Tensor, k: int, hide: Hide, budget: int = DEFAULT_BUDGET) -> tuple[Tensor, Tensor]:
     """The k largest of each row of A Wᵀ, largest first, and their columns. `hide` sets to -inf what does not count.
 
-    By columns, so that a block is many rows by many columns, as fast multiplication wants it: W is read once.
+    By columns, so that a block is many rows by many columns, as fast multiplication wants it: W is read once. The
+    blocks share their memory: to ask the system for it each time would take a fifth of the time.
     """
     value = A.new_full((len(A), k), -torch.inf)
     index = torch.zeros(len(A), k, dtype=torch.int64, device=A.device)
-    for columns in blocks(len(W), 2 * len(A) * A.element_size(), budget):
-        scores = A @ W[columns].T
+    parts = list(blocks(len(W), 2 * len(A) * A.element_size(), budget))
+    room = A.new_empty(len(A) * max((part.stop - part.start for part in parts), default=0))
+    for columns in parts:
+        count = columns.stop - columns.start
+        scores = torch.mm(A, W[columns].T, out=room[: len(A) * count].view(len(A), count))
         hide(scores, columns)
         best, place = largest(scores, min(k, scores.shape[1]))
         value, kept = torch.cat([value, best], dim=1).topk(k, dim=1)
