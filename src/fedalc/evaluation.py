@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from fedalc.metrics import mean_average_precision, ranking_metrics
 from fedalc.model import Model
 from fedalc.neighbours import largest_products
 from fedalc.sharding import best_of_all
+from fedalc.watched import watched
 
 MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
 AT_ONCE = 2048  # instances encoded and scored at a time; pictures are encoded fewer at a time
@@ -75,8 +76,7 @@ class Scorer:
         """The k best labels and their scores; fewer where fewer labels have a client."""
         k, count = min(k, len(self.W) - self._absent_count), self._features.shape[0]
         index, value = torch.zeros(count, k, dtype=torch.int64), torch.zeros(count, k, dtype=torch.float64)
-        for start in range(0, count, AT_ONCE):
-            rows = slice(start, start + AT_ONCE)
+        for rows in _portions(count):
             encoded = self.encoded[rows] if self._keeps else self.encode(rows)
             value[rows], index[rows] = largest_products(encoded, self.W, k, self.masked, self._budget // 2)
         return index, value
@@ -127,8 +127,7 @@ class ShardedScorer:
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         k, scorer = min(k, self._present), self._scorer
         index, value = torch.zeros(self._size, k, dtype=torch.int64), torch.zeros(self._size, k, dtype=torch.float64)
-        for start in range(0, self._size, AT_ONCE):
-            rows = slice(start, min(start + AT_ONCE, self._size))
+        for rows in _portions(self._size):
             best, place = largest_products(self._encoded(rows), scorer.W, k, scorer.masked, self._budget // 2)
             value[rows], index[rows] = best_of_all(best, place + self._own.start)
         return index, value
@@ -145,6 +144,13 @@ class ShardedScorer:
         size = rows.stop - rows.start
         own = distributed.own_range(size)
         return distributed.gather_rows(self._scorer.encode(slice(rows.start + own.start, rows.start + own.stop)), size)
+
+
+def _portions(instances: int) -> Iterator[slice]:
+    """Those that are ranked at a time."""
+    starts = range(0, instances, AT_ONCE)
+    portions = (slice(start, min(start + AT_ONCE, instances)) for start in starts)
+    return watched("instances ranked", portions, instances, lambda rows: rows.stop - rows.start)
 
 
 def check_map_affordable(truth: csr_matrix) -> None:

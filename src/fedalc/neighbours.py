@@ -168,7 +168,7 @@ def _by_index(W: Tensor, k: int, rows: Tensor, budget: int) -> Iterator[Found]:
     index.add(values)
     index.nprobe = PROBED
     asked = rows.cpu().numpy()
-    for part in blocks(len(asked), 4 * (W.shape[1] + 8 * k), budget):
+    for part in blocks(len(asked), 4 * (W.shape[1] + 8 * k), min(budget, ROWS_BUDGET)):
         similarity, found = (torch.from_numpy(a).to(W.device) for a in index.search(values[asked[part]], k + 1))
         own = rows[part].unsqueeze(1)
         nobody = (found < 0) | (found == own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +22,13 @@ from rich.progress import (
 from fedalc.report.curves import watched_metric
 from fedalc.training import Callback
 
+SHOWN_AFTER = 2.0  # seconds after which a part of a round, or of an evaluation, gets a bar of its own
+SAID_EVERY = 60.0  # seconds, where there are no bars
+
 
 class LiveProgress(Callback):
-    """One bar per phase: loss, P@1 or mAP where it is evaluated, rounds, time left. Close it when the run is over."""
+    """One bar per phase: loss, P@1 or mAP where it is evaluated, rounds, time left; another for a part of it that takes
+    long. Close it when the run is over."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title
@@ -39,6 +44,8 @@ class LiveProgress(Callback):
         )
         self._task: TaskID | None = None
         self._reading: TaskID | None = None
+        self._part: TaskID | None = None
+        self._part_began = time.monotonic()
         self._closing, self._closed = threading.Lock(), False
 
     def reading(self, done: int, pictures: int) -> None:
@@ -70,6 +77,17 @@ class LiveProgress(Callback):
         if watched is not None:
             self._bar.update(self._task, p1=f"{watched} {record['metrics'][watched]:5.2f}")
 
+    def part(self, what: str, done: int, total: int) -> None:
+        if done == 0:
+            self._part_began = time.monotonic()
+        if self._part is None and time.monotonic() - self._part_began > SHOWN_AFTER:
+            self._part = self._bar.add_task("", loss="", p1="")
+        if self._part is not None:
+            self._bar.update(self._part, description=f"  {what}", completed=done, total=total)
+        if self._part is not None and done == total:
+            self._bar.remove_task(self._part)
+            self._part = None
+
     def close(self) -> None:
         with self._closing:
             self._closed = True
@@ -77,12 +95,13 @@ class LiveProgress(Callback):
 
 
 class PlainProgress(Callback):
-    """About ten lines per phase: for logs and pipes."""
+    """About ten lines per phase, and one a minute while there is nothing else to say: for logs and pipes."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title
         self._rounds = self._shown = 0
         self._phase = ""
+        self._said = time.monotonic()
 
     def reading(self, done: int, pictures: int) -> None:
         if done == pictures:
@@ -106,6 +125,12 @@ class PlainProgress(Callback):
         quality = "" if watched is None else f"  {watched} {record['metrics'][watched]:.2f}"
         done = f"{number}/{self._rounds}  loss {loss:.4f}" if loss is not None else "done"
         self.console.print(f"{self.title} {record['phase']} {done}{quality}", highlight=False)
+        self._said = time.monotonic()
+
+    def part(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._said > SAID_EVERY:
+            self._said = time.monotonic()
+            self.console.print(f"{self.title} {self._phase}: {done:,} of {total:,} {what}", highlight=False)
 
     def close(self) -> None: ...
 

@@ -32,6 +32,7 @@ from fedalc.neighbours import Search, nearest, takes_index
 from fedalc.products import WeightedBags, products_at
 from fedalc.settings import Weighting
 from fedalc.sharding import Shard
+from fedalc.watched import watched
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
 
@@ -211,11 +212,11 @@ class NearestPairs:
             if self.candidates is None:
                 search = "index" if takes_index(search, len(rows), *W.shape) else "exact"
             rows = rows if share is None else rows[share]
-            found = nearest(W, self._width(len(W)), rows, self.candidates, search, self.budget)
+            found, count = nearest(W, self._width(len(W)), rows, self.candidates, search, self.budget), len(rows)
         else:
-            width = self._width(self.shard.rows)
+            width, count = self._width(self.shard.rows), self.shard.rows if self.rows is None else len(self.rows)
             found = self.shard.nearest(W, width, self.rows, self.candidates, self.budget)
-        for rows, similarity, index in found:
+        for rows, similarity, index in watched("classes", found, count, lambda part: len(part[0])):
             active = similarity.isfinite()  # not so for the class itself, listed where there are no more others
             potential = self.potential
             if potential is None:

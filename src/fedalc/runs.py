@@ -45,6 +45,7 @@ from fedalc.resolution import experiment
 from fedalc.sharding import shard_of
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Callback, Training, listening
+from fedalc.watched import watching
 
 LOCK = ".lock"  # there only while a process writes to the folder
 SHEET = "contact-sheet.png"  # of runs on pictures
@@ -145,7 +146,8 @@ def fill_folder(
             training.resume()
         elif place is not None and writes:
             open_folder(place, settings)
-        trained, own = training.finish(interrupt)
+        with watching(training.tell_part):
+            trained, own = training.finish(interrupt)
         result = _result(training, trained.held, own)
         if place is not None and writes:
             trained.save(place / "model")

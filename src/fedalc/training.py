@@ -52,6 +52,9 @@ class Callback:
     def step(self, number: int, what: str) -> None:
         """In place of `round`, where a method has none: the oracles."""
 
+    def part(self, what: str, done: int, total: int) -> None:
+        """How far a round, a server's step or an evaluation has come: instances, clients, classes."""
+
     def evaluated(self, record: dict[str, Any]) -> None: ...
 
 
@@ -98,6 +101,10 @@ class AnyTraining:
     @property
     def _budget(self) -> int:
         return self.settings.memory_budget
+
+    def tell_part(self, what: str, done: int, total: int) -> None:
+        for callback in self.callbacks:
+            callback.part(what, done, total)
 
     def _evaluated(self, record: dict[str, Any]) -> None:
         if self.folder and self.writes:

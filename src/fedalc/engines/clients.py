@@ -18,6 +18,7 @@ from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.seeds import numpy_generator
+from fedalc.watched import watched
 
 
 class ClientsEngine:
@@ -40,7 +41,8 @@ class ClientsEngine:
         statistics = [torch.zeros_like(s) for s in model.statistics]
         local = Model(copy.deepcopy(model.encoder).train(), model.W)
         loss = 0.0
-        for place, (client, weight) in enumerate(zip(participants.tolist(), weights.tolist(), strict=True)):
+        everyone = zip(participants.tolist(), weights.tolist(), strict=True)
+        for place, (client, weight) in enumerate(watched("clients", everyone, len(participants))):
             with torch.no_grad():
                 for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
                     mine.copy_(server)
@@ -64,7 +66,7 @@ class ClientsEngine:
         size = features.shape[1]
         gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
         constant = 0.0
-        for client in participants.tolist():
+        for client in watched("clients", participants.tolist(), len(participants)):
             held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
             for start in range(0, len(held), self.settings.block_rows):
                 part = held[start : start + self.settings.block_rows]

@@ -35,6 +35,7 @@ from fedalc.ledger import Ledger
 from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.products import WeightedBags, products_at
+from fedalc.watched import watched
 
 
 class FusedEngine:
@@ -60,7 +61,7 @@ class FusedEngine:
         encoder = _encoder_for(model, portion)
         for parameter in encoder.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        for block in one_ahead(blocks):
+        for block in watched("instances", one_ahead(blocks), len(portion.instances), len):
             g = encoder(block.rows, chance)
             fixed, label = g.detach(), place(block.label)
             pulls = []

@@ -30,6 +30,9 @@ class Block:
     order: Tensor  # the pairs by participant
     client_starts: Tensor  # where in that order each begins
 
+    def __len__(self) -> int:
+        return len(self.instances)
+
     def prefetch(self) -> None:
         self.rows.prefetch()
 
