@@ -94,9 +94,9 @@ def test_train_and_compare_say_it_and_an_experiment_is_taken_as_it_is(tmp_path: 
         fedalc.train(data=small_dataset(), method="fedavg", fixed={"alpha": 0.3}, **few)
     assert len(said) == 1 and said[0].filename == __file__
     absent = {"dataset": str(tmp_path / "absent"), "folder": tmp_path / "c"}
-    with pytest.warns(UserWarning, match=r"^fixed\.alpha has no effect with any of these methods$") as said:
-        with pytest.raises(fedalc.DataError):
-            fedalc.compare(["fedavg", "fedaws"], overrides=["fixed.alpha=0.3", "regularizer.lambda=3"], **absent)
+    whole = r"^fixed\.alpha has no effect with any of these methods$"
+    with pytest.warns(UserWarning, match=whole) as said, pytest.raises(fedalc.DataError):
+        fedalc.compare(["fedavg", "fedaws"], overrides=["fixed.alpha=0.3", "regularizer.lambda=3"], **absent)
     assert len(said) == 1 and said[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
