@@ -189,6 +189,32 @@ def test_what_cannot_be_done_is_one_clear_line_and_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_setting_without_effect_is_noted_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--method", "fedavg", "--set", "regularizer.lambda=5", "--set", "client.margin=0.5"]
+    (tmp_path / "x.toml").write_text("[fixed]\nalpha = 0.3\n")  # a file may be for several methods
+    monkeypatch.setattr(
+        sys, "argv", ["fedalc", "train", "--dataset", str(tmp_path), "--config", str(tmp_path / "x.toml"), *given]
+    )
+    with pytest.raises(SystemExit):
+        main()
+    note, error = capsys.readouterr().err.splitlines()
+    assert note == "note: regularizer.lambda has no effect with method fedavg"
+    assert error.startswith("error: ") and "no train file" in error
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_wrong_setting_is_refused_before_torch_is_loaded(tmp_path: Path, command: str) -> None:
+    code = (
+        "import sys\nfrom fedalc.cli import main\n"
+        f"sys.argv = ['fedalc', '{command}', '--set', 'client.learning_rate=abc']\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    print(stop.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == "2 False" and "client.learning_rate: " in done.stderr
+
+
 def test_a_malformed_dataset_names_file_and_line_and_writes_nothing(folder: Path) -> None:
     bad = folder / "bad"
     bad.mkdir()

@@ -109,11 +109,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train one method and test it once, into a run folder."""
-    from fedalc.progress import make_progress
-    from fedalc.report.tables import rich_table
+    from fedalc.effects import given, note_without_effect
     from fedalc.resolution import experiment
-    from fedalc.runs import SHEET, read_settings
-    from fedalc.runs import train as run_training
 
     asked = _given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
@@ -125,11 +122,20 @@ def train(
     if resume is not None:
         if asked or config or set_:
             raise FedalcError("--resume takes its settings from the run folder: give it alone")
+        from fedalc.runs import read_settings
+
         settings, folder = read_settings(resume), resume
     else:
         settings = experiment(asked, file=config, overrides=set_ or ())
+        note_without_effect([settings], given(asked, set_ or ()))
         dataset_name = Path(settings.dataset).resolve().name
         folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
+    # Here, as they load torch, for which nobody should wait who has only mistyped a setting.
+    from fedalc.progress import make_progress
+    from fedalc.report.tables import rich_table
+    from fedalc.runs import SHEET
+    from fedalc.runs import train as run_training
+
     first = started_as().rank == 0  # of several processes: the one that shows
     console = Console(quiet=not first)
     followers = make_progress(console, settings.method, quiet or not first)
@@ -180,9 +186,6 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods, each as the preset has it: a table, and curves as pictures. Call again to continue."""
-    from fedalc.comparison import compare as run_comparison
-    from fedalc.progress import LiveProgress, PlainProgress, make_progress
-    from fedalc.report.tables import rich_table
     from fedalc.resolution import experiment
 
     asked = _given(
@@ -191,6 +194,10 @@ def compare(
     )  # fmt: skip
     settings = experiment(asked, file=config, overrides=set_ or ())
     folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
+    from fedalc.comparison import compare as run_comparison  # loads torch: as in train
+    from fedalc.progress import LiveProgress, PlainProgress, make_progress
+    from fedalc.report.tables import rich_table
+
     console = Console()
     open_bars: list[LiveProgress | PlainProgress] = []
 

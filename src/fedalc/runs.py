@@ -33,6 +33,7 @@ from fedalc import distributed, history
 from fedalc.config import Experiment
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.data.catalog import is_generated
+from fedalc.effects import given, note_without_effect
 from fedalc.encoders import encoder_shape, picture_bytes
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
@@ -91,11 +92,14 @@ def train(
     """
     if settings is not None and keys:
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
+    asked = given(keys)
     if data is not None:
         keys.setdefault("dataset", data.name)
         if isinstance(data.train.features, Images):
             keys["images"] = {"size": data.train.features.size, **keys.get("images", {})}
-    settings = settings or experiment(keys)
+    if settings is None:
+        settings = experiment(keys)
+        note_without_effect([settings], asked)
     place = None if folder is None else Path(folder)
     return _train(settings, place, resume, overwrite, data, data_dir, callbacks)[0]
 

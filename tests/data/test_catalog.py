@@ -75,13 +75,25 @@ def test_generated_problems_have_the_real_ones_sizes_and_say_what_they_are() -> 
 def test_generated_problems_can_be_divided() -> None:
     small = catalog.entry("Amazon670K-shaped-100th")
     assert (small.name, small.like) == ("amazon670k-shaped-100th", "amazon670k-shaped")
-    assert small.statistics == catalog.Statistics(4852, 1509, 667, 6701, 4.34, 5.99, averages_over_train=True)
+    averages = {"averages_over_train": True, "features_per_instance": 76.0}
+    assert small.statistics == catalog.Statistics(4852, 1509, 667, 6701, 4.34, 5.99, **averages)
     assert small.title.endswith("; every count divided by 100")
     assert catalog.is_known("wikilshtc-shaped-7th") and not catalog.is_known("bibtex-7th")
     assert not catalog.is_known("wikilshtc-shaped-0th") and not catalog.is_known("wikilshtc-shaped-th")
     why = "^amazoncat-shaped-2000th would have 7 labels and 102 features, too few for 5.04 labels per instance: divide"
     with pytest.raises(FedalcError, match=why):
         catalog.entry("amazoncat-shaped-2000th")
+
+
+@pytest.mark.parametrize("ending", ["th", "nd", "st", "rd"])
+def test_a_divided_problem_is_found_by_whatever_the_number_ends_with(ending: str) -> None:
+    assert catalog.is_generated(f"amazoncat-shaped-22{ending}")
+    assert catalog.entry(f"amazoncat-shaped-22{ending}").name == "amazoncat-shaped-22th"
+
+
+def test_a_small_problem_has_fewer_features_in_each_instance() -> None:
+    statistics = catalog.entry("amazoncat-shaped-1000th").statistics
+    assert statistics is not None and (statistics.features, statistics.features_per_instance) == (204, 51.0)
 
 
 def test_propensity_constants() -> None:

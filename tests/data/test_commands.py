@@ -55,6 +55,12 @@ def test_info_says_where_and_what(run, tmp_path: Path) -> None:  # type: ignore[
     assert "users" not in printed
 
 
+def test_info_says_how_many_features_an_instance_has(run) -> None:  # type: ignore[no-untyped-def]
+    assert "2.4 labels per instance, 68.66 features per instance\n" in run("info", "bibtex").stdout
+    assert "5.04 labels per instance, about 71 features per instance\n" in run("info", "amazoncat-shaped-2nd").stdout
+    assert "5.31 labels per instance\n" in run("info", "eurlex-4k").stdout  # which nobody here has counted
+
+
 def test_check_compares_with_what_was_published(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     write_files(tmp_path / "voc2012", voc())
     result = run("check", "voc2012")
@@ -123,7 +129,7 @@ def test_check_finds_what_is_wrong_with_one_s_own_pictures(run, tmp_path: Path) 
 
 
 def test_a_folder_of_sparse_features(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    texts = {"train.txt": b"3 2 2\n0 0:1\n1 1:1\n0,1 0:0.5\n", "test.txt": b"1 2 2\n1 1:2\n"}
+    texts = {"train.txt": b"3 2 2\n0 0:1\n1 1:1\n0,1 0:0.5\n", "test.txt": b"1 2 2\n1 0:3 1:2\n"}
     folder = write_files(tmp_path / "mine", texts)
     assert run("info", str(folder)).stdout.splitlines()[0] == f"{folder}: sparse features in test.txt, train.txt"
     result = run("check", str(folder))
@@ -132,6 +138,7 @@ def test_a_folder_of_sparse_features(run, tmp_path: Path) -> None:  # type: igno
         "train instances": "3",
         "test instances": "1",
         "features": "2",
+        "features per instance": "1.25",
         "labels": "2",
         "training instances of a label": "2 to 2, 2 in the middle",
         "labels per instance": "1.25",

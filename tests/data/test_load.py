@@ -148,7 +148,7 @@ def test_check_compares_with_the_catalog(write: Write, tmp_path: Path) -> None:
     write(TRAIN, "set/train.txt")
     write(TEST, "set/test.txt")
     dataset = load_dataset(tmp_path / "set")
-    statistics = catalog.Statistics(3, 1, 2, 2, 2.5, 1.3)
+    statistics = catalog.Statistics(3, 1, 2, 2, 2.5, 1.3, features_per_instance=1.02)
     entry = catalog.Entry("set", "Set", statistics, "", ("train.txt",), "", sha256={"train.txt": "0" * 64, "x.txt": ""})
     found = {what: (expected, value, ok) for what, expected, value, ok in check(dataset, entry)}
     assert found == {
@@ -158,6 +158,7 @@ def test_check_compares_with_the_catalog(write: Write, tmp_path: Path) -> None:
         "labels": (2, 2, True),
         "instances per label": (2.5, 2.5, True),
         "labels per instance": (1.3, 1.25, False),
+        "features per instance": (1.02, 1.0, False),
     }
     assert [(ok, value) for _, _, value, ok in check_files(tmp_path / "set", entry)][1] == (False, "missing")
     assert not check_files(tmp_path / "set", entry)[0].ok

@@ -38,6 +38,7 @@ def test_sizes_and_means_are_the_stated_ones(problem: Dataset) -> None:
         assert per_instance.mean() == pytest.approx(entry.statistics.labels_per_instance, rel=0.002)
         assert per_instance.min() >= 1 and per_instance.max() <= MOST_LABELS[whole]
         words = min(WORDS[whole], problem.feature_count / 4)
+        assert entry.statistics.features_per_instance == words
         assert np.diff(split.features.indptr).mean() == pytest.approx(words, rel=0.02)
     assert problem.label_names[:2] == ("0", "1")
 

@@ -37,7 +37,7 @@ _TEXTS: tuple[Entry, ...] = (
     Entry(
         name="bibtex",
         title="Bibtex: tags of BibSonomy entries (Katakis, Tsoumakas and Vlahavas, 2008)",
-        statistics=Statistics(4880, 2515, 1836, 159, 111.71, 2.40),
+        statistics=Statistics(4880, 2515, 1836, 159, 111.71, 2.40, features_per_instance=68.66),
         page=_MULAN,
         files=("bibtex-train.arff", "bibtex-test.arff"),
         how_to_get=(
@@ -62,7 +62,7 @@ _TEXTS: tuple[Entry, ...] = (
     Entry(
         name="eurlex57k",
         title="EURLEX57K: laws of the European Union with EuroVoc labels (Chalkidis et al., 2019)",
-        statistics=Statistics(45000, 6000, 5000, 4271, 67.65, 5.07, validation=6000),
+        statistics=Statistics(45000, 6000, 5000, 4271, 67.65, 5.07, validation=6000, features_per_instance=102.64),
         page=_EURLEX57K,
         files=("train.txt", "dev.txt", "test.txt", "labels.txt"),
         how_to_get=(
@@ -80,7 +80,7 @@ _TEXTS: tuple[Entry, ...] = (
     Entry(
         name="eurlex15k",
         title="A fixed sample of EURLEX57K at EURLex-4K's size",
-        statistics=Statistics(15539, 3809, 5000, 3286, 29.76, 5.05),
+        statistics=Statistics(15539, 3809, 5000, 3286, 29.76, 5.05, features_per_instance=103.18),
         page=_EURLEX57K,
         files=("train.txt", "test.txt", "labels.txt"),
         how_to_get=(
@@ -129,12 +129,17 @@ _TEXTS: tuple[Entry, ...] = (
 )
 
 
-def _generated(name: str, real: str, train: int, test: int, features: int, labels: int, per_instance: float) -> Entry:
+def _generated(
+    name: str, real: str, train: int, test: int, features: int, labels: int, per_instance: float, words: float
+) -> Entry:
     """A problem with these sizes. Its averages are over train, and agree with each other."""
+    sizes = Statistics(
+        train, test, features, labels, 0.0, per_instance, averages_over_train=True, features_per_instance=words
+    )
     return Entry(
         name=name,
         title=f"GENERATED, not the real {real}: made-up data with its sizes, to measure time and memory on",
-        statistics=_averaged(Statistics(train, test, features, labels, 0.0, per_instance, averages_over_train=True)),
+        statistics=_averaged(sizes),
         page="",
         files=(),
         how_to_get=(
@@ -152,15 +157,15 @@ def _averaged(statistics: Statistics) -> Statistics:
 
 
 _GENERATED: tuple[Entry, ...] = (
-    _generated("amazoncat-shaped", "AmazonCat-13K", 1186239, 306782, 203882, 13330, 5.04),
-    _generated("amazon670k-shaped", "Amazon-670K", 485176, 150875, 66666, 670091, 5.99),
-    _generated("wikilshtc-shaped", "WikiLSHTC-325K", 1778351, 587084, 1617899, 325056, 3.19),
+    _generated("amazoncat-shaped", "AmazonCat-13K", 1186239, 306782, 203882, 13330, 5.04, 71.0),
+    _generated("amazon670k-shaped", "Amazon-670K", 485176, 150875, 66666, 670091, 5.99, 76.0),
+    _generated("wikilshtc-shaped", "WikiLSHTC-325K", 1778351, 587084, 1617899, 325056, 3.19, 42.0),
 )
 
 ENTRIES: tuple[Entry, ...] = _TEXTS + PICTURES + _GENERATED
 
 _BY_NAME = {entry.name: entry for entry in ENTRIES}
-_DIVIDED = re.compile(r"(.+-shaped)-([1-9][0-9]{0,6})th")
+_DIVIDED = re.compile(r"(.+-shaped)-([1-9][0-9]{0,6})(?:th|st|nd|rd)")
 
 
 def is_known(name: str) -> bool:
@@ -174,7 +179,10 @@ def is_generated(name: str) -> bool:
 
 
 def entry(name: str) -> Entry:
-    """The dataset of this name, in capitals or not. A generated problem's may end with `-100th`, `-1000th`, …"""
+    """The dataset of this name, in capitals or not. A generated problem's may end with `-100th`, `-1000th`, …
+
+    `-2nd` is `-2th`: whatever a number ends with in English, there is one name for each.
+    """
     found = _BY_NAME.get(name.lower())
     if found is not None:
         return found
@@ -196,7 +204,9 @@ def _divided(whole: Entry, by: int) -> Entry:
             f"{whole.name}-{by}th would have {labels} labels and {features} features, too few for "
             f"{s.labels_per_instance} labels per instance: divide by less"
         )
-    divided = replace(s, train=train, test=test, features=features, labels=labels)
+    assert s.features_per_instance is not None
+    words = min(s.features_per_instance, features / 4)  # as in shapes.py: an instance is not about everything
+    divided = replace(s, train=train, test=test, features=features, labels=labels, features_per_instance=words)
     return replace(
         whole,
         name=f"{whole.name}-{by}th",

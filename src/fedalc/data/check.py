@@ -47,6 +47,9 @@ def check(dataset: Dataset, entry: Entry) -> list[Check]:
         ("instances per label", expected.instances_per_label, marks / max(dataset.label_count, 1)),
         ("labels per instance", expected.labels_per_instance, marks / max(instances, 1)),
     ]
+    if expected.features_per_instance is not None and entry.like is None:  # of generated data it is about so many
+        words = sum(int(split.features.nnz) for split in averaged)
+        averages.append(("features per instance", expected.features_per_instance, words / max(instances, 1)))
     return [_same(*line) for line in counts] + [_about(*line) for line in averages]
 
 
@@ -75,7 +78,9 @@ def count(dataset: Dataset) -> list[tuple[str, str]]:
         if (without := int((part.labels.getnnz(axis=1) == 0).sum()))
     ]
     if not isinstance(dataset.train.features, Images):
+        words = sum(int(part.features.nnz) for part in dataset.splits.values())
         lines.append(("features", f"{dataset.feature_count:,}"))
+        lines.append(("features per instance", f"{words / sum(map(len, dataset.splits.values())):.2f}"))
     lines.append(("labels", f"{dataset.label_count:,}"))
     if alone := int((held == 0).sum()):
         lines.append(("labels without a training instance", f"{alone:,}"))

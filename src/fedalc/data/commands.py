@@ -71,11 +71,13 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
     console.print(f"{entry.name}: {entry.title}")
     s = entry.statistics
     if s:
+        about = "about " if entry.like else ""
         console.print(
             f"  {s.train:,} train, {s.test:,} test"
             + (f", {s.validation:,} validation" if s.validation else "")
             + f", {s.features:,} features, {s.labels:,} labels, {s.instances_per_label} instances per label, "
             f"{s.labels_per_instance} labels per instance"
+            + (f", {about}{s.features_per_instance:g} features per instance" if s.features_per_instance else "")
         )
     p = entry.images
     if p:

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Statistics:
-    """Published numbers. The two averages are over all splits together, or over train alone."""
+    """Published numbers. The averages are over all splits together, or over train alone."""
 
     train: int
     test: int
@@ -19,6 +19,8 @@ class Statistics:
     labels_per_instance: float
     validation: int | None = None
     averages_over_train: bool = False
+    features_per_instance: float | None = None
+    """Those that are not zero. Counted, where the files were at hand; about so many, in generated data."""
 
 
 @dataclass(frozen=True)
