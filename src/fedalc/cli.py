@@ -112,7 +112,7 @@ def train(
     from fedalc.progress import make_progress
     from fedalc.report.tables import rich_table
     from fedalc.resolution import experiment
-    from fedalc.runs import SHEET, read_settings
+    from fedalc.run_folder import SHEET, read_settings
     from fedalc.runs import train as run_training
 
     asked = _given(
@@ -251,11 +251,11 @@ def predict(
     """The best labels of new instances, with names and scores."""
     from contextlib import nullcontext
 
+    from fedalc.checks import check_device
     from fedalc.data.picture_files import picture_blocks
     from fedalc.files import whole_file
     from fedalc.prediction import FirstPictures, PredictionWriter, predict_pictures, predict_rows
     from fedalc.progress import counting
-    from fedalc.runs import check_device
     from fedalc.trained import TrainedModel, load_model
 
     check_device(device)
