@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from fedalc.data.commands import app as data_app
 from fedalc.deployment.commands import app as deploy_app
 from fedalc.distributed import started_as
 from fedalc.errors import FedalcError, Interrupted
+from fedalc.prediction.commands import predict
 from fedalc.reproduction.commands import reproduce
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 
@@ -228,70 +229,7 @@ def compare(
     console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(help="a finished run's folder")],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="instances, in either format; for a model of pictures: a picture, or a folder or tar archive of "
-            "pictures. Labels are not used"
-        ),
-    ],
-    top: Annotated[int, typer.Option(min=1, help="how many labels per instance")] = 5,
-    form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
-    out: Annotated[Path | None, typer.Option(help="a file (default: the terminal)")] = None,
-    broken: Annotated[
-        str, typer.Option(help="pictures that cannot be decoded: refuse, or skip with a note")
-    ] = "refuse",
-    sheet: Annotated[Path | None, typer.Option(help="a PNG file: the first pictures with their labels")] = None,
-    sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="how many pictures --sheet shows")] = 36,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-) -> None:
-    """The best labels of new instances, with names and scores."""
-    from contextlib import nullcontext
-
-    from fedalc.checks import check_device
-    from fedalc.data.picture_files import picture_blocks
-    from fedalc.files import whole_file
-    from fedalc.prediction import FirstPictures, PredictionWriter, predict_pictures, predict_rows
-    from fedalc.progress import counting
-    from fedalc.trained import TrainedModel, load_model
-
-    check_device(device)
-    if form not in ("csv", "jsonl"):
-        raise FedalcError(f"--format: csv or jsonl, not {form!r}")
-    if broken not in ("refuse", "skip"):
-        raise FedalcError(f"--broken: refuse or skip, not {broken!r}")
-    chosen: Literal["csv", "jsonl"] = "csv" if form == "csv" else "jsonl"
-    wanted: Literal["refuse", "skip"] = "refuse" if broken == "refuse" else "skip"
-    if (run / "config.toml").exists() and not (run / "model").is_dir():
-        raise FedalcError(f"{run}: this run is not finished; go on with: fedalc train --resume {run}")
-    model = load_model(run / "model" if (run / "model").is_dir() else run, device)
-    size = model.picture_size if isinstance(model, TrainedModel) else None
-    if size is None and sheet is not None:
-        raise FedalcError("--sheet: this model was trained on features, so there are no pictures to show")
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def tell(note: str) -> None:
-        notes.print(f"note: {note}", markup=False)
-
-    first = FirstPictures(sheet_pictures if sheet is not None else 0)
-    with nullcontext(sys.stdout) if out is None else whole_file(out) as stream:
-        writer = PredictionWriter(stream, model.label_names, chosen)
-        if size is None:
-            writer.write(predict_rows(model, file, top))
-        else:
-            assert isinstance(model, TrainedModel)
-            with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
-                blocks = picture_blocks(file, size, wanted, progress=progress, tell=tell)
-                for images, predictions in predict_pictures(model, blocks, top):
-                    writer.write(predictions)
-                    first.add(images, predictions)
-    if sheet is not None:
-        first.write_sheet(sheet, model.label_names)
-
-
+app.command()(predict)
 app.command()(reproduce)
 app.command()(audit)
 
