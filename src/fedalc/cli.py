@@ -13,11 +13,26 @@ import typer
 from rich.console import Console
 
 from fedalc.collection.commands import audit, collect_app, key_app
-from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
 from fedalc.deployment.commands import app as deploy_app
 from fedalc.distributed import started_as
 from fedalc.errors import FedalcError, Interrupted
+from fedalc.options import (
+    Config,
+    DataDir,
+    Dataset,
+    Device,
+    Encoder,
+    Engine,
+    MemoryBudget,
+    Preset,
+    Quiet,
+    Rounds,
+    Set,
+    given,
+    label_files,
+    listed,
+)
 from fedalc.prediction.commands import predict
 from fedalc.reproduction.commands import reproduce
 from fedalc.settings import FEDERATED, METHODS, ORACLES
@@ -59,26 +74,6 @@ app.add_typer(key_app, name="key")
 app.add_typer(collect_app, name="collect")
 app.add_typer(deploy_app, name="deploy")
 
-Dataset = Annotated[str | None, typer.Option(help="a dataset's name (see: fedalc data list) or a folder's path")]
-Preset = Annotated[
-    str | None,
-    typer.Option(help="strong: the best honest result; paper: as close as the paper says; demo: shows the collapse"),
-]
-Engine = Annotated[
-    str | None, typer.Option(help="fused: all clients at once, exact and fast; clients: client by client")
-]
-Encoder = Annotated[str | None, typer.Option(help="linear or mlp; for pictures resnet-small, resnet18 or resnet50")]
-Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
-MemoryBudget = Annotated[
-    str | None,
-    typer.Option(help="for a block of what is done in blocks: 500MB, 2GB (default: 256MiB); no result depends on it"),
-]
-DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
-Config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only the result")]
-
 
 @app.command()
 def train(
@@ -116,11 +111,11 @@ def train(
     from fedalc.run_folder import SHEET, read_settings
     from fedalc.runs import train as run_training
 
-    asked = _given(
+    asked = given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
         device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
-    asked |= _label_files(correlations, key)
+    asked |= label_files(correlations, key)
     if epsilon is not None:
         asked["privacy"] = {"epsilon": epsilon}
     if resume is not None:
@@ -186,7 +181,7 @@ def compare(
     from fedalc.report.tables import rich_table
     from fedalc.resolution import experiment
 
-    asked = _given(
+    asked = given(
         dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
         memory_budget=memory_budget,
     )  # fmt: skip
@@ -206,8 +201,8 @@ def compare(
 
     try:
         comparison = run_comparison(
-            None if methods is None else _listed(methods, "--methods"),
-            seeds=[_seed(text) for text in _listed(seeds, "--seeds")],
+            None if methods is None else listed(methods, "--methods"),
+            seeds=[_seed(text) for text in listed(seeds, "--seeds")],
             folder=folder,
             file=config,
             overrides=set_ or (),
@@ -232,30 +227,6 @@ def compare(
 app.command()(predict)
 app.command()(reproduce)
 app.command()(audit)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given, as settings. A folder's path is made absolute: config.toml is read from anywhere."""
-    given = {key: value for key, value in options.items() if value is not None}
-    if "encoder" in given:
-        given["encoder"] = {"name": given["encoder"]}
-    if "dataset" in given and not is_known(given["dataset"]) and Path(given["dataset"]).is_dir():
-        given["dataset"] = str(Path(given["dataset"]).resolve())
-    return given
-
-
-def _label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:
-    """Files are named in full, so that config.toml can be read from anywhere. The key's content goes nowhere."""
-    files = {"correlations": correlations, "key": key}
-    collection = {name: str(file.resolve()) for name, file in files.items() if file is not None}
-    return {"collection": collection} if collection else {}
-
-
-def _listed(text: str, option: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise FedalcError(f"{option}: expected a comma-separated list, found {text!r}")
-    return parts
 
 
 def _seed(text: str) -> int:
