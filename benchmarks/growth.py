@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from timing import timed
 
 BASE = {"instances": 8000, "labels": 2000, "features": 20_000, "clients": 2000}
 VARIED = {
@@ -83,14 +85,8 @@ def measure(varied: str, size: int) -> dict[str, Any]:
     some = np.sort(drawn[:100])
     chance = Chance(settings, 1, model.W)
 
-    def timed(work: Any, repeat: int = 3) -> float:
-        work()  # the first builds what is kept
-        times = []
-        for _ in range(repeat):
-            began = time.process_time()
-            work()
-            times.append(time.process_time() - began)
-        return statistics.median(times)
+    def seconds_of(work: Callable[[], Any], repeat: int = 3) -> float:
+        return timed(work, repeat, time.process_time)
 
     def one_round(who: Any) -> Any:
         result = engine.run(model, who, chance, 1)
@@ -101,10 +97,10 @@ def measure(varied: str, size: int) -> dict[str, Any]:
     step = training.method.server_step
     labels = one_round(some).labels
     seconds = {
-        "round": timed(lambda: one_round(taking_part)),
-        "sampled round": timed(lambda: one_round(some)),
-        "server step": timed(lambda: step(model.W, labels, None), repeat=1),  # type: ignore[arg-type]
-        "evaluation": timed(lambda: evaluate(model, test, training.held), repeat=1),
+        "round": seconds_of(lambda: one_round(taking_part)),
+        "sampled round": seconds_of(lambda: one_round(some)),
+        "server step": seconds_of(lambda: step(model.W, labels, None), repeat=1),  # type: ignore[arg-type]
+        "evaluation": seconds_of(lambda: evaluate(model, test, training.held), repeat=1),
     }
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"varied": varied, "size": size, "seconds": seconds, "memory_mb": memory}

@@ -11,25 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from timing import timed
+
 OUT = Path(__file__).with_name("kernels.json")
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "kernels.md"
-
-
-def timed(work: Callable[[], Any], repeat: int = 7) -> float:
-    work()
-    times = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def measure() -> list[dict[str, Any]]:

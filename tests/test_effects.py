@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 import fedalc
 from fedalc.config import Experiment
-from fedalc.effects import ONLY_WITH, given, note_without_effect
+from fedalc.effects import ONLY_WITH, names_of, note_without_effect
 from fedalc.methods import METHODS as METHOD_CLASSES
 from fedalc.methods.fedaws import FedAwS
 from fedalc.resolution import experiment
@@ -33,7 +33,7 @@ def notes(plan: list[Experiment], names: list[str]) -> list[str]:
 
 
 def noted(*overrides: str) -> list[str]:
-    return notes([experiment(overrides=overrides)], given({}, overrides))
+    return notes([experiment(overrides=overrides)], names_of({}, overrides))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_train_and_compare_say_it_and_an_experiment_is_taken_as_it_is(tmp_path: 
 def test_what_a_preset_says_is_not_noted(preset: str) -> None:
     for method in METHODS:
         asked = {"method": method, "preset": preset, "dataset": "demo", "seed": 1, "device": "cpu"}
-        assert notes([experiment(asked)], given(asked)) == []
+        assert notes([experiment(asked)], names_of(asked)) == []
 
 
 def _annotation(name: str) -> Any:

@@ -13,11 +13,12 @@ import torch
 
 import fedalc
 from fedalc import history
+from fedalc.checks import check_kind, check_memory
 from fedalc.data.mosaics import MosaicsSize, make_mosaics
 from fedalc.encoders import encoder_shape, encoder_size, picture_bytes
 from fedalc.errors import ConfigError, DataError, Interrupted
 from fedalc.federated import simulated
-from fedalc.runs import check_kind, check_memory, image_options
+from fedalc.runs import image_options
 from fedalc.settings import FEDERATED, ORACLES
 from fedalc.training import Callback
 from tests.encoders.weights import save_resnet

@@ -25,7 +25,7 @@ from fedalc.data.mosaics import MosaicsSize, make_mosaics
 from fedalc.errors import FedalcError
 from fedalc.progress import counting
 from fedalc.report.contact_sheet import write_contact_sheet, write_test_sheet
-from fedalc.runs import SHEET, open_folder
+from fedalc.run_folder import SHEET, open_folder
 from tests.data.layouts import from_pixels, pack, picture, write_files
 
 SETTINGS = {

@@ -20,6 +20,7 @@ from fedalc import history, runs
 from fedalc.checkpoint import load_folder
 from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
+from fedalc.run_folder import only_writer
 from fedalc.training import Callback, Training
 from tests.problems import StopAfter, random_split, small_dataset
 
@@ -384,7 +385,7 @@ def test_a_run_begun_and_left_meanwhile_is_resumed(tmp_path: Path, monkeypatch: 
 
 def test_a_lock_that_was_taken_away_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ends and takes its lock file away after B has opened it: B must lock the one that C sees."""
-    flock, first = fcntl.flock, runs.only_writer(tmp_path / "run")
+    flock, first = fcntl.flock, only_writer(tmp_path / "run")
     first.__enter__()
 
     def late(file: Any, how: int) -> None:
@@ -393,16 +394,16 @@ def test_a_lock_that_was_taken_away_is_no_lock(tmp_path: Path, monkeypatch: pyte
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with runs.only_writer(tmp_path / "run"), pytest.raises(Locked), runs.only_writer(tmp_path / "run"):
+    with only_writer(tmp_path / "run"), pytest.raises(Locked), only_writer(tmp_path / "run"):
         pytest.fail("two writers")
 
 
 def test_nothing_is_left_of_a_run_that_never_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError), runs.only_writer(tmp_path / "new"):
+    with pytest.raises(RuntimeError), only_writer(tmp_path / "new"):
         raise RuntimeError
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").mkdir()
-    with runs.only_writer(tmp_path / "mine"):
+    with only_writer(tmp_path / "mine"):
         pass
     assert (tmp_path / "mine").is_dir() and not list((tmp_path / "mine").iterdir())
     # Killed as it began: the lock and half a file are nobody's, and no run either.

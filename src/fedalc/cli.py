@@ -7,17 +7,33 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedalc.collection.commands import audit, collect_app, key_app
-from fedalc.data.catalog import is_known
 from fedalc.data.commands import app as data_app
 from fedalc.deployment.commands import app as deploy_app
 from fedalc.distributed import started_as
 from fedalc.errors import FedalcError, Interrupted
+from fedalc.options import (
+    Config,
+    DataDir,
+    Dataset,
+    Device,
+    Encoder,
+    Engine,
+    MemoryBudget,
+    Preset,
+    Quiet,
+    Rounds,
+    Set,
+    given,
+    label_files,
+    listed,
+)
+from fedalc.prediction.commands import predict
 from fedalc.reproduction.commands import reproduce
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 
@@ -58,26 +74,6 @@ app.add_typer(key_app, name="key")
 app.add_typer(collect_app, name="collect")
 app.add_typer(deploy_app, name="deploy")
 
-Dataset = Annotated[str | None, typer.Option(help="a dataset's name (see: fedalc data list) or a folder's path")]
-Preset = Annotated[
-    str | None,
-    typer.Option(help="strong: the best honest result; paper: as close as the paper says; demo: shows the collapse"),
-]
-Engine = Annotated[
-    str | None, typer.Option(help="fused: all clients at once, exact and fast; clients: client by client")
-]
-Encoder = Annotated[str | None, typer.Option(help="linear or mlp; for pictures resnet-small, resnet18 or resnet50")]
-Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
-MemoryBudget = Annotated[
-    str | None,
-    typer.Option(help="for a block of what is done in blocks: 500MB, 2GB (default: 256MiB); no result depends on it"),
-]
-DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
-Config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only the result")]
-
 
 @app.command()
 def train(
@@ -109,31 +105,29 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train one method and test it once, into a run folder."""
-    from fedalc.effects import given, note_without_effect
+    from fedalc.effects import names_of, note_without_effect
     from fedalc.resolution import experiment
+    from fedalc.run_folder import SHEET, read_settings
 
-    asked = _given(
+    asked = given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
         device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
-    asked |= _label_files(correlations, key)
+    asked |= label_files(correlations, key)
     if epsilon is not None:
         asked["privacy"] = {"epsilon": epsilon}
     if resume is not None:
         if asked or config or set_:
             raise FedalcError("--resume takes its settings from the run folder: give it alone")
-        from fedalc.runs import read_settings
-
         settings, folder = read_settings(resume), resume
     else:
         settings = experiment(asked, file=config, overrides=set_ or ())
-        note_without_effect([settings], given(asked, set_ or ()))
+        note_without_effect([settings], names_of(asked, set_ or ()))
         dataset_name = Path(settings.dataset).resolve().name
         folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
     # Here, as they load torch, for which nobody should wait who has only mistyped a setting.
     from fedalc.progress import make_progress
     from fedalc.report.tables import rich_table
-    from fedalc.runs import SHEET
     from fedalc.runs import train as run_training
 
     first = started_as().rank == 0  # of several processes: the one that shows
@@ -188,7 +182,7 @@ def compare(
     """Train several methods, each as the preset has it: a table, and curves as pictures. Call again to continue."""
     from fedalc.resolution import experiment
 
-    asked = _given(
+    asked = given(
         dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
         memory_budget=memory_budget,
     )  # fmt: skip
@@ -212,8 +206,8 @@ def compare(
 
     try:
         comparison = run_comparison(
-            None if methods is None else _listed(methods, "--methods"),
-            seeds=[_seed(text) for text in _listed(seeds, "--seeds")],
+            None if methods is None else listed(methods, "--methods"),
+            seeds=[_seed(text) for text in listed(seeds, "--seeds")],
             folder=folder,
             file=config,
             overrides=set_ or (),
@@ -235,96 +229,9 @@ def compare(
     console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(help="a finished run's folder")],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="instances, in either format; for a model of pictures: a picture, or a folder or tar archive of "
-            "pictures. Labels are not used"
-        ),
-    ],
-    top: Annotated[int, typer.Option(min=1, help="how many labels per instance")] = 5,
-    form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
-    out: Annotated[Path | None, typer.Option(help="a file (default: the terminal)")] = None,
-    broken: Annotated[
-        str, typer.Option(help="pictures that cannot be decoded: refuse, or skip with a note")
-    ] = "refuse",
-    sheet: Annotated[Path | None, typer.Option(help="a PNG file: the first pictures with their labels")] = None,
-    sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="how many pictures --sheet shows")] = 36,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-) -> None:
-    """The best labels of new instances, with names and scores."""
-    from contextlib import nullcontext
-
-    from fedalc.data.picture_files import picture_blocks
-    from fedalc.files import whole_file
-    from fedalc.prediction import FirstPictures, PredictionWriter, predict_pictures, predict_rows
-    from fedalc.progress import counting
-    from fedalc.runs import check_device
-    from fedalc.trained import TrainedModel, load_model
-
-    check_device(device)
-    if form not in ("csv", "jsonl"):
-        raise FedalcError(f"--format: csv or jsonl, not {form!r}")
-    if broken not in ("refuse", "skip"):
-        raise FedalcError(f"--broken: refuse or skip, not {broken!r}")
-    chosen: Literal["csv", "jsonl"] = "csv" if form == "csv" else "jsonl"
-    wanted: Literal["refuse", "skip"] = "refuse" if broken == "refuse" else "skip"
-    if (run / "config.toml").exists() and not (run / "model").is_dir():
-        raise FedalcError(f"{run}: this run is not finished; go on with: fedalc train --resume {run}")
-    model = load_model(run / "model" if (run / "model").is_dir() else run, device)
-    size = model.picture_size if isinstance(model, TrainedModel) else None
-    if size is None and sheet is not None:
-        raise FedalcError("--sheet: this model was trained on features, so there are no pictures to show")
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def tell(note: str) -> None:
-        notes.print(f"note: {note}", markup=False)
-
-    first = FirstPictures(sheet_pictures if sheet is not None else 0)
-    with nullcontext(sys.stdout) if out is None else whole_file(out) as stream:
-        writer = PredictionWriter(stream, model.label_names, chosen)
-        if size is None:
-            writer.write(predict_rows(model, file, top))
-        else:
-            assert isinstance(model, TrainedModel)
-            with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
-                blocks = picture_blocks(file, size, wanted, progress=progress, tell=tell)
-                for images, predictions in predict_pictures(model, blocks, top):
-                    writer.write(predictions)
-                    first.add(images, predictions)
-    if sheet is not None:
-        first.write_sheet(sheet, model.label_names)
-
-
+app.command()(predict)
 app.command()(reproduce)
 app.command()(audit)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given, as settings. A folder's path is made absolute: config.toml is read from anywhere."""
-    given = {key: value for key, value in options.items() if value is not None}
-    if "encoder" in given:
-        given["encoder"] = {"name": given["encoder"]}
-    if "dataset" in given and not is_known(given["dataset"]) and Path(given["dataset"]).is_dir():
-        given["dataset"] = str(Path(given["dataset"]).resolve())
-    return given
-
-
-def _label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:
-    """Files are named in full, so that config.toml can be read from anywhere. The key's content goes nowhere."""
-    files = {"correlations": correlations, "key": key}
-    collection = {name: str(file.resolve()) for name, file in files.items() if file is not None}
-    return {"collection": collection} if collection else {}
-
-
-def _listed(text: str, option: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise FedalcError(f"{option}: expected a comma-separated list, found {text!r}")
-    return parts
 
 
 def _seed(text: str) -> int:

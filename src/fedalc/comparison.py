@@ -13,7 +13,7 @@ import numpy as np
 
 from fedalc import history
 from fedalc.data import load_dataset
-from fedalc.effects import given, note_without_effect
+from fedalc.effects import names_of, note_without_effect
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.resolution import experiment
@@ -87,7 +87,7 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison are shown the same pictures: say it for all of them", "images")
-    note_without_effect(plan, given(keys, overrides))
+    note_without_effect(plan, names_of(keys, overrides))
     comparison = Comparison(folder=place, left_out=left_out)
     followers = callbacks(plan[0].method, plan[0].seed)
     data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0], followers, wait=False))

@@ -66,10 +66,10 @@ ONLY_WITH: tuple[tuple[str, Mapping[str, tuple[object, ...]]], ...] = (
 )
 
 
-def given(keys: Mapping[str, Any], overrides: Iterable[str] = ()) -> list[str]:
+def names_of(keys: Mapping[str, Any], overrides: Iterable[str] = ()) -> list[str]:
     """The names of the settings in keywords and `key=value` overrides.
 
-    >>> given({"rounds": 5, "encoder": {"name": "mlp"}}, ["server.ema=0.9"])
+    >>> names_of({"rounds": 5, "encoder": {"name": "mlp"}}, ["server.ema=0.9"])
     ['rounds', 'encoder.name', 'server.ema']
     """
     names: list[str] = []

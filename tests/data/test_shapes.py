@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 import fedalc
 from fedalc.data import catalog, load_dataset
+from fedalc.data._world import _sizes
 from fedalc.data.check import check
 from fedalc.data.commands import app
 from fedalc.data.dataset import Dataset
-from fedalc.data.shapes import _sizes, make_shaped, shaped_labels, write_shaped
+from fedalc.data.shapes import make_shaped, shaped_labels, write_shaped
 from fedalc.errors import FedalcError
 from fedalc.report.page import sentence
 from fedalc.report.summary import merge
@@ -101,7 +102,7 @@ def test_labels_alone_are_those_of_the_whole() -> None:
 
 def test_blocks_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 64 blocks the draws are others, the sizes are not."""
-    monkeypatch.setattr("fedalc.data.shapes._WORDS_AT_ONCE", 1 << 10)
+    monkeypatch.setattr("fedalc.data._world._WORDS_AT_ONCE", 1 << 10)
     cut = make_shaped("wikilshtc-shaped-1000th")
     assert len(cut.train) == 1779 and np.diff(cut.train.features.indptr).min() > 0
     assert np.diff(cut.train.features.indptr).mean() == pytest.approx(42, rel=0.02)

@@ -22,7 +22,7 @@ from fedalc.deployment.flower import APP
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
 from fedalc.deployment.processes import Process, running
 from fedalc.deployment.twin import model_in_one_process
-from fedalc.runs import read_settings
+from fedalc.run_folder import read_settings
 from fedalc.trained import TrainedModel
 
 pytestmark = pytest.mark.deployment

@@ -18,6 +18,7 @@ from scipy.sparse import csr_matrix
 
 import fedalc
 from fedalc import history
+from fedalc.checks import check_memory
 from fedalc.data import load_dataset
 from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
@@ -29,7 +30,6 @@ from fedalc.oracles import OracleScorer, TrainedOracle
 from fedalc.oracles.one_vs_rest import OneVsRest
 from fedalc.oracles.sleec import Sleec
 from fedalc.oracles.training import OracleTraining
-from fedalc.runs import check_memory
 from fedalc.settings import ORACLES, OvrSettings
 from fedalc.trained import load_model
 from fedalc.training import Callback

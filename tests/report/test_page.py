@@ -12,7 +12,7 @@ import pytest
 
 from fedalc.errors import FedalcError
 from fedalc.report.page import sentence, write_comparison_page, write_page
-from fedalc.runs import SHEET
+from fedalc.run_folder import SHEET
 from fedalc.settings import METHODS
 from tests.report.results import record, result
 

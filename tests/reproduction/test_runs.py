@@ -23,7 +23,7 @@ from fedalc.reproduction.runner import Watcher, run_jobs
 from fedalc.reproduction.tables import read_table
 from fedalc.reproduction.worker import _follower
 from fedalc.reproduction.writing import alone_in
-from fedalc.runs import only_writer
+from fedalc.run_folder import only_writer
 from tests.reproduction.problems import TINY, write_data, write_table
 from tests.test_cli import run
 

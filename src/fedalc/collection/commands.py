@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.options import DataDir
 from fedalc.settings import LARGEST_SIDE, SMALLEST_SIDE, Algorithm, CollectionSettings, EncoderSettings
 
 key_app = typer.Typer(
@@ -20,7 +21,6 @@ collect_app = typer.Typer(
     help="Collect label sets with files: client, server.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="the clients' key file (make one: fedalc key new FILE)")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier output of this kind")]
 AlgorithmOption = Annotated[str, typer.Option("--algorithm", help=", ".join(get_args(Algorithm)))]

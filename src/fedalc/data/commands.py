@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from fedalc.errors import DataError
+from fedalc.options import DataDir
 
 if TYPE_CHECKING:
     from fedalc.data.catalog import Entry
@@ -20,7 +21,6 @@ app = typer.Typer(help="Datasets: list, info, check, fetch, generate.", no_args_
 
 Name = Annotated[str, typer.Argument(help="a dataset's name")]
 NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or a folder with one of your own")]
-DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
 
 
 @app.command("list")

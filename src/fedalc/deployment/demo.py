@@ -23,7 +23,7 @@ from fedalc.deployment.processes import signals_interrupt
 from fedalc.deployment.twin import model_in_one_process
 from fedalc.errors import FedalcError
 from fedalc.model import Model
-from fedalc.runs import read_settings
+from fedalc.run_folder import read_settings
 from fedalc.trained import TrainedModel
 
 PARTIES = 3

@@ -49,9 +49,9 @@ class PartySide:
             _check_server(self.server, self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
+        from fedalc.checks import check_device
         from fedalc.data.images import ImageOptions
         from fedalc.engines.flower.party import Party
-        from fedalc.runs import check_device
 
         check_device(str(self.settings.get("device", "cpu")))
         said: list[str] = []

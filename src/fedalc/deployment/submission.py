@@ -55,7 +55,7 @@ def _is_running(flower: Flower, run: str) -> bool:
 
 def _wait_until_free(run_folder: Path) -> None:
     """A run that was stopped goes on writing until Flower has told its process, some ten seconds later."""
-    from fedalc.runs import only_writer
+    from fedalc.run_folder import only_writer
 
     until = time.monotonic() + _FREE_WITHIN
     while True:

@@ -21,7 +21,7 @@ from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
-from fedalc.runs import PARTIES_LOG, SHEET
+from fedalc.run_folder import PARTIES_LOG, SHEET
 
 NAME = "report.html"
 SHOWN = 30  # lines of who was left out

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedalc.data.catalog import is_known
 from fedalc.errors import ConfigError, DataError, Interrupted
+from fedalc.options import DataDir, absolute_dataset, listed
 
 if TYPE_CHECKING:
     from fedalc.reproduction.plan import Ended, Plan
@@ -33,9 +32,7 @@ def reproduce(
     dataset: Annotated[str | None, typer.Option(help="another dataset's name or folder, for all cells")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="any setting, for all cells: key=value")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …, for all cells")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")
-    ] = None,
+    data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="where runs and tables go")] = Path("runs/reproduce"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be run")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="only write the table of what is there")] = False,
@@ -57,17 +54,17 @@ def reproduce(
         _count_bytes(console, folder, out)
         return
     chosen = read_table(folder)
-    columns = chosen.columns if presets is None else _listed(presets, "--presets")
+    columns = chosen.columns if presets is None else listed(presets, "--presets")
     for preset in columns:
         if preset not in chosen.columns:
             raise ConfigError(f"unknown preset {preset!r}; this table has {', '.join(chosen.columns)}", "--presets")
-    keys = {"rounds": rounds, "device": device, "dataset": None if dataset is None else _absolute(dataset)}
+    keys = {"rounds": rounds, "device": device, "dataset": None if dataset is None else absolute_dataset(dataset)}
     plan = make_plan(
         chosen,
         out,
         presets=columns,
-        seeds=None if seeds is None else [_seed(text) for text in _listed(seeds, "--seeds")],
-        only=[pattern for text in only or () for pattern in _listed(text, "--only")],
+        seeds=None if seeds is None else [_seed(text) for text in listed(seeds, "--seeds")],
+        only=[pattern for text in only or () for pattern in listed(text, "--only")],
         keys={key: value for key, value in keys.items() if value is not None},
         overrides=set_ or (),
     )
@@ -200,18 +197,6 @@ def _command(table: str, *given: Any) -> str:
         for one in value if isinstance(value, list) else [value]:
             options += [] if one is None else [option, str(one)]
     return shlex.join(["fedalc", "reproduce", table, *options])
-
-
-def _absolute(dataset: str) -> str:
-    """A folder's path in full: config.toml is read from anywhere."""
-    return dataset if is_known(dataset) or not Path(dataset).is_dir() else str(Path(dataset).resolve())
-
-
-def _listed(text: str, option: str) -> Sequence[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise ConfigError(f"expected a comma-separated list, found {text!r}", option)
-    return parts
 
 
 def _seed(text: str) -> int:

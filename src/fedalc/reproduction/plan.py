@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedalc import history
+from fedalc.checks import refuse_other_kind
 from fedalc.config import Experiment
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
 from fedalc.resolution import experiment
-from fedalc.runs import refuse_other_kind
 from fedalc.settings import NONE
 
 State = Literal["done", "begun", "failed", "new"]

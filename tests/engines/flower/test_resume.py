@@ -16,7 +16,7 @@ from fedalc.engines.flower import collecting
 from fedalc.engines.flower.parties import TooFew
 from fedalc.errors import FedalcError, Locked
 from fedalc.model import Model
-from fedalc.runs import Taken, only_writer
+from fedalc.run_folder import Taken, only_writer
 from tests.engines.flower.local_grid import LocalGrid
 from tests.engines.flower.problem import LINEAR, SETTINGS, Nodes, asked, notes, run
 

@@ -30,7 +30,7 @@ from fedalc.engines.flower.roster import Roster
 from fedalc.errors import ConfigError, DataError, FedalcError
 from fedalc.federated import planned_looks
 from fedalc.knowledge import LabelKnowledge, protected
-from fedalc.runs import CENSUS
+from fedalc.run_folder import CENSUS
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedalc.engines.flower.introductions import Introduction, read_introduction
 from fedalc.engines.flower.records import BadMessage
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import FedalcError
-from fedalc.runs import PARTIES_LOG
+from fedalc.run_folder import PARTIES_LOG
 
 RESUME = "No finished round is lost: when they are back, go on with resume=true and the same run-folder"
 

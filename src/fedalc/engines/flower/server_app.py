@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedalc.checks import check_device, check_memory
 from fedalc.config import Experiment
 from fedalc.engines.flower.collecting import Census, question, take_census
 from fedalc.engines.flower.parties import Parties, TooFew
@@ -17,7 +18,8 @@ from fedalc.engines.flower.server_data import read_held_out, server_data
 from fedalc.engines.flower.training import PartyTraining
 from fedalc.errors import FedalcError
 from fedalc.interrupt import Interrupt
-from fedalc.runs import Run, check_device, check_folder, check_memory, fill_folder, read_settings
+from fedalc.run_folder import check_folder, read_settings
+from fedalc.runs import Run, fill_folder
 from fedalc.training import Callback
 
 app = ServerApp()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.checks import check_kind
 from fedalc.config import Experiment
 from fedalc.data.catalog import is_known
 from fedalc.data.dataset import Dataset, Split
@@ -17,7 +18,7 @@ from fedalc.data.images import ImageOptions
 from fedalc.data.load import held_out_file, load_dataset, load_held
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import DataError
-from fedalc.runs import check_kind, image_options
+from fedalc.runs import image_options
 
 
 @dataclass(frozen=True)

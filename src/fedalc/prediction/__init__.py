@@ -1,0 +1,1 @@
+"""Labels for new instances, from a finished run."""

@@ -1,0 +1,121 @@
+"""The run folder: what is in it, and who may write to it. Its layout is a contract: others read it.
+
+config.toml    the full resolved settings: running it again gives the same result
+history.jsonl  one line per evaluated round
+result.json    metrics in percent, how collapsed W is, cost, versions
+model/         what is needed to predict
+checkpoint/    what is needed to resume
+report.html    curves and tables
+contact-sheet.png   of pictures: some of the test set, with their labels and those predicted
+census/, parties.jsonl   with real parties (engine flower): who takes part, and who was left out when and why
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from fedalc import history
+from fedalc.config import Experiment
+from fedalc.errors import ConfigError, FedalcError, Locked
+from fedalc.files import write_text
+from fedalc.resolution import experiment
+
+LOCK = ".lock"  # there only while a process writes to the folder
+SHEET = "contact-sheet.png"  # of runs on pictures
+CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
+LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
+
+
+class Taken(FedalcError):
+    """There is a run in this folder already, begun or finished."""
+
+
+def read_settings(folder: Path) -> Experiment:
+    if not (folder / "config.toml").exists():
+        raise FedalcError(f"{folder}: not a run folder (it has no config.toml)")
+    return experiment(file=folder / "config.toml")
+
+
+def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:
+    """Refuse to write over somebody's work, or to resume with other settings than it began with."""
+    if resume:
+        if read_settings(folder) != settings:
+            raise ConfigError(f"{folder} began with other settings than these; a resumed run keeps its own")
+        if (folder / "result.json").exists():
+            raise Taken(f"{folder}: this run is finished; nothing to resume")
+    elif folder.exists() and not folder.is_dir():
+        raise FedalcError(f"{folder}: is a file, and a run needs a folder")
+    elif folder.exists() and not all(map(_is_litter, folder.iterdir())):
+        if not (folder / "config.toml").exists():
+            raise FedalcError(f"{folder}: has files in it that are not a run's; choose another place")
+        if not overwrite:
+            raise Taken(
+                f"{folder}: there is a run here already; resume it (--resume {folder}), replace it (--overwrite) "
+                "or give this one another --name"
+            )
+
+
+def _is_litter(path: Path) -> bool:
+    """What a process leaves that was killed before there was a run."""
+    return path.name == LOCK or (path.name.startswith("config.toml.") and path.suffix == ".part")
+
+
+def open_folder(folder: Path, settings: Experiment) -> None:
+    try:
+        for old in ("history.jsonl", "result.json", "report.html", SHEET, PARTIES_LOG):
+            (folder / old).unlink(missing_ok=True)
+        for old in ("model", "checkpoint", "checkpoint.old", CENSUS):
+            shutil.rmtree(folder / old, ignore_errors=True)
+        write_text(folder / "config.toml", settings.to_toml())
+        history.rewrite(folder / "history.jsonl", [])
+    except OSError as error:
+        raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder. The system lets go of the lock when this one ends, however it ends.
+
+    A folder that was made for it and in which nothing was written is taken away again.
+    """
+    made, lock = _lock(folder)
+    with lock:
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            if made:
+                with suppress(OSError):  # there is something in it, as there should be
+                    folder.rmdir()
+
+
+def _lock(folder: Path) -> tuple[bool, TextIO]:
+    """Whether the folder is new, and the locked file. It must still be there under its name once it is locked: the
+    one before us may have taken it away between our opening and our locking, and a third put another in its place.
+    """
+    made = False
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            made = not folder.exists() or made
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / LOCK).open("w")
+        except FileNotFoundError:
+            continue  # the one before us has just taken its folder away
+        except OSError as error:
+            raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise Locked(f"{folder}: another process is writing to this run") from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
+                return made, lock
+        lock.close()
+    raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
