@@ -72,7 +72,8 @@ def test_a_run_tells_of_its_rounds_its_server_and_its_test(engine: str) -> None:
     labels, tested = len(data.label_names), len(data.test)
     assert parts.told[: len(steps)] == steps
     assert parts.told[len(steps) : len(steps) + 2] == [("classes", 0, labels), ("classes", labels, labels)]
-    assert parts.told[-2:] == [("instances ranked", 0, tested), ("instances ranked", tested, tested)]
+    whats = ("instances encoded", "instances ranked")
+    assert parts.told[-4:] == [(what, done, tested) for what in whats for done in (0, tested)]
 
 
 def test_a_long_part_has_a_bar_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:

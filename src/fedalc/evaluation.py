@@ -17,7 +17,7 @@ from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.errors import ConfigError
-from fedalc.memory import DEFAULT_BUDGET
+from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.metrics import mean_average_precision, ranking_metrics
 from fedalc.model import Model
 from fedalc.neighbours import largest_products
@@ -48,22 +48,25 @@ class Scorer:
     ) -> None:
         self.model, self.W = model, model.W
         self._features, self._budget = features, budget
+        self._at_once = PICTURES_AT_ONCE if isinstance(features, Images) else AT_ONCE
         self._absent = torch.from_numpy(~held).to(model.W.device)
         self._absent_count = int((~held).sum())
 
     @cached_property
     def encoded(self) -> Tensor:
-        return self.encode(slice(None))
+        encoded = self.W.new_empty(self._features.shape[0], self.W.shape[1])
+        for rows in _portions("instances encoded", len(encoded), self._at_once):
+            encoded[rows] = self.encode(rows)
+        return encoded
 
     @torch.no_grad()
     def encode(self, rows: slice) -> Tensor:
         W, features = self.W, self._features[rows]
-        at_once = PICTURES_AT_ONCE if isinstance(features, Images) else AT_ONCE
         encoded = W.new_empty(features.shape[0], W.shape[1])
-        for start in range(0, len(encoded), at_once):
-            part = features[start : start + at_once]
+        for start in range(0, len(encoded), self._at_once):
+            part = features[start : start + self._at_once]
             batch = make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device)
-            encoded[start : start + at_once] = self.model.encoder(batch)
+            encoded[start : start + self._at_once] = self.model.encoder(batch)
         return encoded
 
     @torch.no_grad()
@@ -76,9 +79,9 @@ class Scorer:
         """The k best labels and their scores; fewer where fewer labels have a client."""
         k, count = min(k, len(self.W) - self._absent_count), self._features.shape[0]
         index, value = torch.zeros(count, k, dtype=torch.int64), torch.zeros(count, k, dtype=torch.float64)
-        for rows in _portions(count):
-            encoded = self.encoded[rows] if self._keeps else self.encode(rows)
-            value[rows], index[rows] = largest_products(encoded, self.W, k, self.masked, self._budget // 2)
+        encode = self.encoded.__getitem__ if self._keeps else self.encode
+        for rows in _portions("instances ranked", count):
+            value[rows], index[rows] = largest_products(encode(rows), self.W, k, self.masked, self._budget // 2)
         return index, value
 
     def masked(self, scores: Tensor, labels: slice) -> Tensor:
@@ -127,7 +130,7 @@ class ShardedScorer:
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         k, scorer = min(k, self._present), self._scorer
         index, value = torch.zeros(self._size, k, dtype=torch.int64), torch.zeros(self._size, k, dtype=torch.float64)
-        for rows in _portions(self._size):
+        for rows in _portions("instances ranked", self._size):
             best, place = largest_products(self._encoded(rows), scorer.W, k, scorer.masked, self._budget // 2)
             value[rows], index[rows] = best_of_all(best, place + self._own.start)
         return index, value
@@ -146,11 +149,9 @@ class ShardedScorer:
         return distributed.gather_rows(self._scorer.encode(slice(rows.start + own.start, rows.start + own.stop)), size)
 
 
-def _portions(instances: int) -> Iterator[slice]:
-    """Those that are ranked at a time."""
-    starts = range(0, instances, AT_ONCE)
-    portions = (slice(start, min(start + AT_ONCE, instances)) for start in starts)
-    return watched("instances ranked", portions, instances, lambda rows: rows.stop - rows.start)
+def _portions(what: str, instances: int, at_once: int = AT_ONCE) -> Iterator[slice]:
+    portions = blocks(instances, 1, at_once)
+    return watched(what, portions, instances, lambda rows: rows.stop - rows.start)
 
 
 def check_map_affordable(truth: csr_matrix) -> None:

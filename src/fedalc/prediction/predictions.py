@@ -21,6 +21,7 @@ from fedalc.files import whole_file
 from fedalc.oracles import TrainedOracle
 from fedalc.progress import counting
 from fedalc.trained import TrainedModel, load_model
+from fedalc.watched import watching
 
 Format = Literal["csv", "jsonl"]
 
@@ -60,7 +61,12 @@ def predict_file(
     with nullcontext(sys.stdout) if out is None else whole_file(out) as stream:
         writer = PredictionWriter(stream, model.label_names, form)
         if size is None:
-            writer.write(predict_rows(model, file, k))
+            with (
+                counting(notes, "instances", shown=notes.is_terminal) as progress,
+                watching(lambda _, done, total: progress(done, total)),
+            ):
+                predictions = predict_rows(model, file, k)
+            writer.write(predictions)
         else:
             assert isinstance(model, TrainedModel)
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
