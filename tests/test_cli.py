@@ -189,6 +189,7 @@ def test_what_cannot_be_done_is_one_clear_line_and_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.filterwarnings("default:.* no effect with")
 def test_a_setting_without_effect_is_noted_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
