@@ -14,7 +14,7 @@ from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images import Images
 from fedalc.federated import FederatedTraining, knowledge_for, simulated
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 
 
 def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:

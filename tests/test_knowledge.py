@@ -17,7 +17,8 @@ from fedalc.errors import ConfigError, FedalcError
 from fedalc.federated import knowledge_for, simulated
 from fedalc.knowledge import LabelKnowledge
 from fedalc.privacy import PrivateLabelSets
-from fedalc.training import Callback, Training
+from fedalc.training import Training
+from fedalc.training_base import Callback
 from tests.problems import federated, random_split, real_data, small_dataset
 
 TRAIN = random_split(60, 20, 8, seed=4)

@@ -20,7 +20,7 @@ from fedalc.errors import ConfigError, DataError, Interrupted
 from fedalc.federated import simulated
 from fedalc.runs import image_options
 from fedalc.settings import FEDERATED, ORACLES
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 from tests.encoders.weights import save_resnet
 from tests.problems import StopAfter, random_pictures, small_dataset, small_pictures
 

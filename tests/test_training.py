@@ -21,7 +21,8 @@ from fedalc.checkpoint import load_folder
 from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted, Locked
 from fedalc.files import write_text
 from fedalc.run_folder import only_writer
-from fedalc.training import Callback, Training
+from fedalc.training import Training
+from fedalc.training_base import Callback
 from tests.problems import StopAfter, random_split, small_dataset
 
 DATA = small_dataset()

@@ -16,7 +16,7 @@ import fedalc
 from fedalc.data import pictures
 from fedalc.errors import DataError
 from fedalc.progress import LiveProgress
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 from tests.data.layouts import from_pixels, pack, write_files
 
 pytest.importorskip("transformers")

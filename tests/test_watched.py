@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedalc import train
 from fedalc.progress import LiveProgress, PlainProgress
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 from fedalc.watched import watched, watching
 from tests.problems import small_dataset
 

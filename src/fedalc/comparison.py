@@ -20,7 +20,7 @@ from fedalc.resolution import experiment
 from fedalc.runs import Run, image_options, train_or_continue
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 from fedalc.trained import TrainedModel
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 
 
 @dataclass

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from fedalc.report.curves import watched_metric
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 
 SHOWN_AFTER = 2.0  # seconds after which a part of a round, or of an evaluation, gets a bar of its own
 SAID_EVERY = 60.0  # seconds, where there are no bars

@@ -30,7 +30,8 @@ from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
 from fedalc.run_folder import SHEET, Taken, check_folder, only_writer, open_folder, read_settings
 from fedalc.trained import TrainedModel, load_model
-from fedalc.training import Callback, Training, listening
+from fedalc.training import Training
+from fedalc.training_base import Callback, listening
 from fedalc.watched import watching
 
 

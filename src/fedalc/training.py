@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -22,100 +20,17 @@ from torch import Tensor
 from fedalc import distributed, history
 from fedalc.checkpoint import load_folder, save_folder
 from fedalc.config import Experiment
-from fedalc.data.catalog import entry, is_known
-from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
-from fedalc.encoders import scale_rows
 from fedalc.errors import FedalcError, Interrupted
-from fedalc.evaluation import check_map_affordable, evaluate
+from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining, knowledge_for, planned_looks, simulated
 from fedalc.geometry import collapse_of
 from fedalc.interrupt import Interrupt
 from fedalc.knowledge import privacy_spent
 from fedalc.methods import METHODS
-from fedalc.metrics import Propensity
 from fedalc.model import Model, model_with
 from fedalc.trained import TrainedModel
-
-
-class Callback:
-    """What may follow a run as it goes. Every hook does nothing unless overridden."""
-
-    def reading(self, done: int, pictures: int) -> None:
-        """Where pictures have to be brought to their size first. From another thread, while the first rounds run."""
-
-    def phase(self, name: str, rounds: int, done: int) -> None:
-        """A phase begins, or goes on after `done` of its rounds."""
-
-    def round(self, number: int, loss: float) -> None: ...
-
-    def step(self, number: int, what: str) -> None:
-        """In place of `round`, where a method has none: the oracles."""
-
-    def part(self, what: str, done: int, total: int) -> None:
-        """How far a round, a server's step or an evaluation has come: instances, clients, classes."""
-
-    def evaluated(self, record: dict[str, Any]) -> None: ...
-
-
-def inverse_propensity(dataset: Dataset) -> np.ndarray:
-    """1 / p_l of each label, with the constants of its dataset where it has some of its own."""
-    name, train = dataset.name, dataset.train.labels
-    propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
-    return propensity.inverse(train.getnnz(axis=0), train.shape[0])
-
-
-class AnyTraining:
-    """What a federated training and an oracle's share: the data's parts, and how they are told of what happens.
-
-    `folder` None: nothing is written. Of several processes the first writes.
-    """
-
-    centralised: ClassVar[bool]
-
-    def __init__(
-        self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
-    ) -> None:
-        self.settings = settings
-        self.dataset = dataset
-        self.folder = folder
-        self.callbacks = callbacks
-        self.writes = folder is not None and distributed.is_first()
-        self.train, validation = hold_out(dataset, settings.selection.validation, settings.seed)
-        self.validation = None if validation is None else self._scaled(validation)
-        own_validation = dataset.validation is not None
-        self.refits = settings.selection.refit and self.validation is not None and not own_validation
-        # Pictures are compared by mAP, so their curves show it; for many labels it takes long, and is left to the end.
-        self._maps = settings.encoder.is_image or settings.selection.metric == "mAP"
-        if settings.selection.metric == "mAP" and self.validation is not None:
-            check_map_affordable(self.validation.labels)
-        self.chosen: dict[str, Any] | None = None  # the best of `select`: its round, figures and what else was chosen
-
-    def _scaled(self, split: Split) -> Split:
-        return replace(split, features=scale_rows(split.features, self.settings.encoder.features))
-
-    @cached_property
-    def _scaled_test(self) -> Split:
-        return self._scaled(self.dataset.test)
-
-    @property
-    def _budget(self) -> int:
-        return self.settings.memory_budget
-
-    def tell_part(self, what: str, done: int, total: int) -> None:
-        for callback in self.callbacks:
-            callback.part(what, done, total)
-
-    def _evaluated(self, record: dict[str, Any]) -> None:
-        if self.folder and self.writes:
-            history.append(self.folder / "history.jsonl", record)
-        for callback in self.callbacks:
-            callback.evaluated(record)
-
-
-def listening(interrupt: Interrupt | None) -> AbstractContextManager[Interrupt]:
-    """To the caller's interrupt, which outlives the training; or to one of its own."""
-    return Interrupt() if interrupt is None else nullcontext(interrupt)
+from fedalc.training_base import AnyTraining, Callback, inverse_propensity, listening
 
 
 class Training(AnyTraining):

@@ -32,7 +32,7 @@ from fedalc.oracles.sleec import Sleec
 from fedalc.oracles.training import OracleTraining
 from fedalc.settings import ORACLES, OvrSettings
 from fedalc.trained import load_model
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 from tests.oracles.following import Counting
 from tests.problems import real_data, small_dataset
 

@@ -20,7 +20,7 @@ from fedalc.errors import DataError, Interrupted
 from fedalc.evaluation import measure
 from fedalc.interrupt import Interrupt
 from fedalc.oracles import ORACLES, Oracle, OracleScorer, TrainedOracle
-from fedalc.training import AnyTraining, Callback, inverse_propensity, listening
+from fedalc.training_base import AnyTraining, Callback, inverse_propensity, listening
 
 
 class OracleTraining(AnyTraining):

@@ -77,7 +77,7 @@ def _outcome(job: Job, load: Callable[[], Any], pipe: Connection) -> Message:
 
 
 def _follower(pipe: Connection) -> Any:
-    from fedalc.training import Callback
+    from fedalc.training_base import Callback
 
     class Follower(Callback):
         """Tells the parent how far it is. A parent that is gone is no reason to fail: see `_end_with_parent`."""

@@ -20,7 +20,7 @@ from fedalc.errors import FedalcError
 from fedalc.interrupt import Interrupt
 from fedalc.run_folder import check_folder, read_settings
 from fedalc.runs import Run, fill_folder
-from fedalc.training import Callback
+from fedalc.training_base import Callback
 
 app = ServerApp()
 

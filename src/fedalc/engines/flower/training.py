@@ -23,7 +23,8 @@ from fedalc.interrupt import Interrupt
 from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.trained import TrainedModel
-from fedalc.training import Callback, Training
+from fedalc.training import Training
+from fedalc.training_base import Callback
 
 
 class PartyTraining(Training):
