@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +51,17 @@ def small_pictures(seed: int = 0, instances: int = 24, size: int = 16, labels: i
     names = tuple(f"label {i}" for i in range(labels))
     train = random_pictures(instances, size, labels, seed)
     return Dataset("small", train, random_pictures(instances // 2, size, labels, seed + 1), names)
+
+
+def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with these in their place, sections field by field."""
+    values = copy.deepcopy(dict(settings))
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            values.setdefault(key, {}).update(value)
+        else:
+            values[key] = value
+    return values
 
 
 def federated(settings: Experiment, train: Split) -> FederatedTraining:

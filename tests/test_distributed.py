@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import socket
@@ -96,13 +95,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def settings(changes: dict[str, Any]) -> fedalc.Experiment:
-    values = copy.deepcopy(SMALL)
-    for key, value in changes.items():
-        if isinstance(value, dict):
-            values.setdefault(key, {}).update(value)
-        else:
-            values[key] = value
-    return fedalc.experiment(values)
+    return fedalc.experiment(changed(SMALL, changes))
 
 
 def trained(changes: dict[str, Any], train: fedalc.Split = TRAIN) -> tuple[FederatedTraining, list[float]]:

@@ -16,7 +16,7 @@ from fedalc.errors import ConfigError
 from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment
 from fedalc.settings import FEDERATED as METHODS
-from tests.problems import federated, random_split
+from tests.problems import changed, federated, random_split
 
 TRAIN = random_split(50, 20, 7, seed=11)
 SMALL = {
@@ -32,13 +32,7 @@ BY_STEPS = [method for method in METHODS if method != "fedalc-oneshot"]  # which
 
 
 def settings(engine: str, **changes: Any) -> Any:
-    values = copy.deepcopy(SMALL)
-    for key, value in changes.items():
-        if isinstance(value, dict):
-            values.setdefault(key, {}).update(value)
-        else:
-            values[key] = value
-    return experiment({**values, "engine": engine})
+    return experiment({**changed(SMALL, changes), "engine": engine})
 
 
 def after(rounds: int, engine: str, train: Split = TRAIN, **changes: Any) -> tuple[FederatedTraining, list[float]]:

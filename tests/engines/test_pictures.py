@@ -19,7 +19,7 @@ from fedalc.federated import FederatedTraining
 from fedalc.resolution import experiment
 from fedalc.settings import FEDERATED
 from tests.encoders.weights import save_resnet
-from tests.problems import federated, random_pictures
+from tests.problems import changed, federated, random_pictures
 
 pytest.importorskip("transformers")
 
@@ -41,13 +41,7 @@ BY_STEPS = [method for method in FEDERATED if method != "fedalc-oneshot"]  # whi
 
 
 def training(engine: str, train: Split = TRAIN, **changes: Any) -> FederatedTraining:
-    values = copy.deepcopy(SMALL)
-    for key, value in changes.items():
-        if isinstance(value, dict):
-            values.setdefault(key, {}).update(value)
-        else:
-            values[key] = value
-    return federated(experiment({**values, "engine": engine}), train)
+    return federated(experiment({**changed(SMALL, changes), "engine": engine}), train)
 
 
 def assert_same(ours: FederatedTraining, theirs: FederatedTraining) -> None:
