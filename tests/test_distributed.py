@@ -23,7 +23,7 @@ from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining
 from fedalc.geometry import collapse_of
 from fedalc.sharding import Shard, shard_of
-from tests.problems import StopAfter, federated, random_pictures, random_split, small_dataset
+from tests.problems import StopAfter, changed, federated, random_pictures, random_split, small_dataset
 
 ROOT = Path(__file__).parent.parent
 TRAIN, TEST = random_split(50, 20, 7, seed=11), random_split(23, 20, 7, seed=12)
