@@ -10,6 +10,7 @@ import torch
 from pydantic import TypeAdapter
 
 import fedalc
+from fedalc import effects
 from fedalc.config import Experiment
 from fedalc.effects import ONLY_WITH, names_of, note_without_effect
 from fedalc.methods import METHODS as METHOD_CLASSES
@@ -18,7 +19,7 @@ from fedalc.resolution import experiment
 from fedalc.runs import Run
 from fedalc.settings import FEDERATED, METHODS, PRESETS, Settings
 from fedalc.trained import TrainedModel
-from tests.problems import small_dataset
+from tests.problems import small_dataset, small_pictures
 
 TINY = ["rounds=3", "encoder.dim=4", "selection.every=1", "encoder.features=unit"]
 TINY_MLP = ["encoder.name=mlp", "encoder.embedding=4", "encoder.hidden=[5]", "encoder.dropout=0"]
@@ -83,7 +84,7 @@ def test_of_several_runs_only_what_does_nothing_in_all_is_noted() -> None:
     plan = [experiment({"method": method}) for method in ("fedavg", "fedaws", "fedalc-fixed")]
     names = ["regularizer.lambda", "fixed.alpha", "hashing.tables", "client.margin", "privacy.clip"]
     assert notes(plan, names) == [
-        "hashing.tables has no effect with any of these methods",
+        "hashing.tables has no effect in any of these runs",
         "privacy.clip has no effect with privacy.mechanism none",
     ]
 
@@ -94,7 +95,7 @@ def test_train_and_compare_say_it_and_an_experiment_is_taken_as_it_is(tmp_path: 
         fedalc.train(data=small_dataset(), method="fedavg", fixed={"alpha": 0.3}, **few)
     assert len(said) == 1 and said[0].filename == __file__
     absent = {"dataset": str(tmp_path / "absent"), "folder": tmp_path / "c"}
-    whole = r"^fixed\.alpha has no effect with any of these methods$"
+    whole = r"^fixed\.alpha has no effect in any of these runs$"
     with pytest.warns(UserWarning, match=whole) as said, pytest.raises(fedalc.DataError):
         fedalc.compare(["fedavg", "fedaws"], overrides=["fixed.alpha=0.3", "regularizer.lambda=3"], **absent)
     assert len(said) == 1 and said[0].filename == __file__
@@ -176,6 +177,7 @@ IDLE = [
     ("server.optimizer=momentum", "server.epsilon", "1", "2"),
     ("server.optimizer=adam", "server.solve_rounds", "1", "2"),
     ("method=fedalc-exact", "server.solve_rounds", "1", "2"),
+    ("method=fedalc-exact server.optimizer=adam encoder.name=mlp encoder.shortcut=true", "server.solve_rounds", "1", "2"),
     ("server.optimizer=adam", "server.ridge", "1", "50"),
     ("method=flag", "server.weights", "uniform", "samples"),
     ("method=fedavg", "hashing.buckets", "3", "5"),
@@ -193,6 +195,14 @@ IDLE = [
     ("method=fedalc privacy.mechanism=none", "privacy.epsilon", "1", "9"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.clip", "1", "9"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.sample_rate", "1", "0.5"),
+    (
+        "method=fedalc privacy.mechanism=gradients privacy.noise=seeded regularizer.weighting=sigma",
+        "privacy.labels_per_instance",
+        "1",
+        "3",
+    ),
+    ("encoder.name=resnet-small", "encoder.start", "he", "framework"),
+    ("encoder.name=resnet-small", "encoder.features", "raw", "unit"),
     ("selection.keep=last", "selection.patience", "none", "1"),
     ("selection.validation=0.1", "selection.test_curve", "false", "true"),
 ]
@@ -201,13 +211,26 @@ IDLE = [
 @pytest.mark.parametrize(("others", "name", "one", "another"), IDLE, ids=lambda value: str(value))
 def test_a_note_is_true(others: str, name: str, one: str, another: str) -> None:
     """To the last bit: with either value, what is trained is the same."""
+    pictures = "resnet" in others
     shared = [*TINY, *([] if "oneshot" in others or "exact" in others else TINY_MLP), *others.split()]
+    shared += ["images.size=16", "rounds=1"] if pictures else []
     results = []
     for value in (one, another):
         settings = experiment(overrides=[*shared, f"{name}={value}"])
         assert [note.split(" has no effect")[0] for note in notes([settings], [name])] == [name]
-        results.append(_outcome(fedalc.train(settings, data=small_dataset(instances=80))))
+        data = small_pictures() if pictures else small_dataset(instances=80)
+        results.append(_outcome(fedalc.train(settings, data=data)))
     assert results[0] == results[1]
+
+
+def test_every_line_of_the_table_is_tried() -> None:
+    """With each of them taken out, some note is not given any more."""
+    asked = [(experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in IDLE]
+    for place, (fields, _) in enumerate(ONLY_WITH):
+        fewer = ONLY_WITH[:place] + ONLY_WITH[place + 1 :]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(effects, "ONLY_WITH", fewer)
+            assert not all(notes([settings], [name]) for settings, name in asked), fields
 
 
 def _outcome(run: Run) -> Any:

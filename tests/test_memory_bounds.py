@@ -19,6 +19,7 @@ from fedalc.evaluation import Scorer, measure
 from fedalc.geometry import collapse, random_rows
 from fedalc.methods.base import descend
 from fedalc.regularizers import NearestPairs, Sum, Together, attract, repel
+from fedalc.watched import watching
 from tests.problems import random_split, small_dataset
 
 C, D = 60, 16
@@ -121,9 +122,13 @@ def test_embeddings_are_kept_up_to_a_quarter_of_the_budget(monkeypatch: pytest.M
     features, held = data.test.features, np.ones(len(model.W), dtype=bool)
     size = features.shape[0] * 8 * 8
     expected = Scorer(model, features, held).top(3)
+    ranked: list[int] = []
     for budget, kept in ((4 * size, True), (4 * size - 1, False)):
         scorer = Scorer(model, features, held, budget)
-        found = scorer.top(3)
+        ranked.clear()
+        with watching(lambda what, done, _: ranked.append(done) if "ranked" in what else None):
+            found = scorer.top(3)
+        assert ranked == [0, 8, 16, 24, 30]
         assert torch.equal(found[0], expected[0]) and torch.allclose(found[1], expected[1], rtol=1e-12)
         assert ("encoded" in vars(scorer)) is kept
 

@@ -98,11 +98,13 @@ def test_without_bars_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedalc.progress.time.monotonic", lambda: now[0])
     said = io.StringIO()
     progress = PlainProgress(Console(file=said, width=100), "fedavg")
+    progress.part("classes", 1, 2)
     progress.phase("fit", 3, 0)
+    progress.round(1, 0.5)
     for seconds in range(0, 161, 20):
         now[0] = 1000.0 + seconds
         progress.part("instances ranked", 100 * seconds, 20_000)
     assert said.getvalue().splitlines() == [
-        "fedavg fit: 8,000 of 20,000 instances ranked",
-        "fedavg fit: 16,000 of 20,000 instances ranked",
+        "fedavg fit 1/3, then 8,000 of 20,000 instances ranked",
+        "fedavg fit 1/3, then 16,000 of 20,000 instances ranked",
     ]

@@ -32,6 +32,7 @@ from fedalc.options import (
     given,
     label_files,
     listed,
+    listed_seeds,
 )
 from fedalc.prediction.commands import predict
 from fedalc.reproduction.commands import reproduce
@@ -207,7 +208,7 @@ def compare(
     try:
         comparison = run_comparison(
             None if methods is None else listed(methods, "--methods"),
-            seeds=[_seed(text) for text in listed(seeds, "--seeds")],
+            seeds=listed_seeds(seeds),
             folder=folder,
             file=config,
             overrides=set_ or (),
@@ -232,13 +233,6 @@ def compare(
 app.command()(predict)
 app.command()(reproduce)
 app.command()(audit)
-
-
-def _seed(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise FedalcError(f"--seeds: {text!r} is not a whole number") from None
 
 
 def _with_resume_hint(error: FedalcError, command: str) -> FedalcError:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from fedalc.config import Experiment
-from fedalc.settings import FEDERATED, FIXED_ROWS, ORACLES
+from fedalc.settings import FEDERATED, FIXED_ROWS, ORACLES, EncoderSettings
 
-TEXT, PICTURES = ("mlp", "linear"), ("resnet50", "resnet18", "resnet-small")  # encoders
+ENCODERS = get_args(EncoderSettings.model_fields["name"].annotation)
+PICTURES = tuple(name for name in ENCODERS if EncoderSettings(name=name).is_image)
+TEXT = tuple(name for name in ENCODERS if name not in PICTURES)
 STEPPED = tuple(method for method in FEDERATED if method != "fedalc-oneshot")  # in rounds, at some rate
 
 #: Settings or whole sections, and with what they have an effect: one of these settings at one of these values. Where
@@ -87,11 +89,11 @@ def note_without_effect(plan: Sequence[Experiment], names: Iterable[str]) -> Non
     for name in names:
         reasons = {_without_effect(settings, name) for settings in plan}
         if reasons and None not in reasons:
-            reason = str(reasons.pop()) if len(reasons) == 1 else "any of these methods"
+            reason = f"with {reasons.pop()}" if len(reasons) == 1 else "in any of these runs"
             idle.setdefault(reason, []).append(name)
     for reason, fields in idle.items():
         have = "has" if len(fields) == 1 else "have"
-        warnings.warn(f"{_listed(fields)} {have} no effect with {reason}", stacklevel=3)
+        warnings.warn(f"{_listed(fields)} {have} no effect {reason}", stacklevel=3)
 
 
 def _without_effect(settings: Experiment, name: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from fedalc.data.dataset import Split
 from fedalc.data.images import Images
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.errors import ConfigError
-from fedalc.memory import DEFAULT_BUDGET, blocks
+from fedalc.memory import DEFAULT_BUDGET
 from fedalc.metrics import mean_average_precision, ranking_metrics
 from fedalc.model import Model
 from fedalc.neighbours import largest_products
@@ -54,19 +54,19 @@ class Scorer:
 
     @cached_property
     def encoded(self) -> Tensor:
-        encoded = self.W.new_empty(self._features.shape[0], self.W.shape[1])
-        for rows in _portions("instances encoded", len(encoded), self._at_once):
-            encoded[rows] = self.encode(rows)
-        return encoded
+        everything = slice(0, self._features.shape[0])
+        return self._encode(everything, _portions("instances encoded", everything, self._at_once))
+
+    def encode(self, rows: slice) -> Tensor:
+        return self._encode(rows, _slices(rows, self._at_once))
 
     @torch.no_grad()
-    def encode(self, rows: slice) -> Tensor:
-        W, features = self.W, self._features[rows]
-        encoded = W.new_empty(features.shape[0], W.shape[1])
-        for start in range(0, len(encoded), self._at_once):
-            part = features[start : start + self._at_once]
-            batch = make_batch(part, np.zeros(part.shape[0]), W.dtype, W.device)
-            encoded[start : start + self._at_once] = self.model.encoder(batch)
+    def _encode(self, rows: slice, parts: Iterable[slice]) -> Tensor:
+        encoded = self.W.new_empty(rows.stop - rows.start, self.W.shape[1])
+        for part in parts:
+            features = self._features[part]
+            batch = make_batch(features, np.zeros(features.shape[0]), self.W.dtype, self.W.device)
+            encoded[part.start - rows.start : part.stop - rows.start] = self.model.encoder(batch)
         return encoded
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ class Scorer:
         k, count = min(k, len(self.W) - self._absent_count), self._features.shape[0]
         index, value = torch.zeros(count, k, dtype=torch.int64), torch.zeros(count, k, dtype=torch.float64)
         encode = self.encoded.__getitem__ if self._keeps else self.encode
-        for rows in _portions("instances ranked", count):
+        for rows in _portions("instances ranked", slice(0, count), AT_ONCE):
             value[rows], index[rows] = largest_products(encode(rows), self.W, k, self.masked, self._budget // 2)
         return index, value
 
@@ -130,7 +130,7 @@ class ShardedScorer:
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         k, scorer = min(k, self._present), self._scorer
         index, value = torch.zeros(self._size, k, dtype=torch.int64), torch.zeros(self._size, k, dtype=torch.float64)
-        for rows in _portions("instances ranked", self._size):
+        for rows in _portions("instances ranked", slice(0, self._size), AT_ONCE):
             best, place = largest_products(self._encoded(rows), scorer.W, k, scorer.masked, self._budget // 2)
             value[rows], index[rows] = best_of_all(best, place + self._own.start)
         return index, value
@@ -149,9 +149,14 @@ class ShardedScorer:
         return distributed.gather_rows(self._scorer.encode(slice(rows.start + own.start, rows.start + own.stop)), size)
 
 
-def _portions(what: str, instances: int, at_once: int = AT_ONCE) -> Iterator[slice]:
-    portions = blocks(instances, 1, at_once)
-    return watched(what, portions, instances, lambda rows: rows.stop - rows.start)
+def _slices(rows: slice, at_once: int) -> Iterator[slice]:
+    for start in range(rows.start, rows.stop, at_once):
+        yield slice(start, min(start + at_once, rows.stop))
+
+
+def _portions(what: str, rows: slice, at_once: int) -> Iterator[slice]:
+    """The same, telling who watches."""
+    return watched(what, _slices(rows, at_once), rows.stop - rows.start, lambda part: part.stop - part.start)
 
 
 def check_map_affordable(truth: csr_matrix) -> None:

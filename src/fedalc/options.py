@@ -58,3 +58,11 @@ def listed(text: str, option: str) -> list[str]:
     if not parts:
         raise ConfigError(f"expected a comma-separated list, found {text!r}", option)
     return parts
+
+
+def listed_seeds(text: str) -> list[int]:
+    parts = listed(text, "--seeds")
+    for part in parts:
+        if not part.isdecimal():
+            raise ConfigError(f"{part!r} is not a whole number", "--seeds")
+    return [int(part) for part in parts]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -73,14 +73,15 @@ class LiveProgress(Callback):
 
     def evaluated(self, record: dict[str, Any]) -> None:
         assert self._task is not None
-        watched = watched_metric([record])
-        if watched is not None:
-            self._bar.update(self._task, p1=f"{watched} {record['metrics'][watched]:5.2f}")
+        metric = watched_metric([record])
+        if metric is not None:
+            self._bar.update(self._task, p1=f"{metric} {record['metrics'][metric]:5.2f}")
 
     def part(self, what: str, done: int, total: int) -> None:
         if done == 0:
             self._part_began = time.monotonic()
         if self._part is None and time.monotonic() - self._part_began > SHOWN_AFTER:
+            self._bar.start()
             self._part = self._bar.add_task("", loss="", p1="")
         if self._part is not None:
             self._bar.update(self._part, description=f"  {what}", completed=done, total=total)
@@ -99,7 +100,7 @@ class PlainProgress(Callback):
 
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title
-        self._rounds = self._shown = 0
+        self._rounds = self._shown = self._done = 0
         self._phase = ""
         self._said = time.monotonic()
 
@@ -109,30 +110,43 @@ class PlainProgress(Callback):
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._phase, self._rounds, self._shown = name, rounds, done
+        self._done, self._said = done, time.monotonic()
+
+    def round(self, number: int, loss: float) -> None:
+        self._done = number
 
     def step(self, number: int, what: str) -> None:
         if number < self._rounds and number - self._shown < self._rounds / 10:
             return
         self._shown = number
-        self.console.print(f"{self.title} {self._phase} {number}/{self._rounds}  {what}", highlight=False)
+        self._say(f"{self._phase} {number}/{self._rounds}  {what}")
 
     def evaluated(self, record: dict[str, Any]) -> None:
         number = record["round"] if record["loss"] is not None else self._rounds  # an oracle's only one ends its phase
         if number < self._rounds and number - self._shown < self._rounds / 10:
             return
         self._shown = number
-        loss, watched = record["loss"], watched_metric([record])
-        quality = "" if watched is None else f"  {watched} {record['metrics'][watched]:.2f}"
+        loss, metric = record["loss"], watched_metric([record])
+        quality = "" if metric is None else f"  {metric} {record['metrics'][metric]:.2f}"
         done = f"{number}/{self._rounds}  loss {loss:.4f}" if loss is not None else "done"
-        self.console.print(f"{self.title} {record['phase']} {done}{quality}", highlight=False)
-        self._said = time.monotonic()
+        self._say(f"{record['phase']} {done}{quality}")
 
     def part(self, what: str, done: int, total: int) -> None:
-        if time.monotonic() - self._said > SAID_EVERY:
-            self._said = time.monotonic()
-            self.console.print(f"{self.title} {self._phase}: {done:,} of {total:,} {what}", highlight=False)
+        if time.monotonic() - self._said > SAID_EVERY and done < total:  # the end of a part is no news, or a failure
+            where = f"{self._phase} {self._done}/{self._rounds}" if self._phase else "beginning"
+            self._say(f"{where}, then {done:,} of {total:,} {what}")
+
+    def _say(self, line: str) -> None:
+        self._said = time.monotonic()
+        self.console.print(f"{self.title} {line}", highlight=False)
 
     def close(self) -> None: ...
+
+
+class Counter(Protocol):
+    """Is told how many are done, of how many (None: not known), and of what, where that changes."""
+
+    def __call__(self, done: int, total: int | None, now: str = ...) -> None: ...
 
 
 def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgress | PlainProgress]:
@@ -142,8 +156,8 @@ def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgres
 
 
 @contextmanager
-def counting(console: Console, what: str, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar for what is told (done, of how many), gone at the end. None: how many there are is not known."""
+def counting(console: Console, what: str, shown: bool) -> Iterator[Counter]:
+    """A bar for what is told, gone at the end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -156,7 +170,9 @@ def counting(console: Console, what: str, shown: bool) -> Iterator[Callable[[int
     with Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(what, total=None)
 
-        def show(done: int, total: int | None) -> None:
+        def show(done: int, total: int | None, now: str = what) -> None:
+            if bar.tasks[task].description != now:  # another step, with a speed of its own
+                bar.reset(task, description=now)
             bar.update(task, completed=done, total=total)
 
         yield show

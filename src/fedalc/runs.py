@@ -31,7 +31,7 @@ from fedalc.resolution import experiment
 from fedalc.run_folder import SHEET, Taken, check_folder, only_writer, open_folder, read_settings
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Training
-from fedalc.training_base import Callback, listening
+from fedalc.training_base import Callback, listening, telling
 from fedalc.watched import watching
 
 
@@ -91,7 +91,7 @@ def _train(
     callbacks: Sequence[Callback],
 ) -> tuple[Run, bool]:
     """The run, and whether somebody has asked to stop when its training was over: it is tested and saved then too."""
-    with distributed.joined(settings):
+    with distributed.joined(settings), watching(telling(callbacks)):
         check_device(settings.device)
         _forget_peak_memory()
         if place is not None and distributed.is_first():
@@ -127,8 +127,7 @@ def fill_folder(
             training.resume()
         elif place is not None and writes:
             open_folder(place, settings)
-        with watching(training.tell_part):
-            trained, own = training.finish(interrupt)
+        trained, own = training.finish(interrupt)
         result = _result(training, trained.held, own)
         if place is not None and writes:
             trained.save(place / "model")

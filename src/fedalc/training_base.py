@@ -20,6 +20,7 @@ from fedalc.encoders import scale_rows
 from fedalc.evaluation import check_map_affordable
 from fedalc.interrupt import Interrupt
 from fedalc.metrics import Propensity
+from fedalc.watched import Watcher
 
 
 class Callback:
@@ -47,6 +48,16 @@ def inverse_propensity(dataset: Dataset) -> np.ndarray:
     name, train = dataset.name, dataset.train.labels
     propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
     return propensity.inverse(train.getnnz(axis=0), train.shape[0])
+
+
+def telling(callbacks: Sequence[Callback]) -> Watcher:
+    """Tells them of the parts of long steps."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        for callback in callbacks:
+            callback.part(what, done, total)
+
+    return tell
 
 
 class AnyTraining:
@@ -85,10 +96,6 @@ class AnyTraining:
     @property
     def _budget(self) -> int:
         return self.settings.memory_budget
-
-    def tell_part(self, what: str, done: int, total: int) -> None:
-        for callback in self.callbacks:
-            callback.part(what, done, total)
 
     def _evaluated(self, record: dict[str, Any]) -> None:
         if self.folder and self.writes:

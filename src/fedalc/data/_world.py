@@ -44,10 +44,8 @@ _WORDS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Form:
-    """What the catalog does not say of a problem. Only `words` is published; the others are this model's."""
+    """What the catalog does not say of a problem: this model's own, but for the 57 labels at most."""
 
-    words: float
-    """Non-zero features per instance."""
     most_labels: int
     spread: float
     """Standard deviation of the logarithm of the number of labels per instance."""
@@ -56,9 +54,9 @@ class Form:
 
 
 FORMS = {
-    "amazoncat-shaped": Form(71.0, 57, 0.55, 1.5),
-    "wikilshtc-shaped": Form(42.0, 200, 0.7, 1.3),
-    "amazon670k-shaped": Form(76.0, 30, 0.4, 1.0),
+    "amazoncat-shaped": Form(57, 0.55, 1.5),
+    "wikilshtc-shaped": Form(200, 0.7, 1.3),
+    "amazon670k-shaped": Form(30, 0.4, 1.0),
 }
 
 
@@ -76,13 +74,13 @@ class World:
 
     def __init__(self, entry: catalog.Entry, seed: int) -> None:
         statistics, form = entry.statistics, FORMS.get(entry.like or "")
-        if statistics is None or form is None:
+        if statistics is None or statistics.features_per_instance is None or form is None:
             raise DataError(f"{entry.name} is not a generated problem; there are {', '.join(FORMS)}")
         self.name, self._form, self._seed = entry.name, form, seed
         self._instances = {"train": statistics.train, "test": statistics.test}
         self.features, self.labels = statistics.features, statistics.labels
         self._labels_per_instance = statistics.labels_per_instance
-        self._words_per_instance = min(form.words, self.features / 4)
+        self._words_per_instance = statistics.features_per_instance
         random = self._random(0)
         self._topics = -(-self.labels // min(_TOPIC_LABELS, max(2, self.labels // 8)))
         # Labels by topic, in random order otherwise; a label's number says nothing of topic or rank.

@@ -205,7 +205,7 @@ def _divided(whole: Entry, by: int) -> Entry:
             f"{s.labels_per_instance} labels per instance: divide by less"
         )
     assert s.features_per_instance is not None
-    words = min(s.features_per_instance, features / 4)  # as in shapes.py: an instance is not about everything
+    words = min(s.features_per_instance, features / 4)  # an instance is not about everything
     divided = replace(s, train=train, test=test, features=features, labels=labels, features_per_instance=words)
     return replace(
         whole,

@@ -63,7 +63,7 @@ def predict_file(
         if size is None:
             with (
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
-                watching(lambda _, done, total: progress(done, total)),
+                watching(lambda what, done, total: progress(done, total, what)),
             ):
                 predictions = predict_rows(model, file, k)
             writer.write(predictions)

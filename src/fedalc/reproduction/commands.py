@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedalc.errors import ConfigError, DataError, Interrupted
-from fedalc.options import DataDir, absolute_dataset, listed
+from fedalc.options import DataDir, absolute_dataset, listed, listed_seeds
 
 if TYPE_CHECKING:
     from fedalc.reproduction.plan import Ended, Plan
@@ -63,7 +63,7 @@ def reproduce(
         chosen,
         out,
         presets=columns,
-        seeds=None if seeds is None else [_seed(text) for text in listed(seeds, "--seeds")],
+        seeds=None if seeds is None else listed_seeds(seeds),
         only=[pattern for text in only or () for pattern in listed(text, "--only")],
         keys={key: value for key, value in keys.items() if value is not None},
         overrides=set_ or (),
@@ -197,9 +197,3 @@ def _command(table: str, *given: Any) -> str:
         for one in value if isinstance(value, list) else [value]:
             options += [] if one is None else [option, str(one)]
     return shlex.join(["fedalc", "reproduce", table, *options])
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{text!r} is not a whole number", "--seeds")
-    return int(text)
