@@ -57,7 +57,7 @@ bench-kernels: $(READY)  ## each part of a round beside what limits it (needs FE
 bench-pictures: $(READY)  ## what a picture costs with each encoder (needs FEDALC_DATA; a few minutes)
 	$(BIN)/python benchmarks/pictures.py
 
-bench-scale: $(READY)  ## time and memory on generated problems of extreme size (up to 20 GB; BENCH="correlations parsing" for some rows)
+bench-scale: $(READY)  ## time and memory on generated problems of extreme size (up to 20 GB, about an hour and a half; BENCH="correlations parsing" for some rows)
 	$(BIN)/python benchmarks/scale.py $(BENCH)
 
 deploy-bench: $(READY)  ## bytes on the wire and memory with 3, 10 and 100 parties (needs FEDALC_DATA; about a quarter of an hour)

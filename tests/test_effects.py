@@ -177,7 +177,12 @@ IDLE = [
     ("server.optimizer=momentum", "server.epsilon", "1", "2"),
     ("server.optimizer=adam", "server.solve_rounds", "1", "2"),
     ("method=fedalc-exact", "server.solve_rounds", "1", "2"),
-    ("method=fedalc-exact server.optimizer=adam encoder.name=mlp encoder.shortcut=true", "server.solve_rounds", "1", "2"),
+    (
+        "method=fedalc-exact server.optimizer=adam encoder.name=mlp encoder.shortcut=true",
+        "server.solve_rounds",
+        "1",
+        "2",
+    ),
     ("server.optimizer=adam", "server.ridge", "1", "50"),
     ("method=flag", "server.weights", "uniform", "samples"),
     ("method=fedavg", "hashing.buckets", "3", "5"),

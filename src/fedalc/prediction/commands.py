@@ -31,7 +31,7 @@ def predict(
 ) -> None:
     """The best labels of new instances, with names and scores."""
     from fedalc.checks import check_device
-    from fedalc.prediction.predictions import predict_file
+    from fedalc.prediction.file import predict_file
 
     check_device(device)
     if form not in ("csv", "jsonl"):

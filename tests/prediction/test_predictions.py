@@ -196,6 +196,20 @@ def test_the_bar_leaves_standard_output_alone() -> None:
     assert "unseen" not in terminal.getvalue()
 
 
+def test_rows_of_features_have_a_bar_for_each_step(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(
+        "fedalc.prediction.file.Console", lambda **_: Console(file=shown, force_terminal=True, width=100)
+    )
+    count = fedalc.load_dataset("demo").feature_count
+    (tmp_path / "two.txt").write_text(f"2 {count} 0\n 0:1\n 1:1\n")
+    out, _ = predict(monkeypatch, capsys, place, "text", str(tmp_path / "two.txt"), "--top", "1")
+    assert len(out.splitlines()) == 3 and "instances" not in out
+    assert "instances encoded" in shown.getvalue() and "instances ranked" in shown.getvalue()
+
+
 def test_a_run_on_pictures_has_its_contact_sheet(place: Path, tmp_path: Path) -> None:
     """Drawn by the run's seed, so the same again from the saved model."""
     run = fedalc.load_run(place / "run")
