@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ import fedalc
 from fedalc.cli import main
 from fedalc.data.demo import DemoSize, make_demo
 from fedalc.settings import FEDERATED
+from tests.data.layouts import write_files
 
 TINY = ["--set", "rounds=6", "--set", "encoder.dim=8", "--set", "selection.every=2"]
 
@@ -187,6 +189,24 @@ def test_what_cannot_be_done_is_one_clear_line_and_writes_nothing(
     assert message in error
     assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_stopped_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], begun: bool
+) -> None:
+    def stopped(*_: Any, folder: Path, **__: Any) -> None:
+        if begun:
+            write_files(folder, {"config.toml": b""})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedalc.runs.train", stopped)
+    monkeypatch.setattr(sys, "argv", ["fedalc", "train", "--out", str(tmp_path), "--name", "mine", "--quiet"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    hint = f" at once; go on with: fedalc train --resume {tmp_path / 'mine'}" if begun else ""
+    assert capsys.readouterr().err == f"stopped{hint}\n"
 
 
 @pytest.mark.filterwarnings("default:.* no effect with")

@@ -193,7 +193,6 @@ IDLE = [
     ("method=fedaws regularizer.form=full", "regularizer.candidates", "3", "5"),
     ("method=fedalc", "fixed.rate", "1", "5"),
     ("method=fedalc-fixed fixed.form=full", "fixed.neighbours", "1", "5"),
-    ("method=fedalc-fixed fixed.form=full", "fixed.search", "exact", "index"),
     ("method=fedavg", "collection.algorithm", "sha256", "hmac-md5"),
     ("method=fedalc", "collection.quantum", "0.1", "0.5"),
     ("method=fedalc", "privacy.delta", "0.1", "0.01"),

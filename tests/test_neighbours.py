@@ -115,8 +115,8 @@ def test_without_an_index_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ),
         ({"method": "fedalc-fixed", "fixed": {"form": "mined"}}, 1000, "fixed"),
         ({"method": "fedalc", "regularizer": {"candidates": 500}}, None, ""),
-        ({"method": "fedalc", "regularizer": {"form": "full", "margin": 1.0}}, None, ""),
-        ({"method": "fedalc-fixed"}, None, ""),
+        ({"method": "fedalc", "regularizer": {"form": "full", "margin": 1.0, "search": "exact"}}, None, ""),
+        ({"method": "fedalc-fixed", "fixed": {"search": "exact"}}, None, ""),
         ({"method": "fedavg"}, None, ""),
     ],
     ids=str,
@@ -130,10 +130,28 @@ def test_what_is_searched_is_known_before_it_begins(
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.setattr(neighbours, "AFFORDABLE", 100)
     if rows is None:
-        neighbours.check_search(settings, 1000)
+        neighbours.check_affordable(settings, 1000)
     else:
         with pytest.raises(ConfigError, match=rf"^{section}.search: .*{section}.search = \"exact\""):
-            neighbours.check_search(settings, 1000)
+            neighbours.check_affordable(settings, 1000)
+
+
+@pytest.mark.parametrize(("method", "section"), [("fedalc", "regularizer"), ("fedalc-fixed", "fixed")])
+def test_all_pairs_of_very_many_classes_are_refused(method: str, section: str) -> None:
+    """2·670,091²·512 operations."""
+    asked = {"method": method, "regularizer": {"margin": 1.0}}
+    settings = experiment(asked, overrides=[f"{section}.form=full"])
+    with pytest.raises(ConfigError) as refused:
+        neighbours.check_affordable(settings, 670_091)
+    assert str(refused.value) == (
+        f"{section}.form: all pairs of 670,091 classes take 4.6e+14 operations in every step, more than 4e+12; "
+        f'use mined, or {section}.search = "exact" and wait'
+    )
+    neighbours.check_affordable(settings, 62_000)
+    exact = experiment(asked, overrides=[f"{section}.form=full", f"{section}.search=exact"])
+    neighbours.check_affordable(exact, 670_091)
+    other = experiment({"method": "fedavg"}, overrides=[f"{section}.form=full"])
+    neighbours.check_affordable(other, 670_091)
 
 
 def test_a_search_that_cannot_be_done_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

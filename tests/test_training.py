@@ -449,9 +449,17 @@ def test_a_second_wish_to_stop_is_not_waited_with(tmp_path: Path, monkeypatch: p
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("still here")
 
+    class Heard(Callback):
+        times = 0
+
+        def stopping(self) -> None:
+            self.times += 1
+
+    heard = Heard()
     monkeypatch.setattr(Training, "test", impatient)
     with pytest.raises(KeyboardInterrupt):
-        fedalc.train(data=DATA, folder=tmp_path / "run", **SMALL)
+        fedalc.train(data=DATA, folder=tmp_path / "run", callbacks=[heard], **SMALL)
+    assert heard.times == 1
     monkeypatch.undo()
     fedalc.train(data=DATA, folder=tmp_path / "run", resume=True, **SMALL)
 

@@ -70,10 +70,10 @@ def test_a_run_tells_of_its_rounds_its_server_and_its_test(engine: str) -> None:
     else:
         steps = [("clients", done, clients) for done in range(clients + 1)]
     labels, tested = len(data.label_names), len(data.test)
-    assert parts.told[: len(steps)] == steps
-    assert parts.told[len(steps) : len(steps) + 2] == [("classes", 0, labels), ("classes", labels, labels)]
-    whats = ("instances encoded", "instances ranked")
-    assert parts.told[-4:] == [(what, done, tested) for what in whats for done in (0, tested)]
+    drawn = [("class embeddings", done, labels) for done in (0, 4, labels)]  # four at a time, as they have four numbers
+    server = [("classes", 0, labels), ("classes", labels, labels)]
+    scored = [(what, done, tested) for what in ("instances encoded", "instances ranked") for done in (0, tested)]
+    assert parts.told == drawn + steps + server + scored
 
 
 def test_a_long_part_has_a_bar_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +91,14 @@ def test_a_long_part_has_a_bar_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -
     progress.part("instances ranked", 4, 4)
     assert len(progress._bar.tasks) == 1
     progress.close()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_wish_to_stop_is_answered(terminal: bool) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=terminal, width=100)
+    (LiveProgress if terminal else PlainProgress)(console, "fedavg").stopping()
+    assert shown.getvalue() == "stopping when this round is over and saved; Ctrl-C again stops at once\n"
 
 
 def test_without_bars_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

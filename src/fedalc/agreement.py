@@ -54,11 +54,10 @@ def check(settings: Experiment) -> None:
         )
     if settings.regularizer.rows == "participants" and settings.regularizer.form == "full":
         raise ConfigError('all pairs are of all rows; use form = "mined", or rows = "all"', "regularizer.rows")
-    if settings.regularizer.search != "auto" and (
-        settings.regularizer.form == "full" or settings.regularizer.candidates is not None
-    ):
+    own = settings.regularizer
+    if (own.search == "index" and own.form == "full") or (own.search != "auto" and own.candidates is not None):
         raise ConfigError(
-            'is for the nearest among all classes: form = "full" looks for none, and candidates are compared exactly',
+            'is for the nearest among all classes: form = "full" has all pairs, and candidates are compared exactly',
             "regularizer.search",
         )
     _square_agrees(settings)

@@ -145,6 +145,10 @@ def train(
         )
     except FedalcError as error:
         raise _with_resume_hint(error, f"fedalc train --resume {folder}") from None
+    except KeyboardInterrupt:
+        if not (folder / "config.toml").exists():
+            raise
+        raise Interrupted(f"at once; go on with: fedalc train --resume {folder}") from None
     finally:
         for follower in followers:
             follower.close()
@@ -220,6 +224,8 @@ def compare(
     except FedalcError as error:
         again = "the same command again" + (", without --overwrite" if overwrite else "")
         raise _with_resume_hint(error, again) from None
+    except KeyboardInterrupt:
+        raise Interrupted("at once; go on with: the same command again") from None
     finally:
         close_bars()
     _note_absent_labels(console, comparison.results[0])

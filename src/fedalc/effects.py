@@ -47,7 +47,7 @@ ONLY_WITH: tuple[tuple[str, Mapping[str, tuple[object, ...]]], ...] = (
     ("regularizer.margin", {"method": ("fedalc",), "regularizer.form": ("full",)}),
     ("regularizer.neighbours regularizer.candidates", {"regularizer.form": ("mined",)}),
     ("fixed", {"method": ("fedalc-fixed",)}),
-    ("fixed.neighbours fixed.search", {"fixed.form": ("mined",)}),
+    ("fixed.neighbours", {"fixed.form": ("mined",)}),
     (
         "collection",
         {

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedalc import distributed
 from fedalc.memory import DEFAULT_BUDGET, blocks
 from fedalc.neighbours import ROWS_BUDGET, Hide, hide_places, largest_products, operations
+from fedalc.watched import watched
 
 if TYPE_CHECKING:
     from fedalc.model import Model
@@ -33,7 +34,7 @@ def orthogonal_rows(
 
     `own`: which of them to give, where not all are wanted here."""
     W = _Kept(rows, dim, dtype, own)
-    for start in range(0, rows, dim):
+    for start in watched("class embeddings", range(0, rows, dim), rows, lambda start: min(dim, rows - start)):
         drawn = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
         if not W.wants(start, start + dim):
             continue

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,6 +21,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.asked = False
+        self.on_asked: Callable[[], None] = lambda: None  # to say that it was heard
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -36,4 +39,7 @@ class Interrupt:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT and distributed.here().count == 1:
             raise KeyboardInterrupt
-        self.asked = True
+        if not self.asked:
+            self.asked = True
+            with suppress(RuntimeError):  # a signal in the middle of a line that is being written: then without a word
+                self.on_asked()

@@ -131,11 +131,22 @@ def searched(settings: Experiment, labels: int) -> tuple[int, Search, str] | Non
     return None
 
 
-def check_search(settings: Experiment, labels: int) -> None:
-    """Refuses, before anything is begun, a search for which there is no index."""
+def check_affordable(settings: Experiment, labels: int) -> None:
+    """Refuses, before anything is begun, a search for which there is no index, and all pairs of very many classes."""
     if asked := searched(settings, labels):
         rows, search, section = asked
         takes_index(search, rows, labels, settings.encoder.dim, section)
+    for section, own, methods in (
+        ("regularizer", settings.regularizer, ("fedaws", "fedalc")),
+        ("fixed", settings.fixed, ("fedalc-fixed",)),
+    ):
+        cost = operations(labels, labels, settings.encoder.dim)
+        if settings.method in methods and own.form == "full" and own.search != "exact" and cost > AFFORDABLE:
+            raise ConfigError(
+                f"all pairs of {labels:,} classes take {cost:.1e} operations in every step, more than "
+                f'{AFFORDABLE:.0e}; use mined, or {section}.search = "exact" and wait',
+                f"{section}.form",
+            )
 
 
 def takes_index(search: Search, rows: int, classes: int, dim: int, section: str = "regularizer") -> bool:

@@ -22,6 +22,7 @@ from rich.progress import (
 from fedalc.report.curves import watched_metric
 from fedalc.training_base import Callback
 
+STOPPING = "stopping when this round is over and saved; Ctrl-C again stops at once"
 SHOWN_AFTER = 2.0  # seconds after which a part of a round, or of an evaluation, gets a bar of its own
 SAID_EVERY = 60.0  # seconds, where there are no bars
 
@@ -89,6 +90,9 @@ class LiveProgress(Callback):
             self._bar.remove_task(self._part)
             self._part = None
 
+    def stopping(self) -> None:
+        self._bar.console.print(STOPPING, highlight=False)
+
     def close(self) -> None:
         with self._closing:
             self._closed = True
@@ -135,6 +139,9 @@ class PlainProgress(Callback):
         if time.monotonic() - self._said > SAID_EVERY and done < total:  # the end of a part is no news, or a failure
             where = f"{self._phase} {self._done}/{self._rounds}" if self._phase else "beginning"
             self._say(f"{where}, then {done:,} of {total:,} {what}")
+
+    def stopping(self) -> None:
+        self.console.print(STOPPING, highlight=False)
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()

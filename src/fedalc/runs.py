@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedalc.effects import names_of, note_without_effect
 from fedalc.errors import ConfigError, FedalcError, Interrupted
 from fedalc.files import write_text
 from fedalc.interrupt import Interrupt
-from fedalc.neighbours import check_search
+from fedalc.neighbours import check_affordable
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
@@ -104,7 +105,7 @@ def _train(
                 data = load_dataset(settings.dataset, data_dir, images=options)
         check_kind(settings, data)
         check_memory(settings, data)
-        check_search(settings, data.label_count)
+        check_affordable(settings, data.label_count)
         kind = OracleTraining if settings.method in ORACLES else Training
         training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
         return fill_folder(training, place, resume, overwrite)
@@ -121,6 +122,7 @@ def fill_folder(
     `interrupt`, or to one of its own."""
     settings, writes = training.settings, training.writes
     with listening(interrupt) as interrupt, only_writer(place) if place and writes else nullcontext():
+        interrupt.on_asked = partial(_tell_stopping, training.callbacks)
         if place is not None and writes:
             check_folder(place, settings, resume, overwrite)  # again: another process may have been here since
         if place is not None and resume:
@@ -134,6 +136,11 @@ def fill_folder(
             write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
             _write_report(place, settings, trained, training.dataset.test)
     return Run(settings, result, trained, place), interrupt.asked
+
+
+def _tell_stopping(callbacks: Sequence[Callback]) -> None:
+    for callback in callbacks:
+        callback.stopping()
 
 
 def _write_report(place: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:

@@ -137,7 +137,7 @@ class RegularizerSettings(Settings):
     form: Literal["mined", "full"] = "mined"
     neighbours: Count = 5  # K, mined only
     candidates: Count | None = None  # mined only: look for neighbours in a sampled subset of this many classes
-    search: Literal["auto", "exact", "index"] = "auto"  # mined only: how neighbours are found, see neighbours.py
+    search: Literal["auto", "exact", "index"] = "auto"  # how neighbours are found, see neighbours.py
     rows: Literal["all", "participants"] = "all"  # mined only: whose neighbours are pushed away from them
     margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: the distance to the (K+1)-th nearest class
     weighting: Weighting = "sigma"  # fedalc only
@@ -154,7 +154,7 @@ class FixedSettings(Settings):
     weighting: Weighting = "sigma"
     form: Literal["full", "mined"] = "full"  # mined: the second part over the K nearest classes of each only
     neighbours: Count = 50  # K, mined only
-    search: Literal["auto", "exact", "index"] = "auto"  # mined only: as of the regularizer
+    search: Literal["auto", "exact", "index"] = "auto"  # as of the regularizer
 
 
 class CollectionSettings(Settings):

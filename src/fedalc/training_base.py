@@ -42,6 +42,9 @@ class Callback:
 
     def evaluated(self, record: dict[str, Any]) -> None: ...
 
+    def stopping(self) -> None:
+        """Somebody has asked to stop: the round is finished and saved first."""
+
 
 def inverse_propensity(dataset: Dataset) -> np.ndarray:
     """1 / p_l of each label, with the constants of its dataset where it has some of its own."""

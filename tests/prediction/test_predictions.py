@@ -136,7 +136,7 @@ def test_broken_pictures_can_be_skipped(
     ("arguments", "message"),
     [
         (["run", "some/words.txt"], "some/words.txt: cannot be decoded (not a picture of a known format). Expected a"),
-        (["run", "nowhere"], "nowhere: no such picture, folder or archive"),
+        (["run", "nowhere"], "nowhere: no such file or folder"),
         (["run", "text"], "text: has no pictures (JPEG, PNG, WebP, GIF, BMP)"),
         (["run", "some", "--broken", "mend"], "--broken: refuse or skip, not 'mend'"),
         (["text", "some/a.png"], "some/a.png: is of pictures, and this model was trained on 1600 features"),

@@ -27,6 +27,7 @@ from fedalc.collection.messages import PSEUDONYM_BYTES, Protocol
 from fedalc.data.images import Images
 from fedalc.errors import DataError, FedalcError
 from fedalc.settings import Algorithm, is_keyed
+from fedalc.watched import watched
 
 DOMAIN = b"fedalc/1/"
 MIN_DIGEST_BYTES = 8
@@ -104,7 +105,9 @@ def canonical_sparse(features: csr_matrix, records: Sequence[str] | None = None)
         raise DataError(f"features of type {features.dtype} are not numbers that can be hashed")
     if records is not None and len(records) != features.shape[0]:
         raise DataError(f"{len(records)} records' names for {features.shape[0]} instances")
-    for start in range(0, features.shape[0], _ROWS_AT_ONCE):
+    count = features.shape[0]
+    starts = range(0, count, _ROWS_AT_ONCE)
+    for start in watched("instances hashed", starts, count, lambda start: min(_ROWS_AT_ONCE, count - start)):
         block = features[start : start + _ROWS_AT_ONCE]
         names = None if records is None else records[start : start + _ROWS_AT_ONCE]
         buffer, bounds = _packed(*_cleaned(block))

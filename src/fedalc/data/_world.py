@@ -25,6 +25,7 @@ from fedalc.data import catalog
 from fedalc.data._sparse import RowsBuilder
 from fedalc.data.dataset import Split
 from fedalc.errors import DataError
+from fedalc.watched import watched
 
 Part = Literal["train", "test"]
 Integers = NDArray[np.int64]
@@ -97,7 +98,10 @@ class World:
 
     def split(self, part: Part) -> Split:
         labels, features = self.label_sets(part), RowsBuilder()
-        for block in self.blocks(part, labels):
+        made = watched(
+            f"{part} instances made", self.blocks(part, labels), labels.shape[0], lambda block: len(block.lengths)
+        )
+        for block in made:
             features.append(block.words, block.values, block.lengths)
         return Split(features.matrix(self.features), labels)
 

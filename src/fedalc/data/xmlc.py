@@ -84,13 +84,18 @@ def read_header(reader: LineReader) -> Header:
     if line is None:
         raise DataError("the file is empty: its first line should be `instances features labels`", reader.path)
     words = line.split()
-    if len(words) != 3 or not all(word.isdigit() and len(word) < 20 and int(word) <= _MAX_COUNT for word in words):
+    if len(words) != 3 or not all(word.isdigit() for word in words):
         raise DataError(
             f"the first line should be three whole numbers, `instances features labels`, and not {_shown(line)}; "
             "if the file has no such line, put one in front",
             reader.path,
             1,
         )
+    for word, what in zip(words, ("instances", "features", "labels"), strict=True):
+        if len(word) >= 20 or int(word) > _MAX_COUNT:
+            raise DataError(
+                f"{word[:40].decode()} {what} are more than {_MAX_COUNT:,}, the most that is read", reader.path, 1
+            )
     return Header(*(int(word) for word in words))
 
 

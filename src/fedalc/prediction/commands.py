@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedalc.errors import FedalcError
+from fedalc.errors import DataError, FedalcError
 
 
 def predict(
@@ -30,6 +30,8 @@ def predict(
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
     """The best labels of new instances, with names and scores."""
+    if not file.exists():  # before anything is loaded, which takes seconds
+        raise DataError("no such file or folder", file)
     from fedalc.checks import check_device
     from fedalc.prediction.file import predict_file
 
