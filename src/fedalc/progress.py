@@ -83,7 +83,7 @@ class LiveProgress(Callback):
             self._part_began = time.monotonic()
         if self._part is None and time.monotonic() - self._part_began > SHOWN_AFTER:
             self._bar.start()
-            self._part = self._bar.add_task("", loss="", p1="")
+            self._part = self._bar.add_task(f"  {what}", total=total, loss="", p1="")
         if self._part is not None:
             self._bar.update(self._part, description=f"  {what}", completed=done, total=total)
         if self._part is not None and done == total:
