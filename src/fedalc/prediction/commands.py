@@ -30,7 +30,7 @@ def predict(
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
     """The best labels of new instances, with names and scores."""
-    if not file.exists():  # before anything is loaded, which takes seconds
+    if run.exists() and not file.exists():  # told before anything is loaded, which takes seconds
         raise DataError("no such file or folder", file)
     from fedalc.checks import check_device
     from fedalc.prediction.file import predict_file
