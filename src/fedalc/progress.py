@@ -19,10 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedalc import distributed
 from fedalc.report.curves import watched_metric
 from fedalc.training_base import Callback
 
-STOPPING = "stopping when this round is over and saved; Ctrl-C again stops at once"
 SHOWN_AFTER = 2.0  # seconds after which a part of a round, or of an evaluation, gets a bar of its own
 SAID_EVERY = 60.0  # seconds, where there are no bars
 
@@ -91,7 +91,7 @@ class LiveProgress(Callback):
             self._part = None
 
     def stopping(self) -> None:
-        self._bar.console.print(STOPPING, highlight=False)
+        self._bar.console.print(_stopping(), highlight=False)
 
     def close(self) -> None:
         with self._closing:
@@ -141,13 +141,18 @@ class PlainProgress(Callback):
             self._say(f"{where}, then {done:,} of {total:,} {what}")
 
     def stopping(self) -> None:
-        self.console.print(STOPPING, highlight=False)
+        self.console.print(_stopping(), highlight=False)
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()
         self.console.print(f"{self.title} {line}", highlight=False)
 
     def close(self) -> None: ...
+
+
+def _stopping() -> str:
+    again = "; Ctrl-C again stops at once" if distributed.here().count == 1 else ""  # as `Interrupt` has it
+    return f"stopping when this round is over and saved{again}"
 
 
 class Counter(Protocol):
