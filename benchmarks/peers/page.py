@@ -15,8 +15,8 @@ rows, θ averaged with weights n_u/Σn, single precision, the same start for all
 after the first; `fused` is measured at the beginning, in the middle and at the end of each job. "differs by": the
 greatest relative difference to `fused` in the clients' mean losses of {rounds} rounds and in θ's length after them. CPU
 seconds, of all threads and processes, tell more than seconds where the machine was not idle. Mixed precision: the dense
-layers of `fused` multiply in bfloat16, which peers could do too; it is no help where small batches and copies are what
-takes the time. Targets are for `fused` in full precision; where it misses one that mixed precision meets, that is said.
+layers of `fused` multiply in bfloat16, which peers could do too (tried by hand on Bibtex: docs/performance.md; not in
+this run). Targets are for `fused` in full precision; where it misses one that mixed precision meets, that is said.
 
 How the others were set up: sparse features go into an `nn.EmbeddingBag` with weights (of four ways tried the fastest on
 eurlex15k, and within 2% of the fastest on Bibtex), dense ones into an `nn.Linear`; tensors are made once. The plain
