@@ -25,7 +25,7 @@ demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
 	@echo "Next: open runs/demo/report.html, runs/demo-pictures/fedalc-exact-s0/contact-sheet.png; your own data: $(BIN)/fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
 
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 deploy-demo: $(READY)  ## about two minutes: a server and three parties as real processes, with TLS and keys
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m fedalc.deployment.demo

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ def test_help_is_enough_to_start(tmp_path: Path) -> None:
     for command in ("train", "compare", "predict", "data"):
         assert command in text
     assert "fedavg-fixed" in run("train", "--help", cwd=tmp_path).stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    assert run("--version", cwd=tmp_path).stdout.split() == ["fedalc", version("fedalc")]
 
 
 def test_help_does_not_load_torch(tmp_path: Path) -> None:

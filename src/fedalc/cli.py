@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,8 +64,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedalc {version('fedalc')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _several_processes(context: typer.Context) -> None:
+def _several_processes(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     command = context.invoked_subcommand
     if command not in (None, "train") and started_as().count > 1:
         raise FedalcError(f"{command} runs in one process: start it without torchrun, which is for `fedalc train`")
