@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from fedalc.collection.collected import Collected
 from fedalc.collection.hashing import Hasher, canonical_sparse
 from fedalc.collection.joining import join, read_messages
-from fedalc.collection.keys import check_run_id
+from fedalc.collection.keys import Key, check_run_id
 from fedalc.collection.messages import Messages, make_messages
 from fedalc.errors import DataError, FedalcError
 from fedalc.settings import Algorithm
@@ -43,6 +43,15 @@ def test_two_runs_have_nothing_in_common(algorithm: Algorithm) -> None:
 def test_without_a_run_id_all_is_as_before() -> None:
     """The example of docs/collection-format.md, which older files were made by, is in test_hashing."""
     assert of_run("")[2] == KEY.check
+
+
+def test_the_example_of_the_format() -> None:
+    """docs/collection-format.md, the run `march`."""
+    hasher = Hasher("hmac-sha256", Key(bytes(range(32))), run="march")
+    canonical = bytes.fromhex("02000000 02000000 0000803f 02010000 000000bf 00000000")
+    assert hasher.instances([canonical]).tobytes().hex() == "8a847e7f151f46daba8cfcde99f0a038"
+    assert hasher.labels(["né7"]).tobytes().hex() == "5b799fb4da69c438ea50e41ba35e34c2"
+    assert hasher.protocol("content").key_check == "b33cbbad20c70bc2"
 
 
 def messages_of(run: str, client: str, label: int) -> Messages:

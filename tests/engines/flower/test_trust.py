@@ -13,6 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from scipy.sparse import csr_matrix
 
+from fedalc.collection.keys import Key
 from fedalc.config import Experiment
 from fedalc.data.dataset import Split
 from fedalc.deployment.local import write_party
@@ -25,7 +26,7 @@ from fedalc.engines.flower.records import BadMessage, pack, task
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
 from tests.engines.flower.local_grid import LocalGrid, over_the_wire
-from tests.engines.flower.problem import LINEAR, OWNED, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
+from tests.engines.flower.problem import LINEAR, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
 from tests.engines.flower.test_census import said
 from tests.engines.flower.test_party import (
     NODE,
@@ -46,8 +47,6 @@ class OneParty:
         self.X = random.normal(size=(RECORDS, FEATURES)).astype(np.float32)
         self.X /= np.linalg.norm(self.X, axis=1, keepdims=True)
         split = Split(csr_matrix(self.X), csr_matrix(np.ones((RECORDS, 1), dtype=np.float32)))
-        from fedalc.collection.keys import Key
-
         key = folder / "key"
         if not key.exists():
             Key(bytes(range(7, 47))).write(key)
@@ -129,7 +128,10 @@ def test_shares_and_weights_do_not_change_in_a_run(clinic: OneParty) -> None:
     changed = shares.copy()
     changed[7] = 1 / 3
     assert_refused(clinic.ask("train.sums", clinic.told(content, changed)), "other shares or label weights than before")
-    assert_refused(clinic.ask("train.sums", clinic.told(content, shares, (0.5,))), "label_power is 0")
+    assert_refused(clinic.ask("train.sums", clinic.told(content, shares, (0.5,))), "label weights than before")
+    plain = clinic.message(settings_of("fedalc-oneshot", LINEAR | {"client.label_power": 0.0}), "plain")
+    refused = clinic.ask("train.sums", clinic.told(plain, shares, (0.5,)), state=RecordDict())
+    assert_refused(refused, "label_power is 0")
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1.5, 1e-30])
@@ -153,20 +155,13 @@ def crafted(clinic: OneParty, loss: str, **client: Any) -> RecordDict:
     values = {"encoder.name": "linear", "encoder.dim": 1, "encoder.output": "raw", "encoder.start": "he"}
     values |= {"client.loss": loss, "client.learning_rate": 0.1}
     values |= {f"client.{name}": value for name, value in client.items()}
-    wanted = np.ones(RECORDS)
-    target = 1.0 if loss == "square" else 0.9
-    wanted[:] = target  # all others are where they should be
+    wanted = np.full(RECORDS, 1.0 if loss == "square" else 0.9)  # where all others have no loss
     wanted[7] = 0.0
-    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0] if FEATURES >= RECORDS else None
-    assert theta is not None
+    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0]
     content = clinic.message(settings_of("fedavg-fixed", values), round=1)
     arrays = {"theta": pack({"0": theta.reshape(-1, 1).astype("f4")}), "rows": pack({"rows": np.ones((1, 1), "f4")})}
     content = RecordDict({**content, **arrays})
     return clinic.told(content, np.full(RECORDS, 1.0)) if loss == "square" else content
-
-
-class Wide(OneParty):
-    """More features than records: θ can fit every record, and so single one out."""
 
 
 @pytest.mark.parametrize("loss", ["hinge", "square"])
@@ -202,7 +197,7 @@ def test_a_layer_that_fires_for_one_record_alone_is_seen(tmp_path: Path, monkeyp
     monkeypatch.setattr(f"{__name__}.FEATURES", 60)
     clinic, naive = OneParty(tmp_path), OneParty(tmp_path, fewest=1)
     values = {"encoder.name": "mlp", "encoder.dim": 2, "encoder.embedding": 1, "encoder.hidden": [1]}
-    values |= {"encoder.output": "raw"}
+    values |= {"encoder.output": "raw", "encoder.dropout": 0.0}
     wanted = np.full(RECORDS, -1.0)
     wanted[7] = 1.0
     theta = [np.linalg.lstsq(clinic.X, wanted, rcond=None)[0].reshape(-1, 1)]  # a unit that is on for record 7 alone
@@ -416,8 +411,6 @@ def test_every_label_needs_a_message(tmp_path: Path, parties: Nodes) -> None:
 
 def test_a_private_run_keeps_and_says_no_exact_count(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Every byte of the folder and every word printed, searched for the exact numbers."""
-    from fedalc.collection.keys import Key
-
     random = np.random.default_rng(2)
     sizes = (211, 223, 307, 401)
     total = 600
@@ -482,4 +475,3 @@ def test_the_bounds_themselves() -> None:
     with pytest.raises(BadMessage, match="outside 1 to 5"):
         limits.check("client.epochs", 6)
     limits.check("client.epochs", 5)
-    assert len(OWNED) == 4

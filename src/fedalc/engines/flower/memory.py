@@ -1,8 +1,8 @@
 """What a party remembers of the runs that it answers: a server may not say one thing now and another later.
 
 Run ids, the settings of each, and what the server told of labels and instances: as digests, in one small file per run,
-in the party's own folder. A party without a folder (a plain flower-supernode without `state`) has Flower's memory of the
-run instead, which ends with the node's process.
+in the party's own folder. A party without a folder (a plain flower-supernode without `state`) has Flower's memory of
+the run instead, which ends with the node's process.
 """
 
 from __future__ import annotations
