@@ -20,7 +20,7 @@ from fedalc.deployment.local import write_party
 from fedalc.engines.flower.client_app import app as client_app
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.contributions import enough_contribute
-from fedalc.engines.flower.limits import Limits
+from fedalc.engines.flower.limits import BOUNDS, Limits
 from fedalc.engines.flower.party import Party
 from fedalc.engines.flower.records import BadMessage, pack, task
 from fedalc.errors import ConfigError
@@ -475,3 +475,9 @@ def test_the_bounds_themselves() -> None:
     with pytest.raises(BadMessage, match="outside 1 to 5"):
         limits.check("client.epochs", 6)
     limits.check("client.epochs", 5)
+
+
+def test_the_bounds_are_those_of_the_docs() -> None:
+    docs = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    for name, bound in BOUNDS.items():
+        assert f"| `{name}` | {bound.least:g} to {int(bound.most):,} | {bound.why} |" in docs
