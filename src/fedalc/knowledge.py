@@ -108,7 +108,8 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
 
 
 def _from_file(settings: Experiment, path: Path, names: list[str]) -> LabelKnowledge:
-    hasher, collected = make_hasher(settings.collection), Collected.load(path)
+    collected = Collected.load(path)
+    hasher = make_hasher(settings.collection, collected.protocol.run)
     used, ours = collected.protocol, hasher.protocol(collected.protocol.identity)
     if used.algorithm != ours.algorithm:
         raise ConfigError(f"{path} was made with {used.algorithm}", "collection.algorithm")

@@ -29,7 +29,7 @@ def test_the_file_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_container(path, "messages", {"b": 1, "a": "é"}, {"x": np.array([[1, 258]], dtype=np.uint32)})
     before = (
-        b"fedalc-messages 1\n"
+        b"fedalc-messages 2\n"
         b'{"arrays": [{"dtype": "uint32", "name": "x", "shape": [1, 2]}], "facts": {"a": "\\u00e9", "b": 1}}\n'
         b"\x01\0\0\0\x02\x01\0\0"
     )
@@ -103,7 +103,7 @@ def test_a_header_is_not_believed(tmp_path: Path, line: bytes, says: str) -> Non
 @pytest.mark.parametrize(
     ("first", "says"),
     [
-        (b"fedalc-messages 2\n", "version"),
+        (b"fedalc-messages 3\n", "version"),
         (b"fedalc-correlations 1\n", "a file of correlations"),
         (b"PK\x03\x04", "not a file of messages"),
         (b"", "not a file of messages"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fedalc.collection.naming import run_id_of
 from fedalc.data.dataset import Dataset
 from fedalc.data.demo import DemoSize, make_demo
 from fedalc.deployment.demo import pairs
@@ -101,7 +102,8 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
     assert "going on after round" in again.said()
     settings = read_settings(run_folder)
     assert settings.rounds == ROUNDS
-    expected = model_in_one_process(settings, data.train, data.label_names, deployment.key)
+    run_id = run_id_of(run_folder)
+    expected = model_in_one_process(settings, data.train, data.label_names, deployment.key, run_id)
     for name, ours, theirs in pairs(TrainedModel.load(run_folder / "model").model, expected):
         difference = (ours - theirs).abs().max().item()
         assert difference <= 1e-9 * theirs.abs().max().item(), name

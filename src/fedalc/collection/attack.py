@@ -42,7 +42,7 @@ def dictionary_attack(
     """
     protocol = messages[0].protocol
     algorithm: Algorithm = protocol.algorithm if stolen is not None else _plain(protocol.algorithm)
-    hasher = Hasher(algorithm, stolen if is_keyed(algorithm) else None, protocol.digest_bytes)
+    hasher = Hasher(algorithm, stolen if is_keyed(algorithm) else None, protocol.digest_bytes, protocol.run)
     seen = set(_rows(np.concatenate([sent.digests for sent in messages])))
     claimed = set(_rows(np.concatenate([sent.pseudonyms for sent in messages])))
     guessed = set(_rows(hasher.instances(instances, protocol.identity)))

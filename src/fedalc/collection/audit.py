@@ -62,9 +62,14 @@ def attack_files(
             f"({', '.join(sorted(others))})"
         )
     stolen = None if key is None else Key.read(key)
-    if stolen is not None and all(sent.protocol.key_check != stolen.check for sent in messages):
+    if stolen is not None and not any(_made_with(stolen, sent) for sent in messages):
         raise FedalcError(f"{key}: not the key any of these messages were made with")
     return list(_attempts(messages, split, distinct_names(names), stolen)), notes
+
+
+def _made_with(key: Key, sent: Messages) -> bool:
+    run = sent.protocol.run
+    return sent.protocol.key_check == (key.for_run(run) if run else key).check
 
 
 def _attempts(messages: list[Messages], split: Split, names: list[str], stolen: Key | None) -> Iterator[Attempt]:

@@ -61,12 +61,12 @@ def collection_settings(
         raise ConfigError(str(first["msg"]), str(first["loc"][0]).replace("_", "-")) from None
 
 
-def make_hasher(settings: CollectionSettings) -> Hasher:
-    """With the clients' key file, or else a key that nobody else ever has."""
+def make_hasher(settings: CollectionSettings, run: str = "") -> Hasher:
+    """With the clients' key file, for this run; or else a key that nobody else ever has."""
     key = None
     if is_keyed(settings.algorithm):
         key = Key.fresh() if settings.key is None else Key.read(settings.key)
-    return Hasher(settings.algorithm, key, settings.digest_bytes)
+    return Hasher(settings.algorithm, key, settings.digest_bytes, run)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class Collected:
         own = [place for place, known in enumerate(self.pseudonyms) if known.tobytes() in places]
         if not own:
             raise FedalcError(
-                "none of these labels is among those collected: another key, another algorithm or other label names?"
+                "none of these labels is among those collected: another key, another run id, another algorithm or "
+                "other label names?"
             )
         new = np.full(len(self.pseudonyms), -1)
         new[own] = [places[self.pseudonyms[place].tobytes()] for place in own]

@@ -12,7 +12,14 @@ from rich.table import Table
 
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.options import DataDir
-from fedalc.settings import LARGEST_SIDE, SMALLEST_SIDE, Algorithm, CollectionSettings, EncoderSettings
+from fedalc.settings import (
+    LARGEST_SIDE,
+    MOST_LABELS_PER_PARTY,
+    SMALLEST_SIDE,
+    Algorithm,
+    CollectionSettings,
+    EncoderSettings,
+)
 
 key_app = typer.Typer(
     help="The key the clients share and the server never has: new, labels, name-model.", rich_markup_mode="rich"
@@ -23,6 +30,10 @@ collect_app = typer.Typer(
 
 KeyFile = Annotated[Path | None, typer.Option("--key", help="the clients' key file (make one: fedalc key new FILE)")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier output of this kind")]
+RunId = Annotated[
+    str | None,
+    typer.Option("--run", help="the run id, the same for all parties: digests and pseudonyms are of this run alone"),
+]
 AlgorithmOption = Annotated[str, typer.Option("--algorithm", help=", ".join(get_args(Algorithm)))]
 
 
@@ -46,13 +57,14 @@ def key_labels(
     key: Annotated[Path, typer.Argument(help="the clients' key file")],
     names: Annotated[Path, typer.Argument(help="the labels' names, one per line")],
     algorithm: AlgorithmOption = "hmac-sha256",
+    run: RunId = None,
 ) -> None:
     """The labels' pseudonyms, as the server knows them, in the same order: a labels.txt for data at the server."""
     from fedalc.collection.client import make_hasher
     from fedalc.collection.naming import pseudonyms, read_names
 
     known = read_names(names)
-    hasher = make_hasher(_settings(algorithm, 16, "content", 0.0, key))
+    hasher = make_hasher(_settings(algorithm, 16, "content", 0.0, key), _run_id(run))
     for pseudonym in pseudonyms(hasher, known):
         typer.echo(pseudonym)
 
@@ -64,16 +76,22 @@ def name_model(
     names: Annotated[Path, typer.Argument(help="the labels' names, one per line; those the model lacks do no harm")],
     out: Annotated[Path, typer.Option(help="where the model goes: for fedalc predict")] = Path("model"),
     algorithm: AlgorithmOption = "hmac-sha256",
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run", help="the run id (default: what the run folder says, if it is a deployed run's)"),
+    ] = None,
 ) -> None:
     """A model from a server that never knew the labels, with their names."""
     from fedalc.collection.client import make_hasher
-    from fedalc.collection.naming import named, read_names
+    from fedalc.collection.naming import named, read_names, run_id_of
     from fedalc.trained import TrainedModel
 
     if out.exists():
         raise FedalcError(f"{out}: is there already; name another --out")
     model = TrainedModel.load(run / "model" if (run / "model").is_dir() else run)
-    model, found = named(model, make_hasher(_settings(algorithm, 16, "content", 0.0, key)), read_names(names))
+    wanted = _run_id(run_id) or run_id_of(run)
+    hasher = make_hasher(_settings(algorithm, 16, "content", 0.0, key), wanted)
+    model, found = named(model, hasher, read_names(names))
     model.save(out)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{out}: {found} of {len(model.label_names)} labels were given names")
@@ -106,6 +124,7 @@ def client(
             help="pictures: the pixels of a side at which they are hashed, for all parties alike",
         ),
     ] = 96,
+    run: RunId = None,
     overwrite: Overwrite = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -120,7 +139,7 @@ def client(
     _check_out(out, overwrite, "messages")
     if (settings.identity == "record") != (records is not None):
         raise ConfigError("--identity record and --records FILE belong together")
-    hasher = make_hasher(settings)
+    hasher = make_hasher(settings, _run_id(run))
     holding = load_holding(data, labels, records, data_dir, ImageOptions(size))
     features = holding.split.features
     if settings.identity == "embedding" and isinstance(features, Images):
@@ -130,12 +149,18 @@ def client(
     sent = make_messages(hasher, kind, client_name, canonical, holding.split.labels, holding.names)
     sent.save(out)
     console = Console(highlight=False, soft_wrap=True)
+    if run is None:
+        console.print("note: without --run ID the server can link these digests to those of other collections", end=" ")
+        console.print("under the same key; agree on a run id with the other parties")
+    if empty := len(holding.names) - len(sent.pseudonyms):
+        console.print(f"note: {empty:,} labels without an instance are not claimed")
     if all(name.isdigit() for name in holding.names):
         console.print("note: labels are called by number here; others must number them alike (names: labels.txt)")
     console.print(
         f"{out}: {len(sent):,} messages of client {sent.client}, {len(sent.pseudonyms):,} labels, "
         f"{out.stat().st_size:,} bytes, {sent.protocol.algorithm}"
         + (f", key check {sent.protocol.key_check}" if sent.protocol.key_check else "; NO KEY: open to guessing")
+        + (f", run {sent.protocol.run}" if sent.protocol.run else "")
     )
 
 
@@ -147,6 +172,9 @@ def server(
     shared_labels: Annotated[
         bool, typer.Option("--shared-labels", help="several clients may hold one label (default: contested, refused)")
     ] = False,
+    max_labels_per_party: Annotated[
+        int, typer.Option(min=1, help="a party that claims more labels is refused")
+    ] = MOST_LABELS_PER_PARTY,
     strict: Annotated[bool, typer.Option("--strict", help="refuse everything when anything is refused")] = False,
     epsilon: Annotated[float | None, typer.Option(help="differential privacy: noise the counts, at this ε")] = None,
     delta: Annotated[float | None, typer.Option(help="… and this δ (default: 1e-5)")] = None,
@@ -170,7 +198,12 @@ def server(
         messages, notes = read_messages(files, lambda path: bar.advance(task))
     if not messages:
         raise FedalcError("none of the files could be read:\n  " + "\n  ".join(notes))
-    joined = join(messages, max_labels=max_labels, shared_labels=shared_labels)
+    joined = join(
+        messages,
+        max_labels=max_labels,
+        shared_labels=shared_labels,
+        max_labels_per_client=max_labels_per_party,
+    )
     notes = [*notes, *joined.notes]
     for note in notes:
         errors.print(f"refused: {note}", style="yellow", markup=False)
@@ -235,6 +268,14 @@ def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, 
         return collection_settings(algorithm, digest_bytes, identity, key, quantum)
     except ConfigError as error:
         raise ConfigError(f"--{error}") from None
+
+
+def _run_id(run: str | None) -> str:
+    from fedalc.collection.keys import check_run_id
+
+    if run is not None:
+        check_run_id(run)
+    return run or ""
 
 
 def _check_out(out: Path, overwrite: bool, kind: str) -> None:

@@ -1,6 +1,6 @@
 """The one binary file format of the collection: a line that says what it is, a JSON header, arrays, a checksum.
 
-    fedalc-messages 1\\n            or fedalc-correlations 1\\n
+    fedalc-messages 2\\n            or fedalc-correlations 2\\n
     {"arrays": [{"dtype": …, "name": …, "shape": …}, …], "facts": {…}}\\n
     the arrays, raw, little-endian, row by row, in the header's order
     SHA-256 of everything before, 32 bytes
@@ -26,7 +26,8 @@ import numpy as np
 from fedalc.errors import DataError
 
 Kind = Literal["messages", "correlations"]
-VERSION = 1
+VERSION = 2  # what is written. 1 had no run id, and is read too
+_READABLE = (1, VERSION)
 MAX_HEADER = 1 << 20
 MAX_ARRAYS = 8
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint32", "int32", "int64", "float64")}
@@ -85,7 +86,7 @@ def read_container(path: Path | str, kind: Kind) -> tuple[dict[str, Any], dict[s
 
 def _read(file: BufferedReader, size: int, path: Path, kind: Kind) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
     magic = file.readline(64)
-    if magic != _magic(kind):
+    if magic not in [_magic(kind, version) for version in _READABLE]:
         raise DataError(_wrong_magic(magic, kind), path)
     header = file.readline(MAX_HEADER + 1)
     if len(header) > MAX_HEADER:
@@ -145,13 +146,13 @@ def _is_size(length: object) -> bool:
     return isinstance(length, int) and not isinstance(length, bool) and 0 <= length < 1 << 40
 
 
-def _magic(kind: str) -> bytes:
-    return f"fedalc-{kind} {VERSION}\n".encode()
+def _magic(kind: str, version: int = VERSION) -> bytes:
+    return f"fedalc-{kind} {version}\n".encode()
 
 
 def _wrong_magic(magic: bytes, kind: Kind) -> str:
     for other in ("messages", "correlations"):
-        if magic == _magic(other):
+        if magic in [_magic(other, version) for version in _READABLE]:
             return f"a file of {other}, where one of {kind} is wanted"
         if magic.startswith(f"fedalc-{other} ".encode()) and magic.endswith(b"\n"):
             return "a file of a version this fedalc does not know; a newer fedalc may read it"

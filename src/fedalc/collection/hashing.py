@@ -22,7 +22,7 @@ from typing import Any, get_args
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedalc.collection.keys import Key
+from fedalc.collection.keys import Key, check_run_id
 from fedalc.collection.messages import PSEUDONYM_BYTES, Protocol
 from fedalc.data.images import Images
 from fedalc.errors import DataError, FedalcError
@@ -30,6 +30,7 @@ from fedalc.settings import Algorithm, is_keyed
 from fedalc.watched import watched
 
 DOMAIN = b"fedalc/1/"
+RUN_DOMAIN = b"fedalc/2/"  # of a plain hash in a run; a keyed one has another key instead
 MIN_DIGEST_BYTES = 8
 _ROWS_AT_ONCE = 1 << 13  # some megabytes; more would not be faster
 
@@ -37,11 +38,14 @@ _ROWS_AT_ONCE = 1 << 13  # some megabytes; more would not be faster
 class Hasher:
     """Digests of instances and pseudonyms of labels, in separate domains: neither can be passed off as the other.
 
+    With a `run` id they belong to that run alone: under the same key, another run's are all different. Without one they
+    are the same wherever the key is used, as before run ids existed.
+
     The algorithms without `hmac-` are plain hashes, as in the paper: the server can test guesses against them. They
     are there for comparison and audit.
     """
 
-    def __init__(self, algorithm: Algorithm, key: Key | None, digest_bytes: int = 16) -> None:
+    def __init__(self, algorithm: Algorithm, key: Key | None, digest_bytes: int = 16, run: str = "") -> None:
         if algorithm not in get_args(Algorithm):
             raise FedalcError(f"no hash algorithm {algorithm!r}; there are {', '.join(get_args(Algorithm))}")
         keyed = is_keyed(algorithm)
@@ -55,21 +59,29 @@ class Hasher:
             raise FedalcError(
                 f"a digest of {algorithm} has {MIN_DIGEST_BYTES} to {self._size} bytes, not {digest_bytes}"
             )
-        self.algorithm, self.digest_bytes, self._key = algorithm, digest_bytes, key
+        self.algorithm, self.digest_bytes, self.run = algorithm, digest_bytes, run
+        self._key, self._domain = key, DOMAIN
+        if run:
+            check_run_id(run)
+            if key is None:
+                self._domain = RUN_DOMAIN + run.encode("ascii") + b"\0"
+            else:
+                self._key = key.for_run(run)
 
     def protocol(self, identity: str) -> Protocol:
-        return Protocol(self.algorithm, identity, self.digest_bytes, "" if self._key is None else self._key.check)
+        check = "" if self._key is None else self._key.check
+        return Protocol(self.algorithm, identity, self.digest_bytes, check, self.run)
 
     def instances(self, canonical: Iterable[bytes], identity: str = "content") -> np.ndarray:
         """One row of `digest_bytes` bytes per instance. Two to four microseconds each."""
-        return self._digests(DOMAIN + b"instance/" + identity.encode() + b"\0", canonical)[
+        return self._digests(self._domain + b"instance/" + identity.encode() + b"\0", canonical)[
             :, : self.digest_bytes
         ].copy()
 
     def labels(self, names: Sequence[str]) -> np.ndarray:
         """One row of 16 bytes per label, whatever the length of the instances' digests."""
         written = (unicodedata.normalize("NFC", name).encode() for name in names)
-        return self._digests(DOMAIN + b"label\0", written)[:, :PSEUDONYM_BYTES].copy()
+        return self._digests(self._domain + b"label\0", written)[:, :PSEUDONYM_BYTES].copy()
 
     def _digests(self, domain: bytes, contents: Iterable[bytes]) -> np.ndarray:
         name = self._hash_name

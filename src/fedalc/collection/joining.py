@@ -46,6 +46,11 @@ def read_messages(
     for path in paths:
         try:
             part, checksum = load_messages(path)
+            if empty := len(part.labels_without_messages):
+                notes.append(
+                    f"{path}: client {part.client} claims {empty} labels without a message; they are not taken"
+                )
+                part = part.with_messages_only()
             if checksum in seen:
                 notes.append(f"{path}: the same file as {seen[checksum]}, read once")
             else:
@@ -58,14 +63,27 @@ def read_messages(
     return messages, notes
 
 
-def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels: bool = False) -> Joined:
+def join(
+    messages: Iterable[Messages],
+    *,
+    max_labels: int = 1000,
+    shared_labels: bool = False,
+    max_labels_per_client: int | None = None,
+    say_counts: bool = True,
+) -> Joined:
     """Label sets from messages. See `Joined.notes` for what was refused, and why.
 
     An instance with more than `max_labels` labels is left out: no real one has so many, and one alone could fill the
     memory with pairs. A client that alone puts so many on an instance is refused whole. A label is one client's, and is
-    contested when several claim it, unless `shared_labels`.
+    contested when several claim it, unless `shared_labels`. A client that claims more than `max_labels_per_client` is
+    refused whole. `say_counts`: whether notes may say how many instances something was the matter with.
     """
     protocol, parts, refused = _same_protocol(list(messages))
+    if max_labels_per_client is not None:
+        parts, more_notes = _few_enough_labels(parts, max_labels_per_client)
+        refused += more_notes
+        if not parts:
+            raise _nothing_left(refused)
     notes = list(refused)
     clients = sorted({part.client for part in parts})
     claims = [part.pseudonyms for part in parts]
@@ -94,13 +112,29 @@ def join(messages: Iterable[Messages], *, max_labels: int = 1000, shared_labels:
             honest = [part for part in parts if part.client not in flooding]
             if not honest:
                 raise _nothing_left(refused)
-            joined = join(honest, max_labels=max_labels, shared_labels=shared_labels)
+            joined = join(honest, max_labels=max_labels, shared_labels=shared_labels, say_counts=say_counts)
             return replace(joined, notes=(*refused, *joined.notes))
-        notes.append(_crowded_note(Y[crowded], max_labels, label, claimant, clients))
+        note = _crowded_note(Y[crowded], max_labels, label, claimant, clients)
+        notes.append(note if say_counts else f"instances with more than {max_labels} labels left out")
         Y, found = Y[~crowded], found[~crowded]
         if Y.shape[0] == 0:
             raise _nothing_left(notes)
     return Joined(Y, found, pseudonyms, protocol, tuple(notes))
+
+
+def _few_enough_labels(parts: list[Messages], most: int) -> tuple[list[Messages], list[str]]:
+    """Those of clients that claim at most so many labels, over all their parts."""
+    labels: dict[str, set[bytes]] = {}
+    for part in parts:
+        labels.setdefault(part.client, set()).update(row.tobytes() for row in part.pseudonyms)
+    greedy = {client: len(own) for client, own in labels.items() if len(own) > most}
+    notes = [f"client {client} {too_many_labels(count, most)}" for client, count in sorted(greedy.items())]
+    return [part for part in parts if part.client not in greedy], notes
+
+
+def too_many_labels(count: int, most: int) -> str:
+    """Why a party with so many labels is refused."""
+    return f"claims {count:,} labels, more than the {most:,} that one party may have (--max-labels-per-party)"
 
 
 def set_sizes(joined: Joined, digests: np.ndarray) -> np.ndarray:
@@ -153,7 +187,7 @@ def _same_protocol(messages: list[Messages]) -> tuple[Protocol, list[Messages], 
         sides = (p for p in ranked if len(users[p]) == len(users[chosen]))
         said = sorted(
             f"{listed(sorted(users[p]))} ({p.algorithm}, {p.identity}, {p.digest_bytes} bytes, "
-            f"key {p.key_check or 'none'})"
+            f"key {p.key_check or 'none'}, run {p.run or 'none'})"
             for p in sides
         )
         raise FedalcError(
@@ -171,6 +205,8 @@ def _difference(protocol: Protocol, chosen: Protocol) -> str:
         return f"another identity ({protocol.identity}, not {chosen.identity})"
     if protocol.digest_bytes != chosen.digest_bytes:
         return f"digests of another length ({protocol.digest_bytes} bytes, not {chosen.digest_bytes})"
+    if protocol.run != chosen.run:
+        return f"another run id ({protocol.run or 'none'}, not {chosen.run or 'none'})"
     return "another key than most"
 
 

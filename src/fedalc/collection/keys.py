@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
@@ -21,6 +22,8 @@ _MIN_DISTINCT = 16  # of 32 random bytes, fewer than 16 different ones is rarer 
 _MAX_FILE = 4096
 _MAGIC = "fedalc-key 1"
 _CHECK = b"fedalc/1/key-check"
+_RUN = b"fedalc/2/run\0"
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAKE_ONE = "make one with `fedalc key new FILE`"
 
 
@@ -80,6 +83,11 @@ class Key:
         """HMAC of a message under the key."""
         return hmac.digest(self.__secret, message, hash_name)
 
+    def for_run(self, run: str) -> Key:
+        """The key of one run. What is made with it has nothing in common with what another run's key makes."""
+        check_run_id(run)
+        return Key(self.mac("sha512", _RUN + run.encode("ascii")))
+
     @property
     def check(self) -> str:
         """Lets the server see that two clients used different keys, and tells it nothing else."""
@@ -93,6 +101,14 @@ class Key:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a key is neither pickled nor copied")
+
+
+def check_run_id(run: str) -> None:
+    if not isinstance(run, str) or not _RUN_ID.fullmatch(run):
+        raise FedalcError(
+            f"a run id has 1 to 64 letters, digits, dots, hyphens and underscores, and begins with a letter or digit; "
+            f"this one is {str(run)[:70]!r}"
+        )
 
 
 def _weakness(secret: bytes) -> str:

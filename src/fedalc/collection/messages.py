@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,6 +14,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.collection.container import read_container, write_container
+from fedalc.collection.keys import check_run_id
 from fedalc.errors import DataError, FedalcError
 from fedalc.settings import Algorithm, is_keyed
 
@@ -28,12 +29,14 @@ _KEY_CHECK = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Protocol:
-    """How digests were made. Only digests made alike can be joined. `key_check` is empty for a plain hash."""
+    """How digests were made. Only digests made alike can be joined. `key_check` is empty for a plain hash, `run` for
+    messages that belong to no run: those of fedalc 0.1, or made without a run id."""
 
     algorithm: Algorithm
     identity: str
     digest_bytes: int
     key_check: str
+    run: str = ""
 
     def __post_init__(self) -> None:
         if self.algorithm not in get_args(Algorithm):
@@ -48,6 +51,11 @@ class Protocol:
         wanted = _KEY_CHECK if is_keyed(self.algorithm) else re.compile("")
         if not isinstance(self.key_check, str) or not wanted.fullmatch(self.key_check):
             raise DataError(f"the check of the key is not one of {self.algorithm}")
+        if self.run != "":
+            try:
+                check_run_id(self.run)
+            except FedalcError as error:
+                raise DataError(str(error)) from None
 
 
 def check_client_name(name: str) -> None:
@@ -90,6 +98,18 @@ class Messages:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def labels_without_messages(self) -> np.ndarray:
+        """Places of the labels that are claimed and that no message is about."""
+        return np.flatnonzero(np.bincount(self.labels, minlength=len(self.pseudonyms)) == 0)
+
+    def with_messages_only(self) -> Messages:
+        """The same messages, claiming only labels that one of them is about."""
+        if not len(self.labels_without_messages):
+            return self
+        used, labels = np.unique(self.labels, return_inverse=True)
+        return replace(self, pseudonyms=self.pseudonyms[used], labels=labels.astype(np.uint32))
+
     def save(self, path: Path | str) -> None:
         arrays = {"pseudonyms": self.pseudonyms, "digests": self.digests, "labels": self.labels}
         write_container(path, "messages", {"client": self.client, "protocol": asdict(self.protocol)}, arrays)
@@ -112,7 +132,8 @@ def load_messages(path: Path | str) -> tuple[Messages, str]:
 
 def protocol_from(facts: Any) -> Protocol:
     """A protocol as a file's header says it."""
-    if not isinstance(facts, dict) or set(facts) != {"algorithm", "identity", "digest_bytes", "key_check"}:
+    known = {"algorithm", "identity", "digest_bytes", "key_check"}
+    if not isinstance(facts, dict) or set(facts) - {"run"} != known:
         raise DataError("the protocol lacks something, or has something unknown")
     try:
         return _protocol(**facts)
@@ -137,11 +158,10 @@ def make_messages(
     """The messages of a client that holds these instances (rows) under these labels (columns).
 
     Each instance is hashed once. The messages are sorted by digest and the labels by pseudonym, so that neither order
-    tells anything of the party's data. All labels are claimed, also one without instances: what a client claims is
-    public, and must not depend on a single instance. Without a name, a random one.
+    tells anything of the party's data. A label without an instance is not claimed. Without a name, a random one.
     """
     digests = hasher.instances(canonical, identity)
-    return messages_with(hasher, identity, client, digests, label_matrix, label_names)
+    return messages_with(hasher, identity, client, digests, label_matrix, label_names).with_messages_only()
 
 
 def messages_with(
@@ -152,7 +172,7 @@ def messages_with(
     label_matrix: csr_matrix,
     label_names: Sequence[str],
 ) -> Messages:
-    """The same, of instances that have been hashed already."""
+    """The same, of instances that have been hashed already, and with all labels: also one without instances."""
     if len(label_names) != label_matrix.shape[1]:
         raise DataError(f"{len(label_names)} label names for {label_matrix.shape[1]} labels")
     if len(digests) != label_matrix.shape[0]:

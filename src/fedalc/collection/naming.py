@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedalc.checkpoint import load_facts
 from fedalc.collection.client import repeated_name
 from fedalc.collection.hashing import Hasher
 from fedalc.errors import DataError, FedalcError
+from fedalc.run_folder import CENSUS
 from fedalc.trained import TrainedModel
 
 
@@ -27,6 +29,12 @@ def read_names(path: Path) -> list[str]:
     return names
 
 
+def run_id_of(run: Path) -> str:
+    """The run id that a deployed run's labels were hashed under; none, if it began before there were any."""
+    folder = run if (run / CENSUS).is_dir() else run.parent
+    return str(load_facts(folder / CENSUS).get("run", "")) if (folder / CENSUS).is_dir() else ""
+
+
 def pseudonyms(hasher: Hasher, names: Sequence[str]) -> list[str]:
     """Of each label, as the server writes it."""
     return [row.tobytes().hex() for row in hasher.labels(names)]
@@ -38,7 +46,8 @@ def named(model: TrainedModel, hasher: Hasher, names: Sequence[str]) -> tuple[Tr
     found = sum(label in name_of for label in model.label_names)
     if not found:
         raise FedalcError(
-            "none of these names belongs to a label of the model: another key, another algorithm or other names?"
+            "none of these names belongs to a label of the model: another key, another run id, another algorithm or "
+            "other names?"
         )
     labels = tuple(name_of.get(label, label) for label in model.label_names)
     return replace(model, label_names=labels), found

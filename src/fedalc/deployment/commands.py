@@ -162,6 +162,17 @@ def party(
     ] = 96,
     port: Annotated[int | None, typer.Option(help="of this machine, for the party's own processes")] = None,
     state: Annotated[Path | None, typer.Option(help="a folder for log and settings (default: NODEKEY.party)")] = None,
+    fewest: Annotated[
+        int | None,
+        typer.Option(min=1, help="records of a label that have to contribute to an answer (default: 8; 1: no check)"),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="raise a bound on what the server may ask, as client.epochs=500; repeatable"),
+    ] = None,
+    without_run_id: Annotated[
+        bool, typer.Option("--without-run-id", help="answer for a run that began with fedalc 0.1, without a run id")
+    ] = False,
     any_app: Annotated[
         bool, typer.Option("--any-app", help="run whatever code the server sends (default: installed code only)")
     ] = False,
@@ -172,6 +183,7 @@ def party(
 
     if (certificate is None) != insecure or (node_key is None) != insecure:
         raise ConfigError("give --certificate ca.crt and --node-key FILE, or --insecure for a trial on one machine")
+    folder = state or (Path("fedalc-party") if node_key is None else node_key.with_name(f"{node_key.name}.party"))
     side = PartySide(
         settings=_given(
             data=_absolute(data),
@@ -186,11 +198,15 @@ def party(
             digest_bytes=digest_bytes,
             data_dir=_absolute(data_dir),
             size=size,
+            fewest=fewest,
+            allow=";".join(allow) if allow else None,
+            without_run_id=without_run_id or None,
+            state=str(folder.resolve()),
         ),
         server=server,
         certificate=certificate,
         node_key=node_key,
-        state=state or (Path("fedalc-party") if node_key is None else node_key.with_name(f"{node_key.name}.party")),
+        state=folder,
         port=port,
         any_app=any_app,
     )
@@ -232,6 +248,13 @@ def run(
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[float | None, typer.Option(help="seconds for a party's answer (default: 600)")] = None,
     max_norm: Annotated[float | None, typer.Option(help="leave out replies that change more than this")] = None,
+    max_labels_per_party: Annotated[
+        int | None, typer.Option(min=1, help="leave out a party that claims more labels (default: 10000)")
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(help="digests and pseudonyms are of this run alone; a new one for each run (default: random)"),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="the run folder's name (default: the settings' name, or method-preset-seed)")
     ] = None,
@@ -240,7 +263,8 @@ def run(
         Path | None,
         typer.Option(
             help="go on with a stopped run, from its folder: with its own settings, and with --parties, "
-            "--min-parties, --held-out, --wait, --round-timeout, --max-norm as before or as given now"
+            "--min-parties, --held-out, --wait, --round-timeout, --max-norm, --max-labels-per-party as before or as "
+            "given now"
         ),
     ] = None,
     app_folder: Annotated[Path | None, typer.Option("--app", help="another Flower app than fedalc's own")] = None,
@@ -257,7 +281,7 @@ def run(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
         set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
-        max_norm=max_norm,
+        max_norm=max_norm, max_labels_per_party=max_labels_per_party, run_id=run_id,
     )  # fmt: skip
     if resume is None:
         settings = new_run(asked, out or Path("runs"), name)

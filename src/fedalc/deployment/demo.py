@@ -28,6 +28,7 @@ from fedalc.trained import TrainedModel
 
 PARTIES = 3
 ROUNDS = 3
+RUN_ID = "demo"
 TOLERANCE = 1e-9
 """Of the largest number. In double precision sums in another order differ by less, also after Adam has divided them."""
 
@@ -79,10 +80,19 @@ class Demo:
 
     def let_them_train(self) -> Path:
         held_out = self.folder / "held-out"
-        pseudonyms = Hasher("hmac-sha256", Key.read(self.deployment.key)).labels(self.names)
+        pseudonyms = Hasher("hmac-sha256", Key.read(self.deployment.key), run=RUN_ID).labels(self.names)
         write_data(held_out, self.test, [pseudonym.tobytes().hex() for pseudonym in pseudonyms])
         options = ["--method", "fedalc", "--rounds", str(ROUNDS), "--parties", str(PARTIES)]
-        options += ["--set", "selection.every=1", "--set", "dtype=float64", "--held-out", str(held_out)]
+        options += [
+            "--set",
+            "selection.every=1",
+            "--set",
+            "dtype=float64",
+            "--held-out",
+            str(held_out),
+            "--run-id",
+            RUN_ID,
+        ]
         run = self.deployment.start_run(*options, "--out", str(self.folder / "runs"), "--name", "demo")
         if run_to_its_end(run, self.say, 900) != 0:
             raise FedalcError("the run failed")
@@ -92,7 +102,7 @@ class Demo:
         settings = read_settings(run_folder)
         found = TrainedModel.load(run_folder / "model").model
         self.say("the same rounds in one process, engine `clients`")
-        expected = model_in_one_process(settings, self.train, self.names, self.deployment.key)
+        expected = model_in_one_process(settings, self.train, self.names, self.deployment.key, RUN_ID)
         table = Table("", "numbers", "largest", "largest difference")
         worst = 0.0
         for name, ours, theirs in pairs(found, expected):

@@ -51,9 +51,11 @@ class PartySide:
             check_node_key(self.node_key)
         from fedalc.checks import check_device
         from fedalc.data.images import ImageOptions
+        from fedalc.engines.flower.limits import Limits
         from fedalc.engines.flower.party import Party
 
         check_device(str(self.settings.get("device", "cpu")))
+        Limits.from_node_config(self.settings)
         said: list[str] = []
         # Of pictures the server says whether it wants those that can be read if not all can.
         images = ImageOptions(broken="skip", tell=said.append)

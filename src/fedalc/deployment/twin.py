@@ -21,10 +21,12 @@ from fedalc.federated import FederatedTraining, knowledge_for
 from fedalc.model import Model
 
 
-def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key: Path | str) -> FederatedTraining:
+def in_one_process(
+    settings: Experiment, train: Split, names: Sequence[str], key: Path | str, run: str = ""
+) -> FederatedTraining:
     """Labels in the order of their pseudonyms, as the server has them, and instances' keys as the parties have them."""
     settings = settings.model_copy(update={"engine": "clients"})
-    hasher = Hasher("hmac-sha256", Key.read(key))
+    hasher = Hasher("hmac-sha256", Key.read(key), run=run)
     held = np.flatnonzero(train.labels.getnnz(axis=0))
     order = held[byte_order(hasher.labels([names[label] for label in held.tolist()]))]
     train = Split(train.features, train.labels[:, order])
@@ -37,9 +39,11 @@ def in_one_process(settings: Experiment, train: Split, names: Sequence[str], key
     )
 
 
-def model_in_one_process(settings: Experiment, train: Split, names: Sequence[str], key: Path | str) -> Model:
+def model_in_one_process(
+    settings: Experiment, train: Split, names: Sequence[str], key: Path | str, run: str = ""
+) -> Model:
     """After all rounds."""
-    training = in_one_process(settings, train, names, key)
+    training = in_one_process(settings, train, names, key, run)
     for _ in range(settings.rounds):
         training.run_round()
     return training.averaged_model()

@@ -26,6 +26,7 @@ class LocalGrid(Grid):
         self.nodes = dict(nodes)
         self.app = app
         self.tampering: dict[int, Tamper] = {}
+        self.states: dict[int, RecordDict] = {}  # what each node's app remembers of the run
         self.sent: dict[str, Message] = {}  # and not yet answered
         self.pushed: list[Message] = []  # all of them, where `keeps`
         self.keeps = False
@@ -72,7 +73,7 @@ class LocalGrid(Grid):
             node = message.metadata.dst_node_id
             if node not in self.nodes or number in self._never:
                 continue
-            context = Context(1, node, self.nodes[node], RecordDict(), {})
+            context = Context(1, node, self.nodes[node], self.states.setdefault(node, RecordDict()), {})
             reply: Message | None = self.app(message, context)
             if node in self.tampering:
                 reply = self.tampering[node](message, reply)

@@ -21,7 +21,7 @@ from fedalc.engines.flower.roster import Roster
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.resolution import experiment
 from tests.engines.flower.local_grid import LocalGrid, Tamper
-from tests.engines.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, notes, run
+from tests.engines.flower.problem import NAMES, OWNED, RUN_ID, SETTINGS, Nodes, asked, in_round, notes, run
 
 ONE = {"num-server-rounds": 1}
 ODD = 7  # the node that lies
@@ -262,5 +262,5 @@ def test_the_one_that_comes_in_the_last_moment_counts(parties: Nodes) -> None:
     grid.script = {1: dict(parties)}
     settings = experiment({"method": "fedavg", "engine": "flower"})
     patience = Patience(2, 2, for_parties=0.05, for_replies=0.1, pause=0.0)
-    found = Parties(grid, patience, lambda: question(settings, 0.0), say=lambda line: None).gather()
+    found = Parties(grid, patience, lambda: question(settings, 0.0, RUN_ID), say=lambda line: None).gather()
     assert set(found) == set(parties)

@@ -24,14 +24,14 @@ from fedalc.engines.flower.server_data import read_held_out, server_data
 from fedalc.errors import DataError
 from fedalc.trained import TrainedModel
 from tests.engines.flower.local_grid import LocalGrid
-from tests.engines.flower.problem import NAMES, SETTINGS, Nodes, asked, in_round, notes, places, run
+from tests.engines.flower.problem import NAMES, RUN_ID, SETTINGS, Nodes, asked, in_round, notes, places, run
 from tests.problems import random_split
 
 SHARE = {"held-out-share": 0.3}
 
 
 def kept_out(train: Split, parties: Nodes) -> np.ndarray:
-    hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]))
+    hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]), run=RUN_ID)
     return held_out(hasher.instances(canonical_sparse(train.features)), 0.3)
 
 
@@ -107,7 +107,7 @@ def test_what_is_held_out_is_never_trained_on_nor_collected(
 ) -> None:
     """An instance that several parties hold is kept out by all of them: its digest says so to each."""
     key = Key.read(parties[7]["key"])
-    digests = Hasher("hmac-sha256", key).instances(canonical_sparse(train.features))
+    digests = Hasher("hmac-sha256", key, run=RUN_ID).instances(canonical_sparse(train.features))
     secret = [key.mac("sha256", b"fedalc/1/instance/draw/1.0\0" + digest.tobytes())[:8] for digest in digests]
     keys = np.array([int.from_bytes(start, "little", signed=True) for start in secret])
     out = kept_out(train, parties)
@@ -142,7 +142,7 @@ def write_held_out(folder: Path, split: Split, names: list[str]) -> Path:
 def test_at_the_server(tmp_path: Path, parties: Nodes, known_by: str) -> None:
     """In columns of another order, with a label that no party has; all of train is for training then."""
     test = random_split(30, 20, 7, seed=5)
-    hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]))
+    hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]), run=RUN_ID)
     names = [p.tobytes().hex() for p in hasher.labels(NAMES)] if known_by == "pseudonym" else NAMES
     order = [3, 0, 6, 1, 5, 2, 4]
     path = write_held_out(tmp_path / "held", Split(test.features, test.labels[:, order]), [names[u] for u in order])

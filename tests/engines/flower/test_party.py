@@ -35,6 +35,7 @@ from tests.engines.flower.local_grid import LocalGrid, over_the_wire
 from tests.engines.flower.problem import (
     NAMES,
     OWNED,
+    RUN_ID,
     SETTINGS,
     Nodes,
     asked,
@@ -69,8 +70,10 @@ def train_message(parties: Nodes, method: str = "fedavg", settings: dict[str, An
     kind = "train.sums" if method == "fedalc-oneshot" else "train"
     grid.tampering[NODE] = in_round(1, keep, kind)
     experiment_settings = experiment({"method": method, "engine": "clients"}, overrides=overrides(settings))
-    talk = Parties(grid, Patience(4, 1, 1.0, 1.0), lambda: question(experiment_settings, 0.0), say=lambda line: None)
-    census = take_census(talk, experiment_settings, 0.0)
+    talk = Parties(
+        grid, Patience(4, 1, 1.0, 1.0), lambda: question(experiment_settings, 0.0, RUN_ID), say=lambda line: None
+    )
+    census = take_census(talk, experiment_settings, 0.0, RUN_ID)
     federated = FederatedTraining(
         experiment_settings,
         census.roster,
@@ -116,7 +119,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "settings no JSON": (lambda c: with_task(c, settings="{"), "cannot be read"),
     "settings invalid": (lambda c: with_settings(c, encoder__dim=0), "encoder.dim"),
     "settings of an oracle": (lambda c: with_settings(c, top__method="sleec"), ""),
-    "another version": (lambda c: with_task(c, version=2), "version 2"),
+    "another version": (lambda c: with_task(c, version=3), "version 3"),
     "share 1": (lambda c: with_task(c, share=1.0), "share"),
     "share below 0": (lambda c: with_task(c, share=-0.1), "share"),
     "share no number": (lambda c: with_task(c, share=float("nan")), "share"),
@@ -131,8 +134,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a row of nan": (lambda c: RecordDict({**c, "rows": pack({"rows": np.full((3, 6), np.nan, "f4")})}), "finite"),
     "no theta": (lambda c: RecordDict({k: v for k, v in c.items() if k != "theta"}), "theta"),
     "theta of another shape": (lambda c: RecordDict({**c, "theta": pack({"0": np.ones((20, 5), "f4")})}), "theta"),
-    "gigantic encoder": (lambda c: with_settings(c, encoder__hidden=[10**6, 10**6]), "theta"),
-    "gigantic embedding": (lambda c: with_settings(c, encoder__embedding=10**15), "theta"),
+    "gigantic encoder": (lambda c: with_settings(c, encoder__hidden=[10**6, 10**6]), "encoder.hidden"),
+    "gigantic embedding": (lambda c: with_settings(c, encoder__embedding=10**15), "encoder.embedding"),
     "a billion sub-models": (
         lambda c: with_settings(c, top__method="fedmlh", hashing__tables=10**9, hashing__buckets=9),
         "settings",
@@ -186,7 +189,7 @@ def test_the_digests_do_not_tell_whom_a_sample_draws(
 ) -> None:
     """A server that could work the draws out would try rounds until the one it wants is drawn almost alone."""
     monkeypatch.setattr("fedalc.engines.flower.limits.FEWEST", 1)  # the parties here have few
-    party = Party.from_node_config(parties[NODE])
+    party = Party.from_node_config(parties[NODE], run=RUN_ID)
     settings = experiment({"method": "fedavg", "client": {"sample": 0.5}}, overrides=[])
     digests = party.digests(SharedEncoder(settings.encoder, settings.seed))
     sent = np.frombuffer(ask(parties[NODE], "query.label_sets", honest).content["messages"]["digests"].data, np.uint8)
@@ -223,13 +226,13 @@ def test_theta_that_is_not_finite(parties: Nodes, honest: RecordDict) -> None:
 
 
 def test_sums_are_only_for_the_method_that_has_them(parties: Nodes, honest: RecordDict) -> None:
-    big = with_settings(honest, encoder__hidden=[10**5, 10**5])
+    big = with_settings(honest, encoder__hidden=[5 * 10**4, 5 * 10**4])
     assert_refused(ask(parties[NODE], "train.sums", big), "which has none")
 
 
 @pytest.mark.parametrize("kind", ["query.hello", "query.label_sets", "train", "evaluate"])
 def test_an_encoder_for_hashing_by_embedding_has_to_fit(parties: Nodes, honest: RecordDict, kind: str) -> None:
-    config = {**parties[NODE], "identity": "embedding"}
+    config = {**parties[NODE], "identity": "embedding", "allow": "encoder.embedding=1e13"}
     assert ask(config, "query.hello", honest).has_content()
     assert_refused(ask(config, kind, with_settings(honest, encoder__embedding=10**12)), "GB")
 
@@ -237,7 +240,7 @@ def test_an_encoder_for_hashing_by_embedding_has_to_fit(parties: Nodes, honest: 
 def test_a_matrix_of_features_by_features_has_to_fit(parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     linear = {"encoder.name": "linear", "encoder.dim": 8, "encoder.start": "zero", "encoder.output": "raw"}
     content = train_message(parties, "fedalc-oneshot", linear | {"client.loss": "square"})
-    wide = with_settings(content, encoder__dim=10**12)  # which nothing of the sums needs
+    wide = with_settings(content, encoder__dim=60_000)  # which nothing of the sums needs
     assert ask(parties[NODE], "train.sums", wide).has_content()
     assert ask(parties[NODE], "train.sums", content).has_content()
     monkeypatch.setattr("os.sysconf", lambda name: 50)  # bytes, so to speak
@@ -283,7 +286,7 @@ def test_a_bad_key_file_is_not_told_of(parties: Nodes, honest: RecordDict, tmp_p
 def test_a_server_cannot_have_a_plain_hash(parties: Nodes, honest: RecordDict, algorithm: str) -> None:
     key = Key.read(parties[NODE]["key"])
     names = [NAMES[u] for u in OWNED[NODE]]
-    keyed = {p.tobytes() for p in Hasher("hmac-sha256", key).labels(names)}
+    keyed = {p.tobytes() for p in Hasher("hmac-sha256", key, run=RUN_ID).labels(names)}
     asking = with_settings(honest, collection__algorithm=algorithm, collection__digest_bytes=16)
     said = ask(parties[NODE], "query.hello", asking).content["introduction"]
     assert set(said["labels"]) == keyed

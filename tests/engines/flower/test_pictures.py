@@ -29,7 +29,7 @@ from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
 from fedalc.settings import EncoderSettings
 from tests.engines.flower.local_grid import LocalGrid
-from tests.engines.flower.problem import NAMES, Nodes, asked, literal_twin, notes, overrides, run, write_parties
+from tests.engines.flower.problem import NAMES, RUN_ID, Nodes, asked, literal_twin, notes, overrides, run, write_parties
 from tests.engines.flower.test_party import ask, assert_refused, every_byte, with_settings
 from tests.problems import random_split
 
@@ -152,7 +152,7 @@ def hello(**changes: Any) -> RecordDict:
     from fedalc.engines.flower.collecting import question
 
     settings = experiment({"method": "fedavg", "engine": "flower"}, overrides=overrides(PICTURES))
-    return with_settings(question(settings, 0.0), **changes)
+    return with_settings(question(settings, 0.0, RUN_ID), **changes)
 
 
 def test_what_a_party_of_pictures_says_of_itself(clinics: Nodes) -> None:
@@ -232,7 +232,7 @@ def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nod
     from fedalc.encoders import make_batch
     from fedalc.engines.flower.party import held_out
 
-    hasher = Hasher("hmac-sha256", Key.read(clinics[NODE]["key"]))
+    hasher = Hasher("hmac-sha256", Key.read(clinics[NODE]["key"]), run=RUN_ID)
     row_of = {name: row for row, name in enumerate(found.label_names)}
     digests = hasher.instances(canonical_pictures(pictures.features), f"content/{pictures.features.size}px")
     scores = []

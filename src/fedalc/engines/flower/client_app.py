@@ -18,18 +18,21 @@ from flwr.clientapp import ClientApp
 
 from fedalc.collection.client import SharedEncoder
 from fedalc.collection.joining import distinct
+from fedalc.collection.keys import check_run_id
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.data.images import Images
 from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
-from fedalc.engines.clients import ClientsEngine
-from fedalc.engines.flower.limits import check_memory, sample_problem
+from fedalc.engines.flower.contributions import CarefulEngine
+from fedalc.engines.flower.limits import Limits, check_memory, sample_problem
+from fedalc.engines.flower.memory import check_same_run, check_unchanged, fingerprint
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.engines.flower.records import (
     BadMessage,
     encoder_tensors,
     pack,
     pack_theta,
+    read_json,
     read_task,
     unpack,
     unpack_encoder,
@@ -101,10 +104,14 @@ def label_sets(message: Message, context: Context) -> RecordDict:
 def train(message: Message, context: Context) -> RecordDict:
     """One round's local work: the mean change of θ over its labels, and their rows."""
     work = _Work(message, context, round=int)
-    if problem := sample_problem(work.federation.counts, work.settings.client.sample):
+    t = work.said["round"]
+    work.limits.check("round", t)
+    work.limits.check_steps(work.settings, work.federation.counts)
+    if problem := sample_problem(work.federation.counts, work.settings.client.sample, say_counts=False):
         raise BadMessage(problem)
-    model, t = work.model(), work.said["round"]
+    model = work.model()
     result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)
+    work.log_left_out()
     reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
     if work.method.trains_rows:
         reply["rows"] = pack({"rows": result.put_into(model)})
@@ -121,6 +128,7 @@ def sums(message: Message, context: Context) -> RecordDict:
     check_memory(work.federation.feature_count**2 * (work.dtype.itemsize + 28))
     unit = torch.eye(work.labels, dtype=work.dtype, device=work.settings.device)
     found = work.engine.sums(unit, work.federation.clients)  # with unit rows, column u of the second is label u's own
+    work.log_left_out()
     half = found.gram[torch.triu_indices(*found.gram.shape).unbind()]
     return RecordDict({"sums": pack({"gram": half, "cross": found.cross}), "outcome": work.outcome(found.constant)})
 
@@ -129,11 +137,15 @@ def sums(message: Message, context: Context) -> RecordDict:
 @answers
 def evaluate(message: Message, context: Context) -> RecordDict:
     """On what was kept out of training: the mean score g(x)ᵀw of a pair, and its mean hinge loss where that is used."""
-    work = _Work(message, context, on_held_out=True)
+    try:
+        work = _Work(message, context, on_held_out=True)
+    except _NothingHeldOut:
+        return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
     model, federation = work.model(), work.federation
     hinge, loss, score = work.settings.client.loss == "hinge", 0.0, 0.0
     with torch.no_grad():
         for client, instances in work.blocks():
+            work.limits.check_time()
             batch = make_batch(federation.features[instances], instances, work.dtype, work.settings.device)
             g, row = model.encoder(batch), model.W[client]
             own = torch.full_like(batch.keys, client)
@@ -149,11 +161,16 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     return RecordDict({"metrics": metrics})
 
 
+class _NothingHeldOut(Exception):
+    """Nothing of the labels that were asked for is kept out of training."""
+
+
 class _Work:
     """A message that asks for work on some of the party's labels, and what is needed to do it."""
 
     def __init__(self, message: Message, context: Context, on_held_out: bool = False, **more: type) -> None:
-        self.content = message.content
+        self.content, self.context = message.content, context
+        self.limits = Limits.from_node_config(context.node_config)
         self.party, self.settings, self.said = _read(
             message, context, labels=(list, bytes), numbers=(list, int), **more
         )
@@ -162,6 +179,8 @@ class _Work:
         digests, out = _apart(self.party, self.settings, self.said["share"])
         labels = self.party.holding.split.labels[:, self._own_columns()]
         mine = np.flatnonzero((out == on_held_out) & (labels.getnnz(axis=1) > 0))
+        if on_held_out and not len(mine):
+            raise _NothingHeldOut
         features = self.party.holding.split.features[mine]
         self.federation = Federation(
             scale_rows(features, self.settings.encoder.features),
@@ -172,7 +191,16 @@ class _Work:
         square = self.settings.client.loss == "square" and not on_held_out
         told = self._told(digests[mine], digests[~out]) if square else None
         self.method = make_method(self.settings, self.labels, told=told)
-        self.engine = ClientsEngine(self.federation, self.method, self.settings)
+        _, records = distinct(digests[mine])
+        self.engine = CarefulEngine(self.federation, self.method, self.settings, self.limits, records)
+
+    def log_left_out(self) -> None:
+        if self.engine.left_out:
+            log.info(
+                "%d of %d labels were left as they are: too few of their records would have contributed",
+                self.engine.left_out,
+                self.labels,
+            )
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """(label, some of its instances): as many as are encoded at a time."""
@@ -199,10 +227,25 @@ class _Work:
         }
         told = unpack(self.content, "told", wanted)
         shares = told["shares"]
+        self.limits.check_told(self.settings, told["weights"], shares)
+        self._check_told_before(told["weights"], shares)
         if self.settings.client.set_size == "exact":
             _, which = distinct(np.concatenate([collected, mine]))
             shares = shares[which[len(collected) :]]
         return Told(told["weights"], shares)
+
+    def _check_told_before(self, weights: np.ndarray, shares: np.ndarray) -> None:
+        """What the server knows of labels and instances does not change in a run. Told otherwise, two answers would
+        differ by a single instance's part."""
+        per_label = shares if self.settings.client.set_size == "expected" else np.zeros(self.labels)
+        facts = {
+            f"label {label.hex()}": fingerprint(weight.tobytes(), share.tobytes())
+            for label, weight, share in zip(self.said["labels"], weights, per_label, strict=True)
+        }
+        if self.settings.client.set_size == "exact":
+            facts["shares"] = fingerprint(shares.tobytes())
+        what = "tells other shares or label weights than before in this run"
+        check_unchanged(self.context, self.said["run"], facts, what)
 
     def model(self) -> Model:
         """θ as it was sent, if it is of the shape that the settings say, and the statistics of its normalisation, where
@@ -232,7 +275,11 @@ def _read(
     """What is asked, and the party. The settings come first: they say how pictures are read."""
     config = context.node_config
     settings, said = read_task(message.content, str(config.get("device", "cpu")), share=float, **more)
-    party = Party.from_node_config(config, replace(image_options(settings), tell=log.warning))
+    Limits.from_node_config(config).check_settings(settings)
+    _check_share(said["share"])
+    _check_run(message, context, said)
+    images = replace(image_options(settings), tell=log.warning)
+    party = Party.from_node_config(config, images, said["run"])
     features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size
     pictures = isinstance(features, Images)
     if pictures != settings.encoder.is_image:
@@ -245,14 +292,39 @@ def _read(
     return party, settings, said
 
 
+def _check_run(message: Message, context: Context, said: dict[str, Any]) -> None:
+    """A run id is for one run, with one set of settings. So what a server can link under it is of one run only."""
+    if message.metadata.run_id != context.run_id:
+        raise BadMessage("belongs to another Flower run than the one it came with")
+    run = said["run"]
+    if run:
+        try:
+            check_run_id(run)
+        except FedalcError as error:
+            raise BadMessage(str(error)) from None
+    elif not context.node_config.get("without-run-id"):
+        raise BadMessage(
+            "says no run id: its run began with an older fedalc. A party goes on with such a run if it is started with "
+            "--without-run-id"
+        )
+    check_same_run(context, run)
+    values = json.dumps(read_json(said["settings"], "the settings"), sort_keys=True)
+    facts = {"settings": fingerprint(values.encode(), repr(said["share"]).encode())}
+    what = f"run id {run!r} was used with other settings before; a new run needs a new run id (--run-id)"
+    check_unchanged(context, run, facts, what)
+
+
 def _encoder(settings: Experiment) -> SharedEncoder:
     return SharedEncoder(settings.encoder, settings.seed)
 
 
-def _apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """The digests of all instances, and which of these are kept out of training."""
+def _check_share(share: float) -> None:
     if share not in SHARES:
         raise BadMessage(f"a share of {share} of the instances, to be kept out of training, is none of {SHARES}")
+
+
+def _apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The digests of all instances, and which of these are kept out of training."""
     if party.collection.identity == "embedding":  # then the server's settings say how large an encoder is built
         check_memory(4 * encoder_size(party.holding.split.features.shape[1], settings.encoder))
     digests = party.digests(_encoder(settings))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedalc.checkpoint import load_folder, save_folder
 from fedalc.collection.contests import listed, settle
-from fedalc.collection.joining import distinct, join, set_sizes
+from fedalc.collection.joining import distinct, join, set_sizes, too_many_labels
 from fedalc.collection.messages import Messages, byte_order, protocol_from
 from fedalc.collection.simulation import Collection
 from fedalc.config import Experiment
@@ -31,17 +31,20 @@ from fedalc.errors import ConfigError, DataError, FedalcError
 from fedalc.federated import planned_looks
 from fedalc.knowledge import LabelKnowledge, protected
 from fedalc.run_folder import CENSUS
+from fedalc.settings import MOST_LABELS_PER_PARTY
 
 
 @dataclass(frozen=True)
 class Census:
     """`set_sizes`: by party, of each digest it sent (ascending, each once) how many labels the instance has.
-    `share`: of its instances, what each party keeps out of training to measure on."""
+    `share`: of its instances, what each party keeps out of training to measure on. `run`: the run id, which digests and
+    pseudonyms are hashed for; empty in a run that began before there were any."""
 
     roster: Roster
     knowledge: LabelKnowledge | None
     set_sizes: dict[int, np.ndarray]
     share: float
+    run: str
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = self.roster.tensors()
@@ -62,7 +65,7 @@ class Census:
                 "collection": known.collection,
                 "noise_multiplier": known.noise_multiplier,
             }
-        return {"roster": self.roster.facts(), "share": self.share, "knowledge": said}
+        return {"roster": self.roster.facts(), "share": self.share, "run": self.run, "knowledge": said}
 
     def save(self, run: Path) -> None:
         """Once: in a run folder, so that a resumed run need not ask again."""
@@ -93,26 +96,34 @@ class Census:
             said = dict(said)
             labels = Correlations.restored(tensors, said.pop("instances"))
             knowledge = LabelKnowledge(labels, **said)
-        return cls(roster, knowledge, sizes, facts["share"])
+        return cls(roster, knowledge, sizes, facts["share"], str(facts.get("run", "")))
 
 
-def question(settings: Experiment, share: float) -> RecordDict:
+def question(settings: Experiment, share: float, run: str) -> RecordDict:
     """What a node is asked before round 1: who it is, and for its label sets."""
-    return RecordDict({"task": task(settings, share=share)})
+    return RecordDict({"task": task(settings, run, share=share)})
 
 
-def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
-    """Ask everyone who is there. `share` of its instances is what a party keeps out of training."""
-    known = _same_features(parties, _distinct_names(parties.gather()))
-    known = _enough_drawn(parties, settings, known)
+def take_census(
+    parties: Parties, settings: Experiment, share: float, run: str, most_labels: int = MOST_LABELS_PER_PARTY
+) -> Census:
+    """Ask everyone who is there. `share` of its instances is what a party keeps out of training.
+
+    With noised counts (`privacy`), the census has these alone: no exact number of instances is kept or said.
+    """
+    private = settings.privacy.mechanism is not None
+    known = _few_enough_labels(parties, _distinct_names(parties.gather()), most_labels)
+    known = _same_features(parties, known)
+    known = _enough_drawn(parties, settings, known, say_counts=not private)
     if not settings.uses_labels:
         roster, _ = _roster(parties, known)
-        return Census(roster, None, {}, share)
-    messages = _label_sets(parties, settings, share, known)
+        _say_who_is_in(parties, roster)
+        return Census(roster, None, {}, share, run)
+    messages = _label_sets(parties, settings, share, run, known)
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
         raise FedalcError("no party's label sets could be used")
-    joined = join([messages[node] for node in known])
+    joined = join([messages[node] for node in known], say_counts=not private)
     for note in joined.notes:
         parties.say(f"label sets: {note}")
     column = {pseudonym.tobytes(): place for place, pseudonym in enumerate(joined.pseudonyms)}
@@ -134,7 +145,27 @@ def take_census(parties: Parties, settings: Experiment, share: float) -> Census:
     bytes_up = sum(m.digests.nbytes + m.labels.nbytes + m.pseudonyms.nbytes for m in sent)
     # The sizes of label sets go to their owners with each round's message, and are counted there.
     collection = Collection(label_sets, np.empty(0), bytes_up, 0, facts)
-    return Census(roster, protected(settings, collection, planned_looks(settings, 1)), sizes, share)
+    knowledge = protected(settings, collection, planned_looks(settings, 1))
+    if private:
+        assert isinstance(knowledge.labels, Correlations)
+        roster = roster.noised(knowledge.labels.counts)
+    _say_who_is_in(parties, roster)
+    return Census(roster, knowledge, sizes, share, run)
+
+
+def _say_who_is_in(parties: Parties, roster: Roster) -> None:
+    instances = f"{int(roster.counts.sum())} instances of these{' (noised)' * roster.is_noised}"
+    parties.say(f"{len(roster.parties)} parties with {roster.label_count} labels, {instances}")
+
+
+def _few_enough_labels(parties: Parties, known: dict[int, Introduction], most: int) -> dict[int, Introduction]:
+    for who in known.values():
+        if len(who.labels) > most:
+            parties.leave_out(0, who.client, too_many_labels(len(who.labels), most))
+    kept = {node: who for node, who in known.items() if len(who.labels) <= most}
+    if not kept:
+        raise FedalcError(f"every party claims more than {most} labels (--max-labels-per-party)")
+    return kept
 
 
 def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int, Introduction]:
@@ -149,12 +180,14 @@ def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int
     return {node: who for node, who in known.items() if who.features == usual}
 
 
-def _enough_drawn(parties: Parties, settings: Experiment, known: dict[int, Introduction]) -> dict[int, Introduction]:
+def _enough_drawn(
+    parties: Parties, settings: Experiment, known: dict[int, Introduction], say_counts: bool
+) -> dict[int, Introduction]:
     """Those that will answer with the sample of each label that is wanted."""
     sample = settings.client.sample
-    problems = {node: sample_problem(np.array(who.counts), sample) for node, who in known.items()}
+    problems = {node: sample_problem(np.array(who.counts), sample, say_counts) for node, who in known.items()}
     if all(problems.values()):
-        raise ConfigError(sample_problem(np.concatenate([who.counts for who in known.values()]), sample))
+        raise ConfigError(sample_problem(np.concatenate([who.counts for who in known.values()]), sample, say_counts))
     for node, problem in problems.items():
         if problem:
             parties.leave_out(0, known[node].client, problem)
@@ -162,32 +195,38 @@ def _enough_drawn(parties: Parties, settings: Experiment, known: dict[int, Intro
 
 
 def _label_sets(
-    parties: Parties, settings: Experiment, share: float, known: dict[int, Introduction]
+    parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction]
 ) -> dict[int, Messages]:
     parties.say(f"asking {len(known)} parties for the digests of their instances")
-    contents = ((node, question(settings, share)) for node in known)
+    contents = ((node, question(settings, share, run)) for node in known)
     found: dict[int, Messages] = {}
     for node, reply in parties.ask(contents, "query.label_sets", "0"):
         try:
             if isinstance(reply, str):
                 raise BadMessage(reply)
-            found[node] = _read_messages(reply.content, known[node])
+            found[node] = _read_messages(reply.content, known[node], run)
         except (BadMessage, DataError) as error:
             parties.leave_out(0, known[node].client, str(error))
     return found
 
 
-def _read_messages(content: RecordDict, who: Introduction) -> Messages:
+def _read_messages(content: RecordDict, who: Introduction, run: str) -> Messages:
+    """Of the labels that it has instances of to train on, and each with a message."""
     said = config(content, "sender", {"client": str, "protocol": str})
     protocol = protocol_from(read_json(said["protocol"], "its protocol"))
+    if protocol.run != run:
+        raise BadMessage(f"digests for run id {protocol.run or 'none'}, and this run's is {run or 'none'}")
+    trained = {label for label, count in zip(who.labels, who.counts, strict=True) if count}
     wanted = {
-        "pseudonyms": ("uint8", (len(who.labels), len(who.labels[0]))),
+        "pseudonyms": ("uint8", (len(trained), len(who.labels[0]))),
         "digests": ("uint8", (None, protocol.digest_bytes)),
         "labels": ("uint32", (None,)),
     }
     messages = Messages(protocol, who.client, **unpack(content, "messages", wanted))
-    if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != set(who.labels):
+    if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != trained:
         raise BadMessage("the labels of its messages are not those it introduced itself with")
+    if empty := len(messages.labels_without_messages):
+        raise BadMessage(f"claims {empty} labels without a message")
     return messages
 
 
@@ -228,7 +267,6 @@ def _roster(
     )
     node_of = {party: nodes[place] for party, place in enumerate(members)}
     parties.node_of.update(node_of)
-    parties.say(f"{len(members)} parties with {len(chosen)} labels, {int(roster.counts.sum())} instances of these")
     return roster, node_of
 
 

@@ -46,6 +46,8 @@ def read_introduction(content: RecordDict) -> Introduction:
     for key in ("counts", "held-out"):
         if len(said[key]) != size or not all(0 <= count < MOST for count in said[key]):
             raise BadMessage(f"{key} are not one credible number for each label")
+    if not all(count + held for count, held in zip(said["counts"], said["held-out"], strict=True)):
+        raise BadMessage("it claims a label that it has no instance of")
     if not any(said["counts"]):
         raise BadMessage("it has no instance to train on")
     if not 0 < said["features"] < MOST:

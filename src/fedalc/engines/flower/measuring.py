@@ -42,7 +42,8 @@ class PartyEvaluation:
         encoder = pack_encoder(model)
         for party, labels in asked.items():
             pseudonyms = [self.roster.pseudonyms[label].tobytes() for label in labels]
-            said = task(self.settings, labels=pseudonyms, numbers=labels.tolist(), share=self.census.share)
+            asked_for = {"labels": pseudonyms, "numbers": labels.tolist(), "share": self.census.share}
+            said = task(self.settings, self.census.run, **asked_for)
             rows = pack({"rows": model.W[torch.from_numpy(labels)]})
             self.traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
             yield self.parties.node_of[party], RecordDict({"task": said, **encoder, "rows": rows})
@@ -53,12 +54,20 @@ class PartyEvaluation:
         totals, weights = dict.fromkeys(names, 0.0), 0
 
         def read(content: RecordDict, party: int) -> tuple[int, dict[str, float]]:
+            if _has_nothing(content):
+                return 0, dict.fromkeys(names, 0.0)
             return int(self.roster.held_out[asked[party]].sum()), _metrics(content, names)
 
         for weight, metrics in well_formed(self.parties, self.roster, round_number, replies, read):
             totals = {name: total + weight * metrics[name] for name, total in totals.items()}
             weights += weight
         return {f"party {name}": total / weights for name, total in totals.items()} if weights else {}
+
+
+def _has_nothing(content: RecordDict) -> bool:
+    """A party that keeps nothing of these labels out of training: with noised counts the server does not know it."""
+    said = content.get("metrics")
+    return isinstance(said, MetricRecord) and said.get("num-examples") == 0
 
 
 def _metrics(content: RecordDict, names: tuple[str, ...]) -> dict[str, float]:

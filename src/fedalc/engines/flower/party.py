@@ -42,9 +42,10 @@ class Party:
     shares_names: bool = False
 
     @classmethod
-    def from_node_config(cls, said: Mapping[str, Any], images: ImageOptions | None = None) -> Party:
+    def from_node_config(cls, said: Mapping[str, Any], images: ImageOptions | None = None, run: str = "") -> Party:
         """From data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
 
+        `run`: the id of the run that digests and pseudonyms are for.
         `images`: how pictures are read, if it holds pictures. Their size is the party's own choice: a server that could
         ask for another with each message would have a set of small copies made for each.
         """
@@ -67,7 +68,7 @@ class Party:
             None if data_dir is None else Path(str(data_dir)),
             replace(images or ImageOptions(), size=picture_size(said)),
         )
-        hasher = make_hasher(collection)
+        hasher = make_hasher(collection, run)
         order = byte_order(hasher.labels(holding.names))
         ordered = Holding(
             Split(holding.split.features, holding.split.labels[:, order]),

@@ -17,9 +17,10 @@ from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.model import Model
 
-VERSION = 1  # of these messages
+VERSION = 2  # of these messages: 1 had no run id
 RAW = "raw"  # how arrays travel: their numbers, little-endian, row by row. Nothing in them has to be parsed
 SENT = "sent"  # in place of the server's pretrained weights: they are in θ and the statistics, which are sent
+LONGEST_SETTINGS = 100_000  # characters
 Shape = tuple[int | None, ...]
 
 
@@ -130,9 +131,9 @@ def read_json(text: str, what: str) -> Any:
         raise BadMessage(f"{what} cannot be read") from None
 
 
-def task(settings: Experiment, **more: Any) -> ConfigRecord:
-    """What a party is asked to do, with the settings that concern it."""
-    return ConfigRecord({"version": VERSION, "settings": _for_parties(settings), **more})
+def task(settings: Experiment, run: str, **more: Any) -> ConfigRecord:
+    """What a party is asked to do, in which run, with the settings that concern it."""
+    return ConfigRecord({"version": VERSION, "run": run, "settings": _for_parties(settings), **more})
 
 
 def _for_parties(settings: Experiment) -> str:
@@ -147,9 +148,15 @@ def _for_parties(settings: Experiment) -> str:
 
 def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]) -> tuple[Experiment, dict[str, Any]]:
     """The settings, on this party's own device, and what else was asked for."""
-    said = config(content, "task", {"version": int, "settings": str, **more})
-    if said["version"] != VERSION:
-        raise BadMessage(f"messages of version {said['version']}, and this fedalc speaks version {VERSION}")
+    version = config(content, "task", {"version": int})["version"]
+    if version != VERSION:
+        raise BadMessage(
+            f"messages of version {version}, and this fedalc speaks version {VERSION}: server and parties need the "
+            "same version of fedalc"
+        )
+    said = config(content, "task", {"run": str, "settings": str, **more})
+    if len(said["settings"]) > LONGEST_SETTINGS:
+        raise BadMessage(f"settings of {len(said['settings'])} characters, more than {LONGEST_SETTINGS}")
     values = read_json(said["settings"], "the settings")
     if not isinstance(values, dict):
         raise BadMessage("the settings are not a table")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,8 @@ from fedalc.errors import FedalcError
 @dataclass(frozen=True, eq=False)
 class Roster:
     """Label u is `pseudonyms[u]` (ascending) and belongs to `parties[owner[u]]`, which has `counts[u]` instances of it
-    to train on and `held_out[u]` to measure on. `names[u]` is its name, where its party has told it."""
+    to train on and `held_out[u]` to measure on. `names[u]` is its name, where its party has told it. `is_noised`: these
+    numbers are not the exact ones (`noised`)."""
 
     parties: tuple[str, ...]
     pseudonyms: np.ndarray
@@ -26,6 +27,13 @@ class Roster:
     held_out: np.ndarray
     feature_count: int
     names: tuple[str, ...]
+    is_noised: bool = False
+
+    def noised(self, counts: np.ndarray) -> Roster:
+        """With noised counts in place of the exact ones, whole and at least 1: every label takes part, and weighs what
+        the noise says. Of held-out instances there are no noised counts, so each label counts alike in evaluation."""
+        whole = np.maximum(np.rint(counts), 1).astype(np.int64)
+        return replace(self, counts=whole, held_out=np.ones_like(whole), is_noised=True)
 
     @cached_property
     def clients(self) -> np.ndarray:
@@ -72,14 +80,23 @@ class Roster:
         return {f"roster.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def facts(self) -> dict[str, Any]:
-        return {"parties": list(self.parties), "features": self.feature_count, "names": list(self.names)}
+        return {
+            "parties": list(self.parties),
+            "features": self.feature_count,
+            "names": list(self.names),
+            "noised": self.is_noised,
+        }
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Roster:
         try:
             arrays = {name: tensors[f"roster.{name}"].numpy() for name in ("pseudonyms", "owner", "counts", "held_out")}
             return cls(
-                parties=tuple(facts["parties"]), feature_count=facts["features"], names=tuple(facts["names"]), **arrays
+                parties=tuple(facts["parties"]),
+                feature_count=facts["features"],
+                names=tuple(facts["names"]),
+                is_noised=bool(facts.get("noised", False)),
+                **arrays,
             )
         except (KeyError, TypeError) as error:
             raise FedalcError(f"what was saved of the parties is damaged: {error}") from None

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedalc.collection.keys import check_run_id
 from fedalc.config import Experiment
 from fedalc.engines.flower.parties import Patience
 from fedalc.engines.flower.party import SHARES
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
-from fedalc.settings import FEDERATED
+from fedalc.settings import FEDERATED, MOST_LABELS_PER_PARTY
 
 DEFAULTS: dict[str, bool | int | float | str] = {
     "method": "",
@@ -30,6 +31,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "wait": 600.0,
     "round-timeout": 600.0,
     "max-norm": 0.0,
+    "run-id": "",
+    "max-labels-per-party": MOST_LABELS_PER_PARTY,
 }
 """Every key there is; a value that is empty, 0 or -1 leaves it to the settings file, the preset or a rule."""
 
@@ -56,6 +59,8 @@ class Deployment:
     share: float
     patience: Patience
     max_norm: float | None
+    run_id: str = ""
+    most_labels: int = MOST_LABELS_PER_PARTY
 
 
 def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
@@ -69,7 +74,10 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
         if type(value) is not wanted:
             raise ConfigError(f"should be a {wanted.__name__}, and is {value!r}", key)
         values[key] = value
-    _at_least(values, {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0})
+    least = {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0}
+    _at_least(values, least | {"max-labels-per-party": 1})
+    if values["run-id"]:
+        check_run_id(values["run-id"])
     if values["min-parties"] > values["num-parties"]:
         raise ConfigError(f"{values['min-parties']}, and the run starts with {values['num-parties']}", "min-parties")
     if values["held-out-share"] not in SHARES:
@@ -82,6 +90,8 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
         share=0.0 if held_out else values["held-out-share"],
         patience=Patience(values["num-parties"], values["min-parties"], values["wait"], values["round-timeout"]),
         max_norm=values["max-norm"] or None,
+        run_id=values["run-id"],
+        most_labels=values["max-labels-per-party"],
     )
     return deployment, _experiment(values)
 

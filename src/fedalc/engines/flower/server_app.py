@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from functools import partial
 from typing import Any
@@ -48,8 +49,10 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     held_out = None if deployment.held_out is None else read_held_out(deployment.held_out, settings)
     census = Census.load(folder) if resume else None
     share = deployment.share if census is None else census.share
-    parties = Parties(grid, deployment.patience, partial(question, settings, share), say)
-    census = census or take_census(parties, settings, share)
+    run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
+    say(f"run id: {run or 'none, as it began without one'}")
+    parties = Parties(grid, deployment.patience, partial(question, settings, share, run), say)
+    census = census or take_census(parties, settings, share, run, deployment.most_labels)
     least, there = deployment.patience.go_on_with, len(census.roster.parties)
     if there < least:
         raise TooFew(

@@ -190,7 +190,8 @@ class FlowerStrategy:
     def _content(self, labels: np.ndarray, **more: int) -> RecordDict:
         """What a party is to do, and for which of its labels. For the square loss, also what only the server knows."""
         pseudonyms = [self.roster.pseudonyms[label].tobytes() for label in labels]
-        said = task(self.settings, labels=pseudonyms, numbers=labels.tolist(), share=self.census.share, **more)
+        asked = {"labels": pseudonyms, "numbers": labels.tolist(), "share": self.census.share}
+        said = task(self.settings, self.census.run, **asked, **more)
         content = RecordDict({"task": said})
         if self.settings.client.loss == "square":
             told = self.method.tell(labels, self.census.set_sizes.get(int(self.roster.owner[labels[0]])))
