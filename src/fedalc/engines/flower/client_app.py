@@ -23,6 +23,7 @@ from fedalc.data.clients import Federation
 from fedalc.data.images import Images
 from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
 from fedalc.engines.clients import ClientsEngine
+from fedalc.engines.flower.answers import sign_off
 from fedalc.engines.flower.limits import check_memory, sample_problem
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.engines.flower.records import (
@@ -51,7 +52,7 @@ def answers(function: Answer) -> Callable[[Message, Context], Message]:
     @wraps(function)
     def answer(message: Message, context: Context) -> Message:
         try:
-            return Message(function(message, context), reply_to=message)
+            return Message(sign_off(function(message, context), message), reply_to=message)
         except BadMessage as error:
             log.error("the server's message was refused: %s", error)
             return Message(Error(PARTY_ERROR, f"refused the server's message: {error}"), reply_to=message)
