@@ -9,15 +9,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedalc.deployment import gate_limits
 from fedalc.deployment.gate import Gate
 from fedalc.deployment.gate_limits import Accounts, Limits, Refused
+from fedalc.deployment.node_signatures import signing_bodies
 
 NODE = 4711
 P384 = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973
@@ -34,7 +38,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.seconds = now(), 0.0
-        monkeypatch.setattr("flwr.supercore.date.now", self.now)
+        for place in ("supercore.date", "supernode.node_auth_http_interceptor"):
+            monkeypatch.setattr(f"flwr.{place}.now", self.now)
 
     def __call__(self) -> float:
         return self.seconds
@@ -196,6 +201,28 @@ def test_a_request_that_is_sent_again_is_refused(house: House) -> None:
         assert len(house.gate.signatures._used) == 2, "those that are too old are forgotten"
 
     asyncio.run(go())
+
+
+def test_a_body_that_was_not_signed_is_refused(house: House) -> None:
+    """As fedalc's nodes send it. A node that has signed bodies cannot stop: somebody on the way may have."""
+
+    def sent(path: str, body: bytes) -> dict[str, str]:
+        request = httpx.Request("POST", f"https://server{path}", content=body)
+        interceptor = NodeAuthHttpInterceptor(PRIVATE, PUBLIC)
+        context = ProtobufRequestContext("", PullMessagesResponse(), request)
+        signing_bodies(NodeAuthHttpInterceptor.intercept)(interceptor, context, lambda context: None)
+        return {name: value for name, value in request.headers.items() if name.startswith(("flwr-", "fedalc-"))}
+
+    async def go() -> None:
+        assert await house.ask(PULL, [b"plain"], house.signed()) == 200, "as a plain flower-supernode does"
+        assert await house.ask(PUSH, [b"bo", b"dy"], sent(PUSH, b"body")) == 200
+        assert await house.ask(PUSH, [b"Body"], sent(PUSH, b"body")) == 401
+        assert await house.ask(PUSH, [b"body"], sent(PULL, b"body")) == 401
+        assert await house.ask(PUSH, [b"body"], sent(PUSH, b"body") | {"fedalc-signature": "?"}) == 401
+        assert await house.ask(PUSH, [b"body"], house.signed()) == 401, "its signature was taken off"
+
+    asyncio.run(go())
+    assert house.service.bodies == [b"plain", b"body"]
 
 
 def test_a_request_to_an_earlier_server_is_refused(house: House) -> None:

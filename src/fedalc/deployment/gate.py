@@ -79,6 +79,8 @@ class Gate:
             body = await _read_body(receive, limit, seconds)
             if body is None:
                 return  # the sender has gone
+            if node is not None:
+                await asyncio.to_thread(self.signatures.check_body, node, headers, scope["path"], body)
             if node is not None and scope["path"] == _PULL:
                 send = _noting_questions(send, account)
             await self.app(scope, _replayed(body, receive), send)
