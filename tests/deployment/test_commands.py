@@ -12,12 +12,14 @@ from fedalc.collection.keys import Key
 from fedalc.data.demo import DemoSize, make_demo
 from fedalc.data.load import load_held
 from fedalc.deployment.certificates import Certificates, make_certificates
+from fedalc.deployment.gate_limits import MIB, Limits
 from fedalc.deployment.local import split_by_labels, write_data
 from fedalc.deployment.node_keys import make_node_key
 from fedalc.deployment.party import PartySide, run_party
 from fedalc.deployment.processes import free_port
 from fedalc.deployment.server import Server
 from fedalc.deployment.state import ServerState
+from fedalc.deployment.superlink import read_limits
 from fedalc.errors import FedalcError
 
 
@@ -154,6 +156,16 @@ def test_a_servers_command_line(tmp_path: Path) -> None:
     assert Server(ServerState(tmp_path), None, "::", 1).own_address == "[::1]:1"
     assert Server(ServerState(tmp_path), None, "192.0.2.7", 1).own_address == "192.0.2.7:1"
     assert "--insecure" in Server(ServerState(tmp_path), None).command()
+
+
+def test_a_servers_limits_reach_the_gate(tmp_path: Path) -> None:
+    given = Server(ServerState(tmp_path), None, max_request_mb=3, max_reply_mb=7, max_connections=20).command()
+    limits, others = read_limits(given)
+    assert limits == Limits(3 * MIB, 7 * MIB, connections=20)
+    assert "--insecure" in others and not any(word.startswith("--max") for word in others)
+    assert read_limits(Server(ServerState(tmp_path), None).command())[0] == Limits(), "the same defaults"
+    with pytest.raises(FedalcError, match="--max-request-mb 5 is more than --max-reply-mb 4"):
+        run("server", "--insecure", "--state", str(tmp_path), "--max-request-mb", "5", "--max-reply-mb", "4")
 
 
 def test_a_server_needs_certificates_or_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedalc.deployment.superlink import Gate, is_allowed
+from fedalc.deployment.gate_limits import MIB, Limits
+from fedalc.deployment.superlink import Gate, is_allowed, own_replies_only
 
 ELSEWHERE = ("198.51.100.4", 5000)
 
@@ -43,7 +44,8 @@ def ask(request: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def receive() -> None: ...
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
 
     asyncio.run(Gate(service)(request, receive, send))
     return bool(reached), sent
@@ -54,6 +56,7 @@ def test_the_gate_answers_for_the_service() -> None:
     assert not reached and sent[0]["status"] == 403
     reached, sent = ask(scope("/v1/control/start-run", ELSEWHERE, "websocket"))
     assert not reached and sent[0]["type"] == "websocket.close"
+    assert not ask(scope("/v1/fleet/pull-messages", ("127.0.0.1", 5000), "websocket"))[0], "Flower has none"
     assert ask(scope("/v1/control/start-run", ("127.0.0.1", 5000)))[0]
     assert ask(scope("/v1/fleet/send-heartbeat", ELSEWHERE))[0]
     assert ask({"type": "lifespan"})[0]
@@ -61,21 +64,54 @@ def test_the_gate_answers_for_the_service() -> None:
 
 def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the moment in which it would listen."""
+    import os
     import sys
 
     import flwr.superlink.main as service
     import uvicorn
     from flwr.superlink.routers.fleet.router import router
+    from flwr.superlink.servicer.fleet import fleet_handlers
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from fedalc.deployment import superlink
 
     served: list[Any] = []
-    monkeypatch.setattr(uvicorn, "run", lambda app, **options: served.append(app))
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(uvicorn, "run", lambda app, **named: (served.append(app), options.update(named)))
+    monkeypatch.setattr(fleet_handlers, "push_messages", fleet_handlers.push_messages)
     monkeypatch.setattr(service, "create_app", service.create_app)  # to be put back afterwards
-    monkeypatch.setattr(sys, "argv", ["flower-superlink", "--insecure", "--port", "1"])
+    words = ["--insecure", "--port", "1", "--max-request-mb", "3", "--max-reply-mb", "7", "--max-connections", "20"]
+    monkeypatch.setattr(sys, "argv", ["flower-superlink", *words])
+    for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
     superlink.main()
-    assert served[0].user_middleware[0].cls is Gate
+    gate = served[0].user_middleware[0]
+    assert gate.cls is Gate
+    assert gate.kwargs["limits"] == Limits(3 * MIB, 7 * MIB, connections=20)
+    assert gate.kwargs["registered"](b"nobody's key") is None
+    assert issubclass(options["http"], H11Protocol) and options["ws"] == "none"
+    assert not {"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"} & set(os.environ), "other ports"
+    assert fleet_handlers.push_messages.__name__ == "push_own"
     paths = {getattr(route, "path", "") for route in router.routes}
     assert paths and all(is_allowed(scope(path, ELSEWHERE)) for path in paths), paths
+
+
+def test_a_reply_in_the_name_of_another_node_is_refused() -> None:
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.error import FlowerError
+
+    taken: list[Any] = []
+    push = own_replies_only(lambda request, state: taken.append(request))
+    for sender in (5, 6):
+        message = Message(metadata=Metadata(src_node_id=5))
+        request = PushMessagesRequest(node=Node(node_id=sender), messages_list=[message])
+        if sender == 5:
+            push(request=request, state=None)
+        else:
+            with pytest.raises(FlowerError, match="not its own message"):
+                push(request=request, state=None)
+    assert [request.node.node_id for request in taken] == [5]

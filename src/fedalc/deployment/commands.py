@@ -70,6 +70,9 @@ def server(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 9443,
     state: State = _SERVER_STATE,
+    max_request_mb: Annotated[int, typer.Option(min=1, help="the largest single request of a party, in MiB")] = 64,
+    max_reply_mb: Annotated[int, typer.Option(min=1, help="the most a party may send for one question, in MiB")] = 1024,
+    max_connections: Annotated[int, typer.Option(min=10, help="open connections at once, of everyone")] = 1000,
 ) -> None:
     """The server, in the foreground: lets registered parties in, and runs what `fedalc deploy run` submits."""
     from fedalc.deployment.certificates import Certificates
@@ -79,7 +82,10 @@ def server(
     if (certificates is None) != insecure:
         raise ConfigError("give --certificates FOLDER, or --insecure for a trial on one machine")
     secured = None if certificates is None else Certificates(certificates)
-    run_server(Server(ServerState(state), secured, host, port), _sayer())
+    if max_request_mb > max_reply_mb:
+        raise ConfigError(f"--max-request-mb {max_request_mb} is more than --max-reply-mb {max_reply_mb}")
+    limits = (max_request_mb, max_reply_mb, max_connections)
+    run_server(Server(ServerState(state), secured, host, port, *limits), _sayer())
 
 
 @app.command()

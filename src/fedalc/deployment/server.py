@@ -22,6 +22,9 @@ class Server:
     certificates: Certificates | None
     host: str = "0.0.0.0"
     port: int = 9443
+    max_request_mb: int = 64
+    max_reply_mb: int = 1024
+    max_connections: int = 1000
 
     @property
     def own_address(self) -> str:
@@ -41,7 +44,12 @@ class Server:
                 "--enable-supernode-auth",
             ]
         where = ["--host", self.host, "--port", str(self.port), "--database", str(self.state.database.resolve())]
-        return [*python_module("fedalc.deployment.superlink"), *trust, *where]
+        limits = [
+            *("--max-request-mb", str(self.max_request_mb)),
+            *("--max-reply-mb", str(self.max_reply_mb)),
+            *("--max-connections", str(self.max_connections)),
+        ]
+        return [*python_module("fedalc.deployment.superlink"), *trust, *where, *limits]
 
     def start(self) -> Process:
         """Up and answering."""

@@ -1,56 +1,28 @@
-"""Flower's SuperLink behind a gate: `python -m fedalc.deployment.superlink …` takes flower-superlink's arguments.
+"""Flower's SuperLink behind a gate: `python -m fedalc.deployment.superlink …` takes flower-superlink's arguments, and
+the gate's own (`--max-request-mb`, `--max-reply-mb`, `--max-connections`).
 
-A SuperLink has one port for the parties and for those who run it, and knows the parties only: anybody who reaches it
-may register a key or submit an app. The gate leaves the parties' part open to all and the rest to this machine.
+It listens on one port, for everything. Flower's older APIs over gRPC would listen on ports of their own, beside the
+gate, so they stay off.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
+import argparse
+import contextlib
+import logging
+import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
+from fedalc.deployment.gate import Gate, is_allowed
+from fedalc.deployment.gate_limits import MIB, Limits
 from fedalc.deployment.processes import end_with_parent
 
-_FOR_PARTIES = re.compile(r"/health|/v1/fleet/[a-z-]+")
+__all__ = ["Gate", "is_allowed", "main"]
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-class Gate:
-    """Answers 403 to whoever is elsewhere and wants more than a party needs."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and not is_allowed(scope):
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-                return
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"only from the server's own machine\n"})
-            return
-        await self.app(scope, receive, send)
-
-
-def is_allowed(scope: Scope) -> bool:
-    """What a party needs, or a request from this machine: from its loopback, or from the address it came to."""
-    if _FOR_PARTIES.fullmatch(scope["path"]):
-        return True
-    client, server = scope.get("client"), scope.get("server")
-    if not client:
-        return False
-    try:
-        address = ipaddress.ip_address(client[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback or (server is not None and client[0] == server[0])
+_UNKNOWN_FLOWER = "this version of Flower cannot be run behind fedalc's gate; install flwr 1.41"
+_BESIDE_THE_GATE = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 
 
 def main() -> None:
@@ -58,25 +30,89 @@ def main() -> None:
     import flwr.superlink.main as service
     import uvicorn
     from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.servicer.fleet import fleet_handlers
 
+    from fedalc.deployment.connections import protocol
+
+    limits, sys.argv[1:] = read_limits(sys.argv[1:])
+    for name in _BESIDE_THE_GATE:
+        os.environ.pop(name, None)
+    _allow_open_files(limits.connections)
     make, serve = service.create_app, uvicorn.run
     gated = []
 
     def make_gated(*arguments: Any, **named: Any) -> Any:
         app = make(*arguments, **named)
-        app.add_middleware(Gate)
+
+        def registered(key: bytes) -> int | None:
+            node: int | None = app.state.linkstate_factory.state().get_node_id_by_public_key(key)
+            return node
+
+        app.add_middleware(Gate, limits=limits, registered=registered, say=_say)
         gated.append(app)
         return app
 
     def serve_gated(*arguments: Any, **named: Any) -> None:
         """A later Flower that makes its service in another way must not run without the gate."""
         if not gated:
-            sys.exit("this version of Flower cannot be run behind fedalc's gate; install flwr 1.41")
-        serve(*arguments, **named)
+            sys.exit(_UNKNOWN_FLOWER)
+        logging.getLogger("uvicorn.access").addFilter(_not_refused)
+        serve(*arguments, **{**named, "http": protocol(limits), "ws": "none"})
 
+    if not hasattr(fleet_handlers, "push_messages"):
+        sys.exit(_UNKNOWN_FLOWER)
+    vars(fleet_handlers)["push_messages"] = own_replies_only(fleet_handlers.push_messages)
     service.create_app = make_gated
     uvicorn.run = serve_gated
     flower_superlink()
+
+
+def read_limits(words: list[str]) -> tuple[Limits, list[str]]:
+    """The gate's, and the words that are Flower's."""
+    known = Limits()
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-request-mb", type=int, default=known.request // MIB)
+    parser.add_argument("--max-reply-mb", type=int, default=known.reply // MIB)
+    parser.add_argument("--max-connections", type=int, default=known.connections)
+    said, others = parser.parse_known_args(words)
+    return Limits(said.max_request_mb * MIB, said.max_reply_mb * MIB, connections=said.max_connections), others
+
+
+def own_replies_only(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower checks who sends, but not that the messages in the request are the sender's own."""
+
+    def push_own(request: Any, **named: Any) -> Any:
+        sender = request.node.node_id
+        if any(message.metadata.src_node_id != sender for message in request.messages_list):
+            from flwr.supercore.error import ApiErrorCode, FlowerError
+
+            _say(f"fedalc refused: node {sender} sent a reply in the name of another node")
+            raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"SuperNode {sender}: not its own message")
+        return push(request=request, **named)
+
+    return push_own
+
+
+def _allow_open_files(connections: int) -> None:
+    """Each connection is one."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = connections + 1024
+        if now != resource.RLIM_INFINITY and now < wanted:
+            most_here = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most_here, most))
+
+
+def _not_refused(record: logging.LogRecord) -> bool:
+    """The gate tells of these, and not of each: a flood of requests must not fill the disk with lines."""
+    arguments = record.args
+    return not (isinstance(arguments, tuple) and arguments and arguments[-1] in (401, 403, 408, 413, 415, 429, 503))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedalc.deployment.flower import APP
+from fedalc.deployment.node_signatures import signing_bodies
 from fedalc.deployment.processes import end_with_parent
 
 _FILES = {"pyproject.toml", "README.md", "LICENSE"}
@@ -92,6 +93,7 @@ def main() -> None:
     import flwr.supernode.start_client_internal as internal
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.cli import flower_supernode
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
     from flwr.supernode.nodestate import NodeStateFactory
 
     if not hasattr(internal, "get_fused_config_from_fab") or not hasattr(internal, "_pull_and_store_message"):
@@ -122,6 +124,7 @@ def main() -> None:
 
     vars(internal)["get_fused_config_from_fab"] = read_own_settings
     vars(internal)["_pull_and_store_message"] = fetch_whole
+    NodeAuthHttpInterceptor.intercept = signing_bodies(NodeAuthHttpInterceptor.intercept)  # type: ignore[method-assign]
     NodeStateFactory.state = make_guarded_state  # type: ignore[assignment, method-assign]
     flower_supernode()
 

@@ -71,6 +71,10 @@ def with_outcome(**values: Any) -> Content:
     return lambda content: RecordDict({**content, "outcome": ConfigRecord({**content["outcome"], **values})})
 
 
+def with_answer(**values: Any) -> Content:
+    return lambda content: RecordDict({**content, "answer": ConfigRecord({**content["answer"], **values})})
+
+
 def without(record: str) -> Content:
     return lambda content: RecordDict({name: part for name, part in content.items() if name != record})
 
@@ -99,6 +103,13 @@ FAULTS: dict[str, tuple[Content, str]] = {
     "absurdly long": (with_arrays("change", lambda a: {k: v * 1e6 for k, v in a.items()}), "credible"),
     "nothing": (lambda content: RecordDict(), "no outcome"),
     "no change": (without("change"), "no change"),
+    "a record more": (lambda c: RecordDict({**c, "extra": pack({"x": np.zeros(9)})}), "nobody asked for: extra"),
+    "a value more": (with_outcome(more=b"x" * 99), "outcome has what nobody asked for: more"),
+    "another round": (with_answer(round="1"), "answers 'train' of round '1', and was asked 'train' of round '2'"),
+    "another kind": (with_answer(kind="evaluate"), "answers 'evaluate' of round '2'"),
+    "another question": (with_answer(question="message 1"), "answers another question"),
+    "no question": (with_answer(question=5), "no question"),
+    "a value more in the answer": (with_answer(more=5), "answer has what nobody asked for"),
     "another record": (lambda content: RecordDict({**content, "change": MetricRecord({"0": 1.0})}), "no change"),
 }
 

@@ -23,6 +23,7 @@ from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.data.images import Images
 from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
+from fedalc.engines.flower.answers import sign_off
 from fedalc.engines.flower.contributions import CarefulEngine
 from fedalc.engines.flower.limits import Limits, check_memory, sample_problem
 from fedalc.engines.flower.memory import check_same_run, check_unchanged, fingerprint
@@ -54,7 +55,7 @@ def answers(function: Answer) -> Callable[[Message, Context], Message]:
     @wraps(function)
     def answer(message: Message, context: Context) -> Message:
         try:
-            return Message(function(message, context), reply_to=message)
+            return Message(sign_off(function(message, context), message), reply_to=message)
         except BadMessage as error:
             log.error("the server's message was refused: %s", error)
             return Message(Error(PARTY_ERROR, f"refused the server's message: {error}"), reply_to=message)

@@ -22,6 +22,7 @@ from fedalc.collection.messages import Messages, byte_order, protocol_from
 from fedalc.collection.simulation import Collection
 from fedalc.config import Experiment
 from fedalc.correlations import Correlations
+from fedalc.engines.flower.answers import exactly
 from fedalc.engines.flower.introductions import Introduction
 from fedalc.engines.flower.limits import sample_problem
 from fedalc.engines.flower.parties import Parties
@@ -212,6 +213,7 @@ def _label_sets(
 
 def _read_messages(content: RecordDict, who: Introduction, run: str) -> Messages:
     """Of the labels that it has instances of to train on, and each with a message."""
+    exactly(content, {"sender": ("client", "protocol"), "messages": None})
     said = config(content, "sender", {"client": str, "protocol": str})
     protocol = protocol_from(read_json(said["protocol"], "its protocol"))
     if protocol.run != run:

@@ -10,6 +10,7 @@ import torch
 from flwr.app import MetricRecord, RecordDict
 
 from fedalc.config import Experiment
+from fedalc.engines.flower.answers import exactly
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import Parties
 from fedalc.engines.flower.records import BadMessage, encoder_tensors, pack, pack_encoder, task
@@ -35,8 +36,10 @@ class PartyEvaluation:
         measuring = np.flatnonzero(self.roster.held_out)
         labels = {party: self.roster.labels_of(party, measuring) for party in sorted(here)}
         asked = {party: own for party, own in labels.items() if len(own)}
+        asked = self.parties.awake(self.roster, asked, "evaluate", round_number, least=1)
         contents = self.configure_evaluate(model, asked)
-        return self.aggregate_evaluate(round_number, asked, self.parties.ask(contents, "evaluate", str(round_number)))
+        replies = self.parties.ask_punctual(self.roster, contents, "evaluate", round_number)
+        return self.aggregate_evaluate(round_number, asked, replies)
 
     def configure_evaluate(self, model: Model, asked: Asked) -> Iterator[tuple[int, RecordDict]]:
         encoder = pack_encoder(model)
@@ -71,7 +74,8 @@ def _has_nothing(content: RecordDict) -> bool:
 
 
 def _metrics(content: RecordDict, names: tuple[str, ...]) -> dict[str, float]:
-    said = content.get("metrics")
+    exactly(content, {"metrics": {*names, "num-examples"}})
+    said = content["metrics"]
     values = {name: said.get(name) for name in names} if isinstance(said, MetricRecord) else {}
     if not values or not all(isinstance(v, float) and math.isfinite(v) for v in values.values()):
         raise BadMessage("no metrics, or none that are finite numbers")

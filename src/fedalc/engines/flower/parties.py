@@ -6,19 +6,25 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedalc.collection.contests import listed
-from fedalc.engines.flower.exchange import GRACE, exchange
+from fedalc.engines.flower.answers import exactly
+from fedalc.engines.flower.exchange import GRACE, Late, exchange
 from fedalc.engines.flower.introductions import Introduction, read_introduction
+from fedalc.engines.flower.punctuality import Punctuality
 from fedalc.engines.flower.records import BadMessage
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import FedalcError
 from fedalc.run_folder import PARTIES_LOG
 
+T = TypeVar("T")
+INTRODUCTION = ("client", "labels", "counts", "held-out", "features", "names")
 RESUME = "No finished round is lost: when they are back, go on with resume=true and the same run-folder"
 
 
@@ -47,6 +53,7 @@ class Parties:
     hello: Callable[[], RecordDict]
     say: Callable[[str], None] = print
     node_of: dict[int, int] = field(default_factory=dict)  # party → node
+    punctuality: Punctuality = field(default_factory=Punctuality)
     _turned_away: dict[int, tuple[float, str]] = field(default_factory=dict)  # node → when to ask it again, and why
     _away: set[int] = field(default_factory=set)
     _log: Path | None = None
@@ -59,6 +66,41 @@ class Parties:
         ttl = self.patience.for_replies + GRACE
         messages = (Message(content, node, kind, ttl=ttl, group_id=group) for node, content in contents)
         return exchange(self.grid, messages, self.patience.for_replies, self.patience.pause)
+
+    def ask_punctual(
+        self, roster: Roster, contents: Iterable[tuple[int, RecordDict]], kind: str, round_number: int
+    ) -> Iterator[tuple[int, Message | str]]:
+        """Like `ask`, with a shorter wait for those who were late before. Keeps count of who is."""
+        whole, known = self.patience.for_replies, self.punctuality
+        party_of = {node: party for party, node in self.node_of.items()}
+        hurried = {
+            node: partial(known.fair_wait, party, kind, whole=whole)
+            for node, party in party_of.items()
+            if known.is_hurried(party, kind, round_number)
+        }
+
+        def answered(node: int, seconds: float) -> None:
+            if known.was_in_time(party_of[node], kind, seconds):
+                self.note(round_number, roster.parties[party_of[node]], "answered in time again")
+
+        messages = (
+            Message(content, node, kind, ttl=whole + GRACE, group_id=str(round_number)) for node, content in contents
+        )
+        for node, reply in exchange(self.grid, messages, whole, self.patience.pause, hurried, answered):
+            if isinstance(reply, Late) and (then := known.was_late(party_of[node], kind, round_number)):
+                self.note(round_number, roster.parties[party_of[node]], "was late", then)
+            yield node, reply
+
+    def awake(self, roster: Roster, asked: dict[int, T], kind: str, round_number: int, least: int) -> dict[int, T]:
+        """Without the parties that rest as they were late. With them, if fewer than `least` would be left."""
+        resting = {party: self.punctuality.rests_until(party, kind, round_number) for party in asked}
+        awake = {party: what for party, what in asked.items() if not resting[party]}
+        if len(awake) < least:
+            return asked
+        for party in sorted(set(asked) - set(awake)):
+            why = f"it was late before; it is asked again in round {resting[party]}"
+            self.note(round_number, roster.parties[party], "not asked", why)
+        return awake
 
     def gather(self) -> dict[int, Introduction]:
         """Wait until enough nodes are there to start with, and have them introduce themselves."""
@@ -111,6 +153,7 @@ class Parties:
             try:
                 if isinstance(reply, str):
                     raise BadMessage(reply)
+                exactly(reply.content, {"introduction": INTRODUCTION})
                 found[node] = read_introduction(reply.content)
             except BadMessage as error:
                 self._turn_away(node, f"node {node}", str(error), round_number, time.monotonic() - began)

@@ -20,8 +20,10 @@ from torch import Tensor
 from fedalc.config import Experiment
 from fedalc.encoders import Chance
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.flower.answers import Repeats, exactly
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.parties import RESUME, Parties, TooFew
+from fedalc.engines.flower.punctuality import TRAIN
 from fedalc.engines.flower.records import (
     BadMessage,
     Shape,
@@ -40,6 +42,7 @@ from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.server import needs_everyone
 
+OUTCOME = ("labels", "loss")
 ATTEMPTS = 3  # at a round to which too few have answered
 
 
@@ -62,6 +65,7 @@ class FlowerStrategy:
         self.method = method
         self.settings = settings
         self.screen = NormScreen(max_norm)
+        self.repeats = Repeats()
         self._traffic = Ledger()  # of the round, in all its attempts
         self.loss = 0.0  # of the last round in which somebody was heard
 
@@ -72,9 +76,10 @@ class FlowerStrategy:
         counts = torch.from_numpy(self.roster.counts[participants]).to(model.W)
         weight = dict(zip(participants.tolist(), self.method.weights(counts, participants).tolist(), strict=True))
         self._traffic = Ledger()
+        self.repeats.about(model.theta)
         for asked, last in self._attempts(participants, round_number):
             messages = self.configure_train(round_number, model, asked)
-            replies = self.parties.ask(messages, "train", str(round_number))
+            replies = self._replies(messages, round_number)
             change, rows, loss, heard = self.aggregate_train(round_number, model, asked, replies, weight)
             if self._enough(asked, heard, round_number, last):
                 self.loss = loss if heard else self.loss
@@ -96,8 +101,18 @@ class FlowerStrategy:
             if attempt:
                 self.parties.say(f"round {round_number}: too few answers; asking again")
             here = self.parties.present(self.roster, round_number, *self._needed(round_number))
+            if not attempt and not self._everyone(round_number):
+                here = self.parties.awake(self.roster, here, TRAIN, round_number, self._needed(round_number)[0])
             labels = {party: self.roster.labels_of(party, participants) for party in sorted(here)}
             yield {party: own for party, own in labels.items() if len(own)}, attempt == ATTEMPTS - 1
+
+    def _replies(self, messages: Iterator[tuple[int, RecordDict]], round_number: int) -> Replies:
+        if self._everyone(round_number):
+            return self.parties.ask(messages, TRAIN, str(round_number))
+        return self.parties.ask_punctual(self.roster, messages, TRAIN, round_number)
+
+    def _everyone(self, round_number: int) -> bool:
+        return bool(self._needed(round_number)[1])
 
     def _too_few(self, round_number: int) -> TooFew:
         needed, because = self._needed(round_number)
@@ -177,6 +192,7 @@ class FlowerStrategy:
             yield change
 
     def _read_change(self, content: RecordDict, party: int, labels: np.ndarray, model: Model) -> Change:
+        exactly(content, {"outcome": OUTCOME, "change": None} | ({"rows": None} if self.method.trains_rows else {}))
         loss = self._outcome(content, labels)
         theta = unpack_theta(content, "change", model.theta)
         rows = None
@@ -185,6 +201,7 @@ class FlowerStrategy:
             rows = torch.from_numpy(unpack(content, "rows", wanted)["rows"])
             if bad_rows(rows):
                 raise BadMessage("a row is not of length 1")
+        self.repeats.check(party, theta, rows, loss)
         return Change(party, theta, rows, loss, norm(theta))
 
     def _content(self, labels: np.ndarray, **more: int) -> RecordDict:
@@ -221,6 +238,7 @@ class FlowerStrategy:
                 "gram": (dtype, tuple(half.shape)),
                 "cross": (dtype, (size, len(labels))),
             }
+            exactly(content, {"outcome": OUTCOME, "sums": None})
             loss, found = self._outcome(content, labels), unpack(content, "sums", wanted)
             sums = [torch.from_numpy(found["gram"]), torch.from_numpy(found["cross"])]
             self._traffic.up += payload_bytes(sums)

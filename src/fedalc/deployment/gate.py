@@ -1,0 +1,235 @@
+"""The gate in front of Flower's SuperLink: who may ask for what, and how much.
+
+A SuperLink has one port for the parties and for those who run it, and reads every body before it looks who sent it.
+The gate reads first: parties' requests from anywhere and within limits, everything else from this machine only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fedalc.deployment.gate_limits import KIB, Account, Accounts, Limits, Refused, Room, host_of
+from fedalc.deployment.node_signatures import Registered, Signatures
+
+_FLEET = "/v1/fleet/"
+_FOR_PARTIES = re.compile(r"/health|/v1/fleet/[a-z-]+")
+_PUSHES = (_FLEET + "push-object", _FLEET + "push-messages")
+_PULL = _FLEET + "pull-messages"
+_CHECKS_AT_ONCE = 4  # of signatures; more wait
+_LOG_EVERY = 60.0  # seconds between two lines about the same sender and reason
+_LOGGED = 1000  # senders and reasons that are told apart
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Gate:
+    """An ASGI middleware. `registered` says which node has a public key."""
+
+    def __init__(
+        self,
+        app: App,
+        limits: Limits | None = None,
+        registered: Registered = lambda key: None,
+        say: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.app = app
+        self.limits = limits = limits or Limits()
+        self.strangers = Accounts(limits.stranger_requests, limits.stranger_rate, clock)
+        self.parties = Accounts(limits.party_requests, limits.party_rate, clock)
+        self.room = Room(max(limits.parties_bodies, limits.request))
+        self.signatures = Signatures(registered)
+        self._checks = asyncio.Semaphore(_CHECKS_AT_ONCE)
+        self._log = _Log(say, clock)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # Flower has none
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] != "http":
+            await self.app(scope, receive, send)
+        else:
+            try:
+                await self._http(scope, receive, send)
+            except Refused as refusal:
+                self._log.note(_host(scope), scope["path"], refusal)
+                await _answer(send, refusal)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not is_allowed(scope):
+            raise Refused(403, "only from the server's own machine")
+        if not _FOR_PARTIES.fullmatch(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope.get("headers", ())}
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise Refused(415, "a compressed body")
+        size = _content_length(headers)
+        node = await self._signer(headers) if scope["path"].startswith(_FLEET) else None
+        visit = self._stranger(scope, size) if node is None else self._party(scope["path"], str(node), size)
+        async with visit as (account, limit, seconds):
+            body = await _read_body(receive, limit, seconds)
+            if body is None:
+                return  # the sender has gone
+            if node is not None:
+                await asyncio.to_thread(self.signatures.check_body, node, headers, scope["path"], body)
+            if node is not None and scope["path"] == _PULL:
+                send = _noting_questions(send, account)
+            await self.app(scope, _replayed(body, receive), send)
+
+    async def _signer(self, headers: Mapping[str, str]) -> int | None:
+        async with self._checks:
+            found = await asyncio.to_thread(self.signatures.check, headers)
+        if found is None:
+            return None
+        self.signatures.first_use(*found)
+        return found[0]
+
+    @asynccontextmanager
+    async def _stranger(self, scope: Scope, size: int | None) -> AsyncIterator[tuple[Account, int, float]]:
+        limits = self.limits
+        limit = _checked_size(size, limits.stranger_body, "without the signature of a registered node")
+        if self.strangers.requests >= limits.strangers_requests:
+            raise Refused(503, "too many requests at once without the signature of a registered node")
+        own_health = scope["path"] == "/health" and _from_this_machine(scope)
+        with self.strangers.admit(_host(scope), 0 if own_health else max(limit, KIB)) as account:
+            yield account, limit, limits.stranger_seconds
+
+    @asynccontextmanager
+    async def _party(self, path: str, node: str, size: int | None) -> AsyncIterator[tuple[Account, int, float]]:
+        pushes = path in _PUSHES
+        limit = _checked_size(size, self.limits.request if pushes else self.limits.party_body, "for this request")
+        with self.parties.admit(node, 1) as account:
+            if pushes:
+                if account.pushed + limit > self.limits.reply:
+                    raise Refused(413, f"node {node}: a reply of more than {self.limits.reply} bytes (--max-reply-mb)")
+                account.pushed += limit
+            async with self.room.reserve(limit):
+                yield account, limit, self.limits.body_seconds(limit)
+
+
+def is_allowed(scope: Scope) -> bool:
+    """What a party needs, or a request from this machine."""
+    return _FOR_PARTIES.fullmatch(scope["path"]) is not None or _from_this_machine(scope)
+
+
+def _from_this_machine(scope: Scope) -> bool:
+    """From its loopback, or from the address it came to."""
+    client, server = scope.get("client"), scope.get("server")
+    if not client:
+        return False
+    try:
+        address = ipaddress.ip_address(client[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback or (server is not None and client[0] == server[0])
+
+
+def _host(scope: Scope) -> str:
+    client = scope.get("client")
+    return host_of(client[0]) if client else "unknown"
+
+
+def _content_length(headers: Mapping[str, str]) -> int | None:
+    """None where the sender does not say. The HTTP parser has seen to it that it is one number."""
+    if "transfer-encoding" in headers:
+        return None
+    said = headers.get("content-length", "0")
+    if not (said.isascii() and said.isdigit() and len(said) < 20):
+        raise Refused(400, "a Content-Length that is no number")
+    return int(said)
+
+
+def _checked_size(size: int | None, limit: int, whose: str) -> int:
+    """How much to read at most: what was announced, or, where nothing was, the limit."""
+    if size is not None and size > limit:
+        raise Refused(413, f"a body of more than {limit} bytes {whose}")
+    return limit if size is None else size
+
+
+async def _read_body(receive: Receive, limit: int, seconds: float) -> bytes | None:
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise Refused(413, f"a body of more than {limit} bytes")
+                if part:
+                    parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise Refused(408, f"a body that took more than {seconds:.0f} seconds") from None
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """For the app, which reads the body again; afterwards it hears what happens to the connection."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    del body
+
+    async def again() -> Any:
+        return messages.pop() if messages else await receive()
+
+    return again
+
+
+def _noting_questions(send: Send, account: Account) -> Send:
+    """A pull whose answer is not empty has brought a question: what is pushed from now on answers that one."""
+
+    good = False
+
+    async def noted(message: MutableMapping[str, Any]) -> None:
+        nonlocal good
+        if message["type"] == "http.response.start":
+            good = message["status"] == 200
+        elif good and message.get("body"):
+            account.pushed = 0
+        await send(message)
+
+    return noted
+
+
+async def _answer(send: Send, refusal: Refused) -> None:
+    """And the connection is closed: what is still on its way is not read."""
+    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+    if refusal.status in (429, 503):
+        headers.append((b"retry-after", b"5"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": f"{refusal.why}\n".encode()})
+
+
+class _Log:
+    """What was refused: one line a minute for each sender and reason, with how often it was."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self.say, self.clock = say, clock
+        self._noted: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def note(self, host: str, path: str, refusal: Refused) -> None:
+        now = self.clock()
+        key = (host, refusal.why)
+        if key not in self._noted and len(self._noted) >= _LOGGED:
+            self._noted = {k: v for k, v in self._noted.items() if now - v[0] < _LOG_EVERY}
+            if len(self._noted) >= _LOGGED:
+                key = ("many addresses", "too many to list")
+        last, often = self._noted.get(key, (float("-inf"), 0))
+        if now - last < _LOG_EVERY:
+            self._noted[key] = last, often + 1
+            return
+        self._noted[key] = now, 0
+        more = f", and {often} times in the last minutes" if often else ""
+        self.say(f"fedalc refused ({refusal.status}) {key[0]} {path[:80]!r}: {key[1]}{more}")
