@@ -22,6 +22,7 @@ from fedalc.deployment.flower import APP
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
 from fedalc.deployment.processes import Process, running
 from fedalc.deployment.twin import model_in_one_process
+from fedalc.engines.flower.collecting import Census
 from fedalc.run_folder import read_settings
 from fedalc.trained import TrainedModel
 
@@ -101,7 +102,9 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
     assert "going on after round" in again.said()
     settings = read_settings(run_folder)
     assert settings.rounds == ROUNDS
-    expected = model_in_one_process(settings, data.train, data.label_names, deployment.key)
+    census = Census.load(run_folder)
+    assert census is not None
+    expected = model_in_one_process(settings, data.train, data.label_names, deployment.key, census.roster.owner)
     for name, ours, theirs in pairs(TrainedModel.load(run_folder / "model").model, expected):
         difference = (ours - theirs).abs().max().item()
         assert difference <= 1e-9 * theirs.abs().max().item(), name
