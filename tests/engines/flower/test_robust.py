@@ -1,4 +1,4 @@
-"""Real apps through a grid in one process, with each rule: θ and W are those of engine `clients` with the same parties."""
+"""Real apps through a grid in one process, with each rule: θ and W are those of engine `clients` with such parties."""
 
 from __future__ import annotations
 
