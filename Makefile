@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuning privacy clean
+.PHONY: help setup demo test lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuning privacy poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA;
 
 privacy: $(READY)  ## P@1 against ε, again (needs FEDALC_DATA; about half an hour)
 	$(BIN)/python benchmarks/privacy.py
+
+poisoning: $(READY)  ## P@1 with lying parties, for every aggregation rule and attack (needs FEDALC_DATA; about ten minutes)
+	$(BIN)/python benchmarks/poisoning.py
 
 clean:  ## remove .venv and caches (runs stay)
 	rm -rf $(VENV) $(PEERS) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -60,9 +60,29 @@ def check(settings: Experiment) -> None:
             'is for the nearest among all classes: form = "full" has all pairs, and candidates are compared exactly',
             "regularizer.search",
         )
+    _aggregation_agrees(settings)
     _square_agrees(settings)
     _sample_agrees(settings)
     _collection_agrees(settings)
+
+
+def _aggregation_agrees(settings: Experiment) -> None:
+    rule = settings.server.aggregation
+    if rule == "mean":
+        return
+    solver = "fedalc-oneshot" if settings.method == "fedalc-oneshot" else 'server.optimizer = "cg"'
+    if settings.method == "fedalc-oneshot" or settings.server.optimizer == "cg":
+        raise ConfigError(
+            f"{solver} solves one objective, the sum over all parties; with {rule} there is none. Use mean (real "
+            "parties are then screened by length), or another method or optimizer",
+            "server.aggregation",
+        )
+    if settings.encoder.norm == "batch" and settings.encoder.is_image:
+        raise ConfigError(
+            f"{rule} is for changes of θ, and running averages of batch normalisation would still be averaged as they "
+            'are sent; use encoder.norm = "group" or "frozen", or mean',
+            "server.aggregation",
+        )
 
 
 def _sample_agrees(settings: Experiment) -> None:

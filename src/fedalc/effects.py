@@ -41,6 +41,8 @@ ONLY_WITH: tuple[tuple[str, Mapping[str, tuple[object, ...]]], ...] = (
     ("server.solve_rounds", {"encoder.shortcut": (True,)}),
     ("server.ridge", {"server.optimizer": ("cg",), "method": ("fedalc-oneshot",)}),
     ("server.weights", {"method": tuple(method for method in FEDERATED if method != "flag")}),
+    ("server.trim", {"server.aggregation": ("trimmed-mean",)}),
+    ("server.byzantine", {"server.aggregation": ("multi-krum",)}),
     ("hashing", {"method": ("fedmlh",)}),
     ("regularizer", {"method": ("fedaws", "fedalc")}),
     ("regularizer.weighting", {"method": ("fedalc",)}),

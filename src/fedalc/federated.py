@@ -155,6 +155,7 @@ class FederatedTraining:
         tensors |= {f"average.{i}": p for i, p in enumerate(averaged)}
         tensors |= {f"statistics.{i}": s for i, s in enumerate(self.model.buffers)}
         tensors |= {} if self.knowledge is None else self.knowledge.tensors()
+        tensors |= {} if self.engine.lengths is None else self.engine.lengths.tensors()
         return tensors | {f"optimizer.{name}": tensor for name, tensor in self.server.tensors().items()}
 
     def facts(self) -> dict[str, Any]:
@@ -181,5 +182,7 @@ class FederatedTraining:
         if self.knowledge is not None:
             self.knowledge.restore(tensors, facts["labels"])
             self._make_method()
+        if self.engine.lengths is not None:
+            self.engine.lengths.restore(tensors)
         self.round_number, self.seconds = facts["round"], facts["seconds"]
         self.ledger = Ledger(facts["bytes_down"], facts["bytes_up"])

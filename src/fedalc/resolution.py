@@ -27,14 +27,17 @@ def experiment(
     *,
     file: Path | None = None,
     overrides: Iterable[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """Resolve an experiment. `settings` wins over `file`; `overrides` ("server.ema=0.9") win over both.
+    """Resolve an experiment. `settings` wins over `file`; `overrides` ("server.ema=0.9") win over both. `defaults` are
+    for what none of these says.
 
     >>> experiment({"method": "fedaws"}, overrides=["regularizer.lambda=100"]).regularizer.lambda_
     100.0
     """
-    asked: dict[str, Any] = _read_toml(file) if file else {}
-    _merge(asked, settings or {})
+    asked: dict[str, Any] = {}
+    for table in (defaults or {}, _read_toml(file) if file else {}, settings or {}):
+        _merge(asked, table)
     for text in overrides:
         _merge(asked, _parse_override(text))
     method = _one_of(METHODS, asked.get("method", Experiment.model_fields["method"].default), "method")
@@ -59,10 +62,19 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
     privacy = values.get("privacy")
     if isinstance(privacy, dict) and "epsilon" in privacy:
         privacy.setdefault("mechanism", "counts")  # who names an ε wants it
+    _choose_aggregation(values, method)
     client.setdefault("loss", "square" if method in SQUARE_ONLY else "hinge")
     encoder.setdefault("output", "raw" if client["loss"] == "square" else "unit")
     if client["loss"] == "square" and encoder.get("name") == "linear" and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
+
+
+def _choose_aggregation(values: dict[str, Any], method: str) -> None:
+    """`auto`: real parties may lie; those of a simulation do not. What solves one objective needs the plain mean."""
+    server = values.setdefault("server", {})
+    if isinstance(server, dict) and server.get("aggregation", "auto") == "auto":
+        solves = method == "fedalc-oneshot" or server.get("optimizer") == "cg"
+        server["aggregation"] = "clip" if values.get("engine") == "flower" and not solves else "mean"
 
 
 def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:

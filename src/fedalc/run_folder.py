@@ -29,6 +29,7 @@ from fedalc.resolution import experiment
 LOCK = ".lock"  # there only while a process writes to the folder
 SHEET = "contact-sheet.png"  # of runs on pictures
 CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
+BEFORE = {"server": {"aggregation": "mean"}}  # what earlier versions did, where their config.toml does not say
 LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
 
 
@@ -39,7 +40,7 @@ class Taken(FedalcError):
 def read_settings(folder: Path) -> Experiment:
     if not (folder / "config.toml").exists():
         raise FedalcError(f"{folder}: not a run folder (it has no config.toml)")
-    return experiment(file=folder / "config.toml")
+    return experiment(file=folder / "config.toml", defaults=BEFORE)
 
 
 def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:

@@ -202,6 +202,7 @@ def _result(training: Training | OracleTraining, held: np.ndarray, own: Mapping[
         "method": settings.method,
         "centralised": training.centralised,
         "engine": own["engine"],
+        "aggregation": own.get("aggregation"),  # how parties' changes are combined
         "processes": distributed.here().count,
         "preset": settings.preset,
         "rounds": training.kept_round,

@@ -10,6 +10,7 @@ MethodName = Literal[
     "fedavg", "fedavg-fixed", "flag", "fedmlh", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot",
     "sleec", "ovr",
 ]  # fmt: skip
+AggregationName = Literal["mean", "clip", "median", "trimmed-mean", "multi-krum"]
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
 Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three: no key
@@ -33,6 +34,7 @@ MOST_LABELS_PER_PARTY = 10_000  # that one party may claim, unless the server al
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # nothing withstands half of the parties
 Count = Annotated[int, Field(ge=1)]
 Margin = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
@@ -115,6 +117,10 @@ class ServerSettings(Settings):
     ema: Share = 0.0  # averaged weights, used for evaluation and in the saved model
     weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # How parties' changes become one: docs/robust.md. "auto", where nothing is said: clip with real parties, else mean.
+    aggregation: AggregationName = "mean"
+    trim: ShareOfLiars = 0.3  # trimmed-mean: the share of parties left out at either end, coordinate by coordinate
+    byzantine: ShareOfLiars = 0.3  # multi-krum: the share of parties that may lie
 
 
 class EmbeddingSettings(Settings):

@@ -182,6 +182,7 @@ class Training(AnyTraining):
         knowledge = self.federated.knowledge
         own = {
             "engine": self.settings.engine,
+            "aggregation": self.settings.server.aggregation,
             "metrics": self.test(trained),
             "collapse": collapse_of(trained.model, trained.held, self._budget),
             "clients": len(self.federated.federation.clients),

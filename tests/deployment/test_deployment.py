@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from fedalc.collection.naming import run_id_of
 from fedalc.data.dataset import Dataset
 from fedalc.data.demo import DemoSize, make_demo
 from fedalc.deployment.demo import pairs
@@ -23,6 +22,7 @@ from fedalc.deployment.flower import APP
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
 from fedalc.deployment.processes import Process, running
 from fedalc.deployment.twin import model_in_one_process
+from fedalc.engines.flower.collecting import Census
 from fedalc.run_folder import read_settings
 from fedalc.trained import TrainedModel
 
@@ -102,8 +102,11 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
     assert "going on after round" in again.said()
     settings = read_settings(run_folder)
     assert settings.rounds == ROUNDS
-    run_id = run_id_of(run_folder)
-    expected = model_in_one_process(settings, data.train, data.label_names, deployment.key, run_id)
+    census = Census.load(run_folder)
+    assert census is not None
+    expected = model_in_one_process(
+        settings, data.train, data.label_names, deployment.key, census.run, census.roster.owner
+    )
     for name, ours, theirs in pairs(TrainedModel.load(run_folder / "model").model, expected):
         difference = (ours - theirs).abs().max().item()
         assert difference <= 1e-9 * theirs.abs().max().item(), name

@@ -51,6 +51,7 @@ class Federation:
 
     `users` says by a number whose each instance is; without, each label is a user of its own, with all its instances.
     `numbers` and `keys` name clients and instances in random draws, where this is a part of something larger.
+    `parties` says by a number with whom each client is, where one party has several labels.
     """
 
     features: csr_matrix
@@ -58,6 +59,7 @@ class Federation:
     numbers: np.ndarray | None = None
     keys: np.ndarray | None = None
     users: np.ndarray | None = None
+    parties: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.labels.nnz == 0:
@@ -88,6 +90,11 @@ class Federation:
     @cached_property
     def user_of(self) -> np.ndarray:
         return np.arange(self.label_count) if self.users is None else self._owners // self.label_count
+
+    @property
+    def party_of(self) -> np.ndarray:
+        """Who sends one change of θ for all its clients: a party, or else each user."""
+        return self.user_of if self.parties is None else self.parties
 
     @cached_property
     def _owned(self) -> np.ndarray:

@@ -275,7 +275,11 @@ def run(
     ] = None,
     app_folder: Annotated[Path | None, typer.Option("--app", help="another Flower app than fedalc's own")] = None,
 ) -> None:
-    """Train with the parties that are connected. On the server's machine, while the server runs."""
+    """Train with the parties that are connected. On the server's machine, while the server runs.
+
+    A party's change is cut to the median length of all parties' changes. Other rules: --set server.aggregation=mean,
+    median, trimmed-mean or multi-krum (docs/robust.md).
+    """
     from fedalc.deployment.flower import APP, require_flower
     from fedalc.deployment.request import new_run, overrides_text, resumed_run
     from fedalc.deployment.state import ServerState

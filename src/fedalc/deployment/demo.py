@@ -21,6 +21,7 @@ from fedalc.data.demo import make_demo
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels, write_data
 from fedalc.deployment.processes import signals_interrupt
 from fedalc.deployment.twin import model_in_one_process
+from fedalc.engines.flower.collecting import Census
 from fedalc.errors import FedalcError
 from fedalc.model import Model
 from fedalc.run_folder import read_settings
@@ -102,7 +103,11 @@ class Demo:
         settings = read_settings(run_folder)
         found = TrainedModel.load(run_folder / "model").model
         self.say("the same rounds in one process, engine `clients`")
-        expected = model_in_one_process(settings, self.train, self.names, self.deployment.key, RUN_ID)
+        census = Census.load(run_folder)
+        assert census is not None
+        expected = model_in_one_process(
+            settings, self.train, self.names, self.deployment.key, census.run, census.roster.owner
+        )
         table = Table("", "numbers", "largest", "largest difference")
         worst = 0.0
         for name, ours, theirs in pairs(found, expected):

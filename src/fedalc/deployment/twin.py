@@ -22,9 +22,15 @@ from fedalc.model import Model
 
 
 def in_one_process(
-    settings: Experiment, train: Split, names: Sequence[str], key: Path | str, run: str = ""
+    settings: Experiment,
+    train: Split,
+    names: Sequence[str],
+    key: Path | str,
+    run: str = "",
+    owner: np.ndarray | None = None,
 ) -> FederatedTraining:
-    """Labels in the order of their pseudonyms, as the server has them, and instances' keys as the parties have them."""
+    """Labels in the order of their pseudonyms, as the server has them, and instances' keys as the parties have them.
+    `owner`: whose each label is, in that order (`Roster.owner`); without, each is a party of its own."""
     settings = settings.model_copy(update={"engine": "clients"})
     hasher = Hasher("hmac-sha256", Key.read(key), run=run)
     held = np.flatnonzero(train.labels.getnnz(axis=0))
@@ -33,17 +39,23 @@ def in_one_process(
     train = train.rows(np.flatnonzero(train.labels.getnnz(axis=1)))
     digests = hasher.instances(canonical_features(train.features), features_identity("content", train.features))
     keys = instance_keys(hasher, digests, settings.client.sample)
-    federation = Federation(scale_rows(train.features, settings.encoder.features), train.labels, keys=keys)
+    features = scale_rows(train.features, settings.encoder.features)
+    federation = Federation(features, train.labels, keys=keys, parties=owner)
     return FederatedTraining(
         settings, federation, partial(make_engine, settings, federation), knowledge_for(settings, train)
     )
 
 
 def model_in_one_process(
-    settings: Experiment, train: Split, names: Sequence[str], key: Path | str, run: str = ""
+    settings: Experiment,
+    train: Split,
+    names: Sequence[str],
+    key: Path | str,
+    run: str = "",
+    owner: np.ndarray | None = None,
 ) -> Model:
     """After all rounds."""
-    training = in_one_process(settings, train, names, key, run)
+    training = in_one_process(settings, train, names, key, run, owner)
     for _ in range(settings.rounds):
         training.run_round()
     return training.averaged_model()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedalc.config import Experiment
 from fedalc.data.clients import Federation
 from fedalc.engines.base import Engine, RoundResult
+from fedalc.engines.by_party import PartyByParty
 from fedalc.engines.clients import ClientsEngine
 from fedalc.engines.fused import FusedEngine
 from fedalc.errors import ConfigError
@@ -17,7 +18,10 @@ def make_engine(settings: Experiment, federation: Federation, method: Method) ->
     """An engine that has all clients in this process."""
     if settings.engine not in ENGINES:
         raise ConfigError("its clients are parties of their own: start it with `fedalc deploy run`", "engine")
-    return ENGINES[settings.engine](federation, method, settings)
+    engine = ENGINES[settings.engine](federation, method, settings)
+    if settings.server.aggregation == "mean":
+        return engine
+    return PartyByParty(engine, federation, method, settings)
 
 
 __all__ = ["ENGINES", "Engine", "RoundResult", "make_engine"]

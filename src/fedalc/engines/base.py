@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedalc.aggregation.lengths import Lengths
 from fedalc.encoders import Chance
 from fedalc.errors import ConfigError
 from fedalc.geometry import unit_rows
@@ -19,7 +20,8 @@ from fedalc.products import WeightedBags
 
 @dataclass(frozen=True)
 class RoundResult:
-    """`change` is Σ p_u (θ - θ_u), one tensor per parameter; `rows` are those of W̃ that changed hands, of `labels`.
+    """`change` is Σ p_u (θ - θ_u), or what another rule makes of the parties' (`server.aggregation`), one tensor per
+    parameter; `rows` are those of W̃ that changed hands, of `labels`.
 
     A change of few rows of a matrix may be a sparse tensor of these rows.
     """
@@ -91,6 +93,10 @@ class Engine(Protocol):
     @property
     def clients_keep_rows(self) -> bool:
         """Whether a row that never changes travels only once."""
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """What is known of the lengths of parties' changes, where the next round depends on it."""
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult: ...
 

@@ -26,6 +26,7 @@ class ClientsEngine:
     instances."""
 
     clients_keep_rows = True
+    lengths = None
 
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation

@@ -40,6 +40,7 @@ from fedalc.watched import watched
 
 class FusedEngine:
     clients_keep_rows = True
+    lengths = None
 
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation

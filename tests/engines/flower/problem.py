@@ -45,6 +45,7 @@ SETTINGS: dict[str, Any] = {
     "client.row_learning_rate": 0.8,
     "server.learning_rate": 0.05,
     "server.optimizer": "momentum",
+    "server.aggregation": "mean",  # test_robust.py has the others
     "regularizer.lambda": 10.0,
     "regularizer.rate": 0.01,
     "regularizer.neighbours": 2,

@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedalc.aggregation import described
 from fedalc.checks import check_device, check_memory
 from fedalc.config import Experiment
 from fedalc.engines.flower.collecting import Census, question, take_census
@@ -60,6 +61,7 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
         )
     data = server_data(census.roster, held_out, say)
     check_memory(settings, data)
+    parties.say(described(settings, there))
     training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, [Spoken(settings.rounds)])
     # Flower ends its processes by a signal, which must not wait for a round: every finished one is saved.
     return fill_folder(training, folder, resume, overwrite=False, interrupt=Interrupt())[0]

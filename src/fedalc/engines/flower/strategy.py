@@ -1,22 +1,25 @@
-"""One round over the network: θ to every party, to each its own rows; their changes added up as they arrive.
+"""One round over the network: θ to every party, to each its own rows; their changes combined as they arrive.
 
 It has the shape of a Flower strategy (configure and aggregate), but not its loop, which holds all replies in memory and
 cannot resume. To the rest of fedalc it is one more engine.
 
 Memory: θ three times (the server's, as a message, the sum of changes in double precision) and the few replies that are
-in hand, whatever the number of parties.
+in hand, whatever the number of parties. The rules that compare changes hold all of them (`fedalc.aggregation`), and so
+does `clip` in its first round: up to `memory_budget` in memory, the rest on disk.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from fedalc import aggregation
+from fedalc.aggregation.lengths import Lengths, norm
 from fedalc.config import Experiment
 from fedalc.encoders import Chance
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
@@ -36,7 +39,7 @@ from fedalc.engines.flower.records import (
     unpack_theta,
 )
 from fedalc.engines.flower.replies import Asked, Replies, well_formed
-from fedalc.engines.flower.screening import Change, NormScreen, bad_rows, norm
+from fedalc.engines.flower.screening import Change, NormScreen, bad_rows
 from fedalc.ledger import Ledger, payload_bytes
 from fedalc.methods import Method
 from fedalc.model import Model
@@ -64,8 +67,10 @@ class FlowerStrategy:
         self.roster = census.roster
         self.method = method
         self.settings = settings
-        self.screen = NormScreen(max_norm)
         self.repeats = Repeats()
+        self.lengths = Lengths()
+        self.screen = NormScreen(self.lengths, max_norm)
+        self._capped: set[int] = set()  # parties of which the log says that they count less than they claim
         self._traffic = Ledger()  # of the round, in all its attempts
         self.loss = 0.0  # of the last round in which somebody was heard
 
@@ -82,6 +87,7 @@ class FlowerStrategy:
             replies = self._replies(messages, round_number)
             change, rows, loss, heard = self.aggregate_train(round_number, model, asked, replies, weight)
             if self._enough(asked, heard, round_number, last):
+                self.lengths.note(heard)
                 self.loss = loss if heard else self.loss
                 return RoundResult(change, *rows, self.loss, self._traffic, bool(heard))
         raise self._too_few(round_number)
@@ -128,7 +134,7 @@ class FlowerStrategy:
         because = ' (server.optimizer = "cg" solves for one objective, so it needs every party in every round)'
         return len(self.roster.parties), because
 
-    def _enough(self, asked: Asked, heard: set[int], round_number: int, last: bool) -> bool:
+    def _enough(self, asked: Asked, heard: Collection[int], round_number: int, last: bool) -> bool:
         """Where fewer of those drawn for the round are here than are needed (server.participation), whoever answers
         will do. Without any the round changes nothing: the next one draws others."""
         needed, everyone = self._needed(round_number)
@@ -155,25 +161,33 @@ class FlowerStrategy:
 
     def aggregate_train(
         self, round_number: int, model: Model, asked: Asked, replies: Replies, weight: dict[int, float]
-    ) -> tuple[list[Tensor], tuple[Tensor, Tensor], float, set[int]]:
-        """The mean change of those who answered, their labels and rows, their mean loss, and who they were."""
-        totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in model.theta]
+    ) -> tuple[list[Tensor], tuple[Tensor, Tensor], float, dict[int, float]]:
+        """The change that `server.aggregation` makes of those who answered, their labels and rows, their mean loss, and
+        who they were with the length of each one's change."""
+        weights = {party: sum(weight[label] for label in labels.tolist()) for party, labels in asked.items()}
+        rule = aggregation.begin(model.theta, weights, self.lengths, self.settings)
+        self._note_capped(round_number, weights, rule.weights)
         rows, loss, part = [no_rows(model.W)], 0.0, 0.0
-        heard: set[int] = set()
+        heard: dict[int, float] = {}
         read = self._read_changes(round_number, model, asked, replies)
         for change in self._credible(round_number, self.screen, read):
-            labels = asked[change.party]
-            p = sum(weight[label] for label in labels.tolist())
-            for total, tensor in zip(totals, change.tensors, strict=True):
-                total.add_(tensor.to(total), alpha=p)  # in double precision, so that the order of arrival hardly shows
+            labels, p = asked[change.party], weights[change.party]
+            rule.add(change.party, change.tensors, change.norm)
             if change.rows is not None:
                 rows.append((torch.from_numpy(labels).to(model.W.device), change.rows.to(model.W)))
             loss, part = loss + p * change.loss, part + p
-            heard.add(change.party)
-        scale = 1 / part if heard else 0.0
-        mean = [total.mul_(scale).to(parameter) for total, parameter in zip(totals, model.theta, strict=True)]
+            heard[change.party] = change.norm
         labels_heard, copies = (torch.cat(part) for part in zip(*rows, strict=True))
-        return mean, mean_rows(labels_heard, copies, torch.ones_like(copies[:, 0])), loss * scale, heard
+        mean_loss = loss / part if heard else 0.0
+        return rule.result(), mean_rows(labels_heard, copies, torch.ones_like(copies[:, 0])), mean_loss, heard
+
+    def _note_capped(self, round_number: int, weights: Mapping[int, float], counted: Mapping[int, float]) -> None:
+        """Once a party: who says that it has very many instances does not count with all of them."""
+        for party in sorted(party for party in weights if counted[party] < weights[party]):
+            if party not in self._capped:
+                self._capped.add(party)
+                why = f"{weights[party] / counted[party]:.3g} times the most that one party may have"
+                self.parties.note(round_number, self.roster.parties[party], "counts less than its instances", why)
 
     def _credible(self, round_number: int, screen: NormScreen, changes: Iterator[Change]) -> Iterator[Change]:
         for change in screen.sift(changes):
@@ -245,7 +259,7 @@ class FlowerStrategy:
             return Change(party, sums, None, loss, norm(sums) / max(int(self.roster.counts[labels].sum()), 1))
 
         changes = well_formed(self.parties, self.roster, 1, replies, read)
-        for found in self._credible(1, NormScreen(), changes):  # by their length per instance
+        for found in self._credible(1, NormScreen(Lengths()), changes):  # by their length per instance
             labels, (own_half, own_cross) = asked[found.party], found.tensors
             half += own_half
             cross += own_cross.to(W.device).double() @ W[torch.from_numpy(labels)].double()

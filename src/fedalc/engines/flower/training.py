@@ -109,9 +109,9 @@ class ScreenedTraining(FederatedTraining):
 
     def facts(self) -> dict[str, Any]:
         assert isinstance(self.engine, FlowerStrategy)
-        return super().facts() | {"usual_length": self.engine.screen.usual, "loss": self.engine.loss}
+        return super().facts() | {"usual_length": self.engine.lengths.largest, "loss": self.engine.loss}
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         super().restore(tensors, facts)
         assert isinstance(self.engine, FlowerStrategy)
-        self.engine.screen.usual, self.engine.loss = float(facts["usual_length"]), float(facts["loss"])
+        self.engine.lengths.largest, self.engine.loss = float(facts["usual_length"]), float(facts["loss"])

@@ -1,0 +1,66 @@
+"""An engine asked party by party, so that a robust rule can combine their changes (`fedalc.aggregation`).
+
+The engines `fused` and `clients` add up all clients' changes at once and never have a single party's. Here they work on
+one party's clients at a time: the mean over these is what a party of its own sends (engine `flower`). The price is a
+step of θ's size per party, where `fused` alone needs one in all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc import aggregation
+from fedalc.aggregation.lengths import Lengths, norm
+from fedalc.config import Experiment
+from fedalc.data.clients import Federation
+from fedalc.encoders import Chance
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows
+from fedalc.ledger import Ledger
+from fedalc.methods import Method
+from fedalc.model import Model
+
+
+class PartyByParty:
+    """`inner` has all clients in this process; `federation.party_of` says whose they are."""
+
+    clients_keep_rows = True
+
+    def __init__(self, inner: Engine, federation: Federation, method: Method, settings: Experiment) -> None:
+        self.inner = inner
+        self.federation = federation
+        self.method = method
+        self.settings = settings
+        self.lengths = Lengths()
+
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        labels, party_of = self.federation.label_of[participants], self.federation.party_of[participants]
+        counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        p = self.method.weights(counts, labels).double().cpu().numpy()
+        parties, which = np.unique(party_of, return_inverse=True)
+        weights = dict(zip(parties.tolist(), np.bincount(which, p).tolist(), strict=True))
+        rule = aggregation.begin(model.theta, weights, self.lengths, self.settings)
+        lengths: dict[int, float] = {}
+        rows: list[tuple[Tensor, Tensor, Tensor]] = []  # labels, their rows, and how much each counts
+        loss = 0.0
+        for place, party in enumerate(parties.tolist()):
+            own = np.flatnonzero(which == place)
+            sent = self.work_of(party, model, participants[own], chance, round_number)
+            lengths[party] = norm(sent.change)
+            rule.add(party, sent.change, lengths[party])
+            loss += weights[party] * sent.loss
+            if self.method.trains_rows:
+                _, column = np.unique(labels[own], return_inverse=True)
+                rows.append((sent.labels, sent.rows, torch.from_numpy(np.bincount(column, p[own])).to(model.W)))
+        self.lengths.note(lengths)
+        traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows, len(parties))
+        kept = mean_rows(*(torch.cat(part) for part in zip(*rows, strict=True))) if rows else (sent.labels, sent.rows)
+        return RoundResult(rule.result(), *kept, loss, traffic)
+
+    def work_of(self, party: int, model: Model, clients: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        """What the party sends."""
+        return self.inner.run(model, clients, chance, round_number)
+
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+        return self.inner.sums(W, participants)
