@@ -1,6 +1,6 @@
 """What the parties' rule of least contributors costs an honest training: labels left out per round, and P@1.
 
-    python benchmarks/contributions.py --dataset bibtex --method fedalc --rounds 40
+python benchmarks/contributions.py --dataset bibtex --method fedalc --rounds 40
 """
 
 from __future__ import annotations
