@@ -74,9 +74,9 @@ def _has_nothing(content: RecordDict) -> bool:
 
 
 def _metrics(content: RecordDict, names: tuple[str, ...]) -> dict[str, float]:
-    exactly(content, {"metrics": {*names, "num-examples"}})
-    said = content["metrics"]
+    said = content.get("metrics")
     values = {name: said.get(name) for name in names} if isinstance(said, MetricRecord) else {}
     if not values or not all(isinstance(v, float) and math.isfinite(v) for v in values.values()):
         raise BadMessage("no metrics, or none that are finite numbers")
+    exactly(content, {"metrics": {*names, "num-examples"}})
     return {name: float(value) for name, value in values.items() if isinstance(value, float)}
