@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 from scipy.stats import binom, kstest, norm, truncnorm
 
 from fedalc.correlations import Correlations
-from fedalc.privacy import clip_label_sets, noisy_correlations, sensitivity
+from fedalc.privacy import SecureGenerator, clip_label_sets, noisy_correlations, sensitivity
 from fedalc.privacy.counts import _noise_on_absent_pairs, _pair_number, _pair_of
 from tests.problems import random_split
 
@@ -41,7 +41,7 @@ def test_sensitivity_over_all_neighbours_of_all_small_datasets(labels: int, inst
 
 def test_clipping_keeps_some_of_what_there_was() -> None:
     Y = random_split(200, 3, 12, seed=1, per_instance=8).labels
-    clipped = clip_label_sets(Y, 3, np.random.default_rng(0))
+    clipped = clip_label_sets(Y, 3, SecureGenerator.seeded(0))
     assert clipped.shape == Y.shape and clipped.has_canonical_format
     assert np.array_equal(np.diff(clipped.indptr), np.minimum(np.diff(Y.indptr), 3))
     assert (clipped > Y).nnz == 0
@@ -50,7 +50,7 @@ def test_clipping_keeps_some_of_what_there_was() -> None:
 
 def test_clipping_is_fair() -> None:
     Y = csr_matrix(np.ones((6000, 5), dtype=np.float32))
-    kept = clip_label_sets(Y, 2, np.random.default_rng(0)).toarray()
+    kept = clip_label_sets(Y, 2, SecureGenerator.seeded(0)).toarray()
     assert np.allclose(kept.mean(0), 2 / 5, atol=0.03)
     assert np.allclose((kept.T @ kept / 6000)[np.triu_indices(5, 1)], 1 / 10, atol=0.02)  # each pair alike
     assert abs(np.corrcoef(kept[:-1, 0], kept[1:, 0])[0, 1]) < 0.05  # neighbours in the file are independent
@@ -58,8 +58,8 @@ def test_clipping_is_fair() -> None:
 
 def test_without_noise_it_is_the_clipped_correlations() -> None:
     Y = random_split(80, 3, 9, seed=4, per_instance=6).labels
-    exact = Correlations.from_label_sets(clip_label_sets(Y, 2, np.random.default_rng(3)))
-    known = noisy_correlations(Y, 2, 0.0, np.random.default_rng(3))
+    exact = Correlations.from_label_sets(clip_label_sets(Y, 2, SecureGenerator.seeded(3)))
+    known = noisy_correlations(Y, 2, 0.0, SecureGenerator.seeded(3))
     assert known.instances == exact.instances
     assert np.array_equal(known.counts, exact.counts)
     assert np.array_equal(known.together.toarray(), exact.together.toarray())
@@ -68,7 +68,7 @@ def test_without_noise_it_is_the_clipped_correlations() -> None:
 @pytest.mark.parametrize("z", [0.3, 2.0, 50.0])
 def test_what_comes_out_is_fit_for_use(z: float) -> None:
     Y = random_split(150, 3, 20, seed=4, per_instance=6).labels
-    known = noisy_correlations(Y, 3, z, np.random.default_rng(5))
+    known = noisy_correlations(Y, 3, z, SecureGenerator.seeded(5))
     c = known.together.toarray()
     assert known.counts.dtype == np.float64 and known.together.has_canonical_format
     assert np.array_equal(c, c.T) and not c.diagonal().any()
@@ -80,7 +80,7 @@ def test_the_noise_has_the_promised_size() -> None:
     """On counts that no limit touches: std = z · √(1 + m + m(m-1)/2), for N, n and c alike."""
     Y = csr_matrix(np.tile(np.array([[1, 1, 0, 0], [0, 0, 1, 1]]), (3000, 1)))
     Y = csr_matrix(np.vstack([Y.toarray(), np.eye(4)[np.arange(4000) % 4]]))  # so that n is well above c
-    draws = [noisy_correlations(Y, 2, 4.0, np.random.default_rng(seed)) for seed in range(300)]
+    draws = [noisy_correlations(Y, 2, 4.0, SecureGenerator.seeded(seed)) for seed in range(300)]
     std = 4.0 * np.sqrt(4)
     N = np.array([known.instances for known in draws]) - 10000.0
     n = np.array([known.counts for known in draws]) - 4000
@@ -123,7 +123,7 @@ def test_the_threshold_lets_about_one_false_pair_per_label_pass() -> None:
     """Labels that never meet: all pairs in the result are false. Their number does not depend on the noise."""
     Y = csr_matrix(np.eye(200)[np.arange(20000) % 200])
     for z in (0.5, 3.0):
-        known = noisy_correlations(Y, 1, z, np.random.default_rng(1))
+        known = noisy_correlations(Y, 1, z, SecureGenerator.seeded(1))
         assert known.together.nnz / 2 == pytest.approx(200, rel=0.25)
 
 
@@ -140,8 +140,8 @@ def test_pair_numbers() -> None:
 @pytest.mark.parametrize("labels", [1, 2, 3])
 def test_few_labels(labels: int) -> None:
     Y = csr_matrix(np.ones((10, labels)))
-    assert noisy_correlations(Y, 3, 1.0, np.random.default_rng(0)).label_count == labels
-    assert noisy_correlations(Y[:0], 3, 1.0, np.random.default_rng(0)).instances >= 1  # never 0: it is divided by
+    assert noisy_correlations(Y, 3, 1.0, SecureGenerator.seeded(0)).label_count == labels
+    assert noisy_correlations(Y[:0], 3, 1.0, SecureGenerator.seeded(0)).instances >= 1  # never 0: it is divided by
 
 
 def test_many_labels_take_little_memory() -> None:
@@ -149,7 +149,7 @@ def test_many_labels_take_little_memory() -> None:
     random, C, N = np.random.default_rng(0), 50_000, 100_000
     Y = csr_matrix((np.ones(5 * N), (np.repeat(np.arange(N), 5), random.integers(0, C, 5 * N))), shape=(N, C))
     tracemalloc.start()
-    known = noisy_correlations(Y, 3, 1.0, random)
+    known = noisy_correlations(Y, 3, 1.0, SecureGenerator.seeded(0))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert known.label_count == C

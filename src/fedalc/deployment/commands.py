@@ -232,6 +232,10 @@ def run(
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[float | None, typer.Option(help="seconds for a party's answer (default: 600)")] = None,
     max_norm: Annotated[float | None, typer.Option(help="leave out replies that change more than this")] = None,
+    epsilon_budget: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="refuse a run that would bring what all runs of this server spent above this ε"),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="the run folder's name (default: the settings' name, or method-preset-seed)")
     ] = None,
@@ -240,7 +244,7 @@ def run(
         Path | None,
         typer.Option(
             help="go on with a stopped run, from its folder: with its own settings, and with --parties, "
-            "--min-parties, --held-out, --wait, --round-timeout, --max-norm as before or as given now"
+            "--min-parties, --held-out, --wait, --round-timeout, --max-norm, --epsilon-budget as before or as given now"
         ),
     ] = None,
     app_folder: Annotated[Path | None, typer.Option("--app", help="another Flower app than fedalc's own")] = None,
@@ -257,7 +261,7 @@ def run(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
         set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
-        max_norm=max_norm,
+        max_norm=max_norm, epsilon_budget=epsilon_budget, privacy_ledger=str(known.privacy_ledger),
     )  # fmt: skip
     if resume is None:
         settings = new_run(asked, out or Path("runs"), name)

@@ -30,6 +30,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "wait": 600.0,
     "round-timeout": 600.0,
     "max-norm": 0.0,
+    "epsilon-budget": 0.0,
+    "privacy-ledger": "",
 }
 """Every key there is; a value that is empty, 0 or -1 leaves it to the settings file, the preset or a rule."""
 
@@ -56,6 +58,8 @@ class Deployment:
     share: float
     patience: Patience
     max_norm: float | None
+    epsilon_budget: float | None = None  # for all runs of this deployment together
+    privacy_ledger: Path | None = None  # where they are entered; none: beside the run folder
 
 
 def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
@@ -69,7 +73,9 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
         if type(value) is not wanted:
             raise ConfigError(f"should be a {wanted.__name__}, and is {value!r}", key)
         values[key] = value
-    _at_least(values, {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0})
+    _at_least(
+        values, {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0, "epsilon-budget": 0}
+    )
     if values["min-parties"] > values["num-parties"]:
         raise ConfigError(f"{values['min-parties']}, and the run starts with {values['num-parties']}", "min-parties")
     if values["held-out-share"] not in SHARES:
@@ -82,6 +88,8 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
         share=0.0 if held_out else values["held-out-share"],
         patience=Patience(values["num-parties"], values["min-parties"], values["wait"], values["round-timeout"]),
         max_norm=values["max-norm"] or None,
+        epsilon_budget=values["epsilon-budget"] or None,
+        privacy_ledger=Path(values["privacy-ledger"]) if values["privacy-ledger"] else None,
     )
     return deployment, _experiment(values)
 
