@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -133,6 +134,9 @@ def _from_file(settings: Experiment, path: Path, names: list[str]) -> LabelKnowl
     if used.key_check != ours.key_check:
         raise ConfigError(f"{path} was made with another key (check value {used.key_check})", "collection.key")
     facts = {"file": str(path), "sha256": collected.checksum, **collected.facts}
+    if "privacy" in facts and facts["privacy"].get("distribution") != DISCRETE:
+        warnings.warn(f"{path}: {CONTINUOUS}", stacklevel=2)
+        facts["privacy"] = facts["privacy"] | {"epsilon": None, "why": CONTINUOUS}
     return LabelKnowledge(collected.for_labels(hasher.labels(names)), collection=facts)
 
 
@@ -194,8 +198,7 @@ def privacy_spent(
     """
     privacy = settings.privacy
     if knowledge is not None and "privacy" in knowledge.collection:  # counts that were noised when they were made
-        made = dict(knowledge.collection["privacy"])
-        return made if made.get("distribution") == DISCRETE else made | {"epsilon": None, "why": CONTINUOUS}
+        return dict(knowledge.collection["privacy"])
     if knowledge is None or knowledge.noise_multiplier is None:
         return None
     spent: dict[str, Any] = {"mechanism": privacy.mechanism, "epsilon": None}

@@ -233,7 +233,7 @@ def check_budget(known: Sequence[Charge], charge: Charge, budget: float | None) 
     raise BudgetError(
         f"this run would bring what was spent on {charge.subject} to ε = {after.epsilon:.4g} at δ = {charge.delta:g}, "
         f"and the budget is {budget:g} (--epsilon-budget). Spent so far: ε = {before.epsilon:.4g} in {before.runs} "
-        f"runs; this one: ε = {charge.epsilon:.4g}. Nothing was drawn or written. `fedalc privacy` lists the runs"
+        f"runs; this one: ε = {charge.epsilon:.4g}. Nothing was written. `fedalc privacy` lists the runs"
     )
 
 
