@@ -157,7 +157,7 @@ def test_runs_of_a_server_share_a_ledger_whatever_their_parties(tmp_path: Path) 
     first.ledger.add(first.charge("fedalc, counts", 1e-5, 1.0, ONE), first.budget)
     with pytest.raises(BudgetError, match="deployment"):
         second.ledger.add(second.charge("fedalc, counts", 1e-5, 1.0, ONE), second.budget)
-    elsewhere = deployment_account(tmp_path / "state" / "privacy.jsonl", tmp_path / "runs" / "b", 1.2)
+    elsewhere = deployment_account(tmp_path / "state" / "privacy-ledger.jsonl", tmp_path / "runs" / "b", 1.2)
     elsewhere.ledger.add(elsewhere.charge("fedalc, counts", 1e-5, 1.0, ONE), elsewhere.budget)
     assert "deployment" in run("privacy", "--state", str(tmp_path / "state"))
 
@@ -194,10 +194,10 @@ def test_where_the_ledger_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert default_path() == tmp_path / "mine"
     monkeypatch.delenv("FEDALC_PRIVACY_LEDGER")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "fedalc" / "privacy.jsonl"
+    assert default_path() == tmp_path / "fedalc" / "privacy-ledger.jsonl"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_path() == tmp_path / ".local" / "state" / "fedalc" / "privacy.jsonl"
+    assert default_path() == tmp_path / ".local" / "state" / "fedalc" / "privacy-ledger.jsonl"
 
 
 def test_a_ledger_that_cannot_be_written_stops_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

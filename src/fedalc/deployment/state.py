@@ -47,7 +47,7 @@ class ServerState:
     @property
     def privacy_ledger(self) -> Path:
         """What all runs of this server have spent: fedalc.privacy.ledger."""
-        return self.folder / "privacy.jsonl"
+        return self.folder / "privacy-ledger.jsonl"
 
     @property
     def flower(self) -> Flower:

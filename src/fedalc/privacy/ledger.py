@@ -27,7 +27,7 @@ from fedalc.errors import FedalcError
 from fedalc.privacy.accounting import Release, epsilon_of
 
 LEDGER = "FEDALC_PRIVACY_LEDGER"
-FILE = "privacy.jsonl"
+FILE = "privacy-ledger.jsonl"
 _VERSION = 1
 
 
