@@ -205,4 +205,6 @@ def main(some: list[int]) -> None:
 if __name__ == "__main__":
     if not os.environ.get("FEDALC_DATA"):
         sys.exit("FEDALC_DATA is not set: this needs the dataset bibtex")
+    # Hundreds of runs with seeded noise, which protect nothing: not for the user's own ledger.
+    os.environ.setdefault("FEDALC_PRIVACY_LEDGER", str(ROOT / "runs" / "privacy-ledger.jsonl"))
     main([int(place) for place in sys.argv[1:]])

@@ -6,12 +6,22 @@ import builtins
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.privacy import noise_multiplier, spent_epsilon
+from fedalc.privacy import (
+    Release,
+    coordinates,
+    counts_epsilon,
+    counts_multiplier,
+    epsilon_of,
+    noise_multiplier,
+    sensitivity,
+    spent_epsilon,
+)
 
 pytest.importorskip("dp_accounting")
 DELTA = 1e-5
@@ -71,6 +81,63 @@ def test_more_of_anything_costs_more() -> None:
 def test_little_noise_is_no_hazard_and_none_is_no_privacy() -> None:
     assert spent_epsilon(0.01, DELTA, 1) == pytest.approx(5000, rel=0.1)  # about 1/(2z²)
     assert spent_epsilon(0.0, DELTA, 1) == math.inf
+
+
+def delta_of_counts(epsilon: float, sigma: float, times: int) -> float:
+    """δ(ε) of `times` whole numbers with discrete Gaussian noise, each moved by 1, over all outcomes.
+
+    The losses (x + 1/2)/σ² depend on the sum of the noise alone, so its distribution is all that is needed.
+    """
+    x = np.arange(-int(12 * sigma) - 3, int(12 * sigma) + 4)
+    one = np.exp(-(x**2) / (2 * sigma**2))
+    one /= one.sum()
+    sums = np.ones(1)
+    for _ in range(times):
+        sums = np.convolve(sums, one)
+    loss = (np.arange(len(sums)) + times * x[0] + times / 2) / sigma**2
+    return float((sums * np.maximum(0, 1 - np.exp(np.minimum(epsilon - loss, 0)))).sum())
+
+
+@pytest.mark.parametrize(("epsilon", "m", "releases"), [(0.5, 2, 1), (1.0, 3, 2), (8.0, 3, 1)])
+def test_counts_keep_the_promise_by_brute_force(epsilon: float, m: int, releases: int) -> None:
+    z = counts_multiplier(epsilon, DELTA, releases, m)
+    spent = counts_epsilon(z, DELTA, releases, m)
+    assert spent <= epsilon
+    sigma, times = z * sensitivity(m), releases * coordinates(m)
+    assert delta_of_counts(spent, sigma, times) == pytest.approx(DELTA, rel=1e-3)
+    assert delta_of_counts(epsilon, sigma, times) <= DELTA * (1 + 1e-6)
+    if sigma > 1:
+        assert delta_of_counts(epsilon, 0.99 * sigma, times) > DELTA  # no noise is wasted
+
+
+def test_brute_force_by_a_second_hand() -> None:
+    """The same δ over all outcomes of two numbers, without the shortcut through their sum, and in both directions."""
+    sigma, epsilon = 1.3, 0.7
+    x = np.arange(-18, 19)
+    one = np.exp(-(x**2) / (2 * sigma**2))
+    one /= one.sum()
+    here, there = one[1:-1], one[:-2]
+    P, Q = np.multiply.outer(here, here), np.multiply.outer(there, there)
+    for first, second in ((P, Q), (Q, P)):
+        literal = np.maximum(0, first - math.exp(epsilon) * second).sum()
+        assert literal == pytest.approx(delta_of_counts(epsilon, sigma, 2), rel=1e-9)
+
+
+def test_more_than_the_sampler_can_tell_is_not_asked_of_it() -> None:
+    z = counts_multiplier(1000.0, DELTA, 1, 10)
+    assert z == counts_multiplier(50.0, DELTA, 1, 10)
+    assert 45 < counts_epsilon(z, DELTA, 1, 10) <= 50
+
+
+def test_releases_of_different_kinds_compose() -> None:
+    counts, steps = Release("discrete", 20.0, 7), Release("gaussian", 10.0, 4)
+    together = epsilon_of([counts, steps], DELTA)
+    each = epsilon_of([counts], DELTA), epsilon_of([steps], DELTA)
+    assert max(each) < together < sum(each)
+    # With that much noise the discrete Gaussian is as the continuous one, and these add up.
+    assert together == pytest.approx(spent_epsilon(1 / math.sqrt(7 / 400 + 4 / 100), DELTA, 1), rel=1e-3)
+    assert epsilon_of([counts] * 3, DELTA) == epsilon_of([Release("discrete", 20.0, 21)], DELTA)
+    assert epsilon_of([], DELTA) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedalc.correlations import Correlations
 from fedalc.errors import ConfigError
 from fedalc.geometry import random_rows
-from fedalc.privacy import PrivateGradient, instance_norms
+from fedalc.privacy import PrivateGradient, SecureGenerator, instance_norms
 from fedalc.regularizers import AllPairs, NearestPairs, Regularizer, Sum, Together, attract, repel_within
 from tests.problems import random_split
 
@@ -93,7 +93,7 @@ def literal_gradients(name: str, label_sets: csr_matrix = SETS) -> Tensor:
 
 
 def private(name: str, clip: float, z: float = 0.0, rate: float = 1.0, seed: int = 0) -> PrivateGradient:
-    return PrivateGradient(CASES[name][0], SETS, clip, z, rate, np.random.default_rng(seed))
+    return PrivateGradient(CASES[name][0], SETS, clip, z, rate, SecureGenerator.seeded(seed))
 
 
 @pytest.mark.parametrize("budget", [SMALL, 2**28])
@@ -136,7 +136,7 @@ def test_no_instance_moves_the_sum_by_more_than_the_clip(name: str) -> None:
         Y = random_split(12, 3, C, seed=seed, per_instance=4).labels
 
         def clipped_sum(label_sets: csr_matrix) -> Tensor:
-            mechanism = PrivateGradient(build, label_sets, clip, 0.0, 1.0, np.random.default_rng(0))
+            mechanism = PrivateGradient(build, label_sets, clip, 0.0, 1.0, SecureGenerator.seeded(0))
             return mechanism.value_and_gradient(W0)[1] * len(label_sets.indptr[1:])
 
         whole = clipped_sum(Y)
@@ -183,7 +183,7 @@ def test_counts_are_sigma_times_n() -> None:
     gradients = []
     for weighting in ("sigma", "counts"):
         build: Build = lambda known, w=weighting: NearestPairs(3, repel_within(1.0), known, w)  # noqa: E731
-        mechanism = PrivateGradient(build, SETS, 0.5, 1.0, 1.0, np.random.default_rng(0))
+        mechanism = PrivateGradient(build, SETS, 0.5, 1.0, 1.0, SecureGenerator.seeded(0))
         gradients.append(mechanism.value_and_gradient(W0)[1])
     assert torch.allclose(gradients[1], HELD * gradients[0])
 
@@ -192,4 +192,4 @@ def test_counts_are_sigma_times_n() -> None:
 def test_weightings_that_divide_by_counts_are_refused(weighting: str) -> None:
     build: Build = lambda known: AllPairs(repel_within(1.0), known, weighting)  # type: ignore[arg-type] # noqa: E731
     with pytest.raises(ConfigError, match="private"):
-        PrivateGradient(build, SETS, 1.0, 1.0, 1.0, np.random.default_rng(0)).value_and_gradient(W0)
+        PrivateGradient(build, SETS, 1.0, 1.0, 1.0, SecureGenerator.seeded(0)).value_and_gradient(W0)

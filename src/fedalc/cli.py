@@ -25,6 +25,7 @@ from fedalc.options import (
     Device,
     Encoder,
     Engine,
+    EpsilonBudget,
     MemoryBudget,
     Preset,
     Quiet,
@@ -36,6 +37,7 @@ from fedalc.options import (
     listed_seeds,
 )
 from fedalc.prediction.commands import predict
+from fedalc.privacy_command import privacy
 from fedalc.reproduction.commands import reproduce
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 
@@ -109,6 +111,7 @@ def train(
     epsilon: Annotated[
         float | None, typer.Option(help="differential privacy of the label sets: noised counts at this ε")
     ] = None,
+    epsilon_budget: EpsilonBudget = None,
     name: Annotated[
         str | None, typer.Option(help="the run folder's name (default: dataset-method-preset-seed)")
     ] = None,
@@ -154,6 +157,7 @@ def train(
             overwrite=overwrite,
             data_dir=data_dir,
             callbacks=followers,
+            epsilon_budget=epsilon_budget,
         )
     except FedalcError as error:
         raise _with_resume_hint(error, f"fedalc train --resume {folder}") from None
@@ -191,6 +195,7 @@ def compare(
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
+    epsilon_budget: EpsilonBudget = None,
     name: Annotated[str | None, typer.Option(help="the folder's name (default: compare-dataset-preset)")] = None,
     out: Annotated[Path, typer.Option(help="where it goes")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs again that are there already")] = False,
@@ -231,6 +236,7 @@ def compare(
             overwrite=overwrite,
             data_dir=data_dir,
             callbacks=follow,
+            epsilon_budget=epsilon_budget,
             **asked,
         )
     except FedalcError as error:
@@ -251,6 +257,7 @@ def compare(
 app.command()(predict)
 app.command()(reproduce)
 app.command()(audit)
+app.command()(privacy)
 
 
 def _with_resume_hint(error: FedalcError, command: str) -> FedalcError:

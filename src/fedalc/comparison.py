@@ -62,13 +62,15 @@ def compare(
     overwrite: bool = False,
     data_dir: Path | str | None = None,
     callbacks: Callable[[str, int], Sequence[Callback]] = lambda method, seed: (),
+    epsilon_budget: float | None = None,
     **keys: Any,
 ) -> Comparison:
     """Train every method with every seed into `folder`/<method>-s<seed>, and write table, curves and page there.
 
     Runs that are finished are kept, a run that was interrupted goes on: call it again to continue. Settings other than
     those the folder was made with are an error. Without `methods`, all federated ones that these settings allow are
-    taken; the others are in `left_out`, with the reason. The oracles take part only when named.
+    taken; the others are in `left_out`, with the reason. The oracles take part only when named. `epsilon_budget`: as in
+    `train`, for each run in turn.
     """
     place, seeds = Path(folder), tuple(seeds)
     left_out: dict[str, str] = {}
@@ -98,7 +100,7 @@ def compare(
                 shutil.rmtree(folder_)
     for settings, run_folder in zip(plan, folders, strict=True):
         followers = followers if settings is plan[0] else callbacks(settings.method, settings.seed)
-        comparison.runs.append(train_or_continue(settings, run_folder, data, followers))
+        comparison.runs.append(train_or_continue(settings, run_folder, data, followers, epsilon_budget))
     _write(comparison)
     return comparison
 

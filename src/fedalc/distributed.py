@@ -259,15 +259,14 @@ def broadcast(tensor: Tensor, source: int) -> None:
             dist.broadcast(tensor, source)
 
 
-def shared_entropy() -> int | None:
-    """Bits from the system's randomness, the same in all processes. None in a single one: it needs no seed."""
-    if _here.count == 1:
-        return None
-    import torch.distributed as dist
+def shared_key() -> bytes:
+    """32 bytes from the system's randomness, the same in all processes: the key of a generator they share."""
+    drawn = [secrets.token_bytes(32)]
+    if _here.count > 1:
+        import torch.distributed as dist
 
-    drawn = [secrets.randbits(128)]
-    with _talking():
-        dist.broadcast_object_list(drawn, src=0)
+        with _talking():
+            dist.broadcast_object_list(drawn, src=0)
     return drawn[0]
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,8 +24,26 @@ from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.privacy import PrivateLabelSets, noise_multiplier, noisy_correlations, spent_epsilon
+from fedalc.privacy import (
+    PrivateLabelSets,
+    Release,
+    SecureGenerator,
+    counts_epsilon,
+    counts_multiplier,
+    counts_release,
+    noise_multiplier,
+    noisy_correlations,
+    spent_epsilon,
+)
+from fedalc.privacy.ledger import Account, Charge
 from fedalc.seeds import derived_seed
+
+DISCRETE = "discrete Gaussian"
+SEEDED = "the noise follows from the seed: who knows the seed can take it off again (privacy.noise = 'seeded')"
+CONTINUOUS = (
+    "these counts were noised by an earlier version, whose noise was not in whole numbers and showed which pairs of "
+    "labels occur: treat them as disclosed (docs/privacy.md)"
+)
 
 
 @dataclass
@@ -92,13 +111,13 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
         told = settings.client.loss == "square" and settings.client.set_size == "exact"
         sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if told else (None, 0)
         return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
-    z = noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), _sample_rate(settings))
+    z = _multiplier(settings, looks)
     seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
     repeatable = seed is not None or distributed.here().count > 1  # all processes must come to the same
     label_sets = _in_fixed_order(collection.label_sets) if repeatable else collection.label_sets
     labels: Correlations | PrivateLabelSets
     if privacy.mechanism == "counts":
-        generator = np.random.default_rng(distributed.shared_entropy() if seed is None else seed)
+        generator = SecureGenerator(distributed.shared_key()) if seed is None else SecureGenerator.seeded(seed)
         labels = noisy_correlations(label_sets, privacy.labels_per_instance, z, generator)
     else:
         labels = PrivateLabelSets(label_sets, privacy, z, seed)
@@ -116,6 +135,9 @@ def _from_file(settings: Experiment, path: Path, names: list[str]) -> LabelKnowl
     if used.key_check != ours.key_check:
         raise ConfigError(f"{path} was made with another key (check value {used.key_check})", "collection.key")
     facts = {"file": str(path), "sha256": collected.checksum, **collected.facts}
+    if "privacy" in facts and facts["privacy"].get("distribution") != DISCRETE:
+        warnings.warn(f"{path}: {CONTINUOUS}", stacklevel=2)
+        facts["privacy"] = facts["privacy"] | {"epsilon": None, "why": CONTINUOUS}
     return LabelKnowledge(collected.for_labels(hasher.labels(names)), collection=facts)
 
 
@@ -125,17 +147,46 @@ def _in_fixed_order(label_sets: csr_matrix) -> csr_matrix:
     return label_sets[sorted(range(len(written)), key=written.__getitem__)]
 
 
-def _sample_rate(settings: Experiment) -> float:
-    return settings.privacy.sample_rate if settings.privacy.mechanism == "gradients" else 1.0
+def _multiplier(settings: Experiment, looks: int) -> float:
+    """The noise, in units of the sensitivity, that so many looks at the label sets take."""
+    privacy = settings.privacy
+    if privacy.mechanism == "counts":
+        return counts_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), privacy.labels_per_instance)
+    return noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), privacy.sample_rate)
 
 
-def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: int) -> Collected:
+def _spent(settings: Experiment, multiplier: float, looks: int) -> float:
+    """The ε that so many looks amount to."""
+    privacy = settings.privacy
+    if privacy.mechanism == "counts":
+        return counts_epsilon(multiplier, privacy.delta, max(looks, 1), privacy.labels_per_instance)
+    return spent_epsilon(multiplier, privacy.delta, max(looks, 1), privacy.sample_rate)
+
+
+def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: int, account: Account) -> Collected:
     """What the server may hand on under (ε, δ): the counts, noised once, from the system's randomness."""
-    z = noise_multiplier(epsilon, delta, 1)
-    known = noisy_correlations(joined.label_sets, labels_per_instance, z, np.random.default_rng())
-    spent = {"mechanism": "counts", "epsilon": epsilon, "delta": delta, "noise_multiplier": z}
-    facts = {"privacy": {**spent, "labels_per_instance": labels_per_instance}}
-    return Collected(known, joined.pseudonyms, joined.protocol, facts)
+    z = counts_multiplier(epsilon, delta, 1, labels_per_instance)
+    spent = counts_epsilon(z, delta, 1, labels_per_instance)
+    release = counts_release(z, 1, labels_per_instance)
+    account.ledger.add(account.charge("collect server", delta, spent, release), account.budget)
+    known = noisy_correlations(joined.label_sets, labels_per_instance, z, SecureGenerator.system())
+    facts = {"mechanism": "counts", "epsilon": epsilon, "delta": delta, "noise_multiplier": z, "distribution": DISCRETE}
+    facts |= {"labels_per_instance": labels_per_instance}
+    return Collected(known, joined.pseudonyms, joined.protocol, {"privacy": facts})
+
+
+def planned_charge(settings: Experiment, account: Account, looks: int, run: Path | None = None) -> Charge:
+    """What a run of these settings is charged, for all looks it may take."""
+    privacy, what = settings.privacy, f"{settings.method}, {settings.privacy.mechanism}"
+    folder = None if run is None else str(run.resolve())
+    if privacy.noise == "seeded":
+        return account.charge(what, privacy.delta, None, None, noise="seeded", run=folder)
+    z = _multiplier(settings, looks)
+    if privacy.mechanism == "counts":
+        release = counts_release(z, max(looks, 1), privacy.labels_per_instance)
+    else:
+        release = Release("gaussian", z, max(looks, 1), privacy.sample_rate)
+    return account.charge(what, privacy.delta, _spent(settings, z, looks), release, run=folder)
 
 
 def privacy_spent(
@@ -143,16 +194,22 @@ def privacy_spent(
 ) -> dict[str, Any] | None:
     """(ε, δ) of a run, for result.json. None where no label was looked at under differential privacy.
 
-    ε is that of all looks that were planned: how many were taken depends on data that is not noised.
+    ε is that of all looks that were planned: how many were taken depends on data that is not noised. It is None, and
+    `why` says why, where the noise protects nothing.
     """
     privacy = settings.privacy
     if knowledge is not None and "privacy" in knowledge.collection:  # counts that were noised when they were made
         return dict(knowledge.collection["privacy"])
     if knowledge is None or knowledge.noise_multiplier is None:
         return None
-    return {
-        "mechanism": privacy.mechanism,
-        "epsilon": spent_epsilon(knowledge.noise_multiplier, privacy.delta, max(planned, 1), _sample_rate(settings)),
+    spent: dict[str, Any] = {"mechanism": privacy.mechanism, "epsilon": None}
+    if privacy.noise == "seeded":
+        spent["why"] = SEEDED
+    elif isinstance(knowledge.labels, Correlations) and knowledge.labels.counts.dtype.kind == "f":
+        spent["why"] = CONTINUOUS
+    else:
+        spent["epsilon"] = _spent(settings, knowledge.noise_multiplier, planned)
+    return spent | {
         "delta": privacy.delta,
         "noise_multiplier": knowledge.noise_multiplier,
         "looks": looks,

@@ -28,6 +28,10 @@ MemoryBudget = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
 Config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
+EpsilonBudget = Annotated[
+    float | None,
+    typer.Option(min=1e-6, help="refuse a run that would bring what all runs spent on this data above this ε"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only the result")]
 
 

@@ -5,6 +5,7 @@ history.jsonl  one line per evaluated round
 result.json    metrics in percent, how collapsed W is, cost, versions
 model/         what is needed to predict
 checkpoint/    what is needed to resume
+privacy.json   with differential privacy: under which id the run is in the privacy ledger
 report.html    curves and tables
 contact-sheet.png   of pictures: some of the test set, with their labels and those predicted
 census/, parties.jsonl   with real parties (engine flower): who takes part, and who was left out when and why
@@ -69,7 +70,7 @@ def _is_litter(path: Path) -> bool:
 
 def open_folder(folder: Path, settings: Experiment) -> None:
     try:
-        for old in ("history.jsonl", "result.json", "report.html", SHEET, PARTIES_LOG):
+        for old in ("history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG):
             (folder / old).unlink(missing_ok=True)
         for old in ("model", "checkpoint", "checkpoint.old", CENSUS):
             shutil.rmtree(folder / old, ignore_errors=True)

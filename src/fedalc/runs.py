@@ -60,13 +60,15 @@ def train(
     data: Dataset | None = None,
     data_dir: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
+    epsilon_budget: float | None = None,
     **keys: Any,
 ) -> Run:
     """Train one model and look at the test set once.
 
     Settings come as an `Experiment`, or as keywords (`dataset="bibtex", method="fedaws", encoder={"name": "mlp"}`).
     With `folder`, everything is written there as it happens and an interrupted run can be resumed. `data` takes a
-    dataset you have built yourself.
+    dataset you have built yourself. `epsilon_budget` refuses a run with differential privacy if all runs on this data,
+    together with it, would spend more.
     """
     if settings is not None and keys:
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
@@ -79,7 +81,7 @@ def train(
         settings = experiment(keys)
         note_without_effect([settings], asked)
     place = None if folder is None else Path(folder)
-    return _train(settings, place, resume, overwrite, data, data_dir, callbacks)[0]
+    return _train(settings, place, resume, overwrite, data, data_dir, callbacks, epsilon_budget)[0]
 
 
 def _train(
@@ -90,6 +92,7 @@ def _train(
     data: Dataset | None,
     data_dir: Path | str | None,
     callbacks: Sequence[Callback],
+    epsilon_budget: float | None = None,
 ) -> tuple[Run, bool]:
     """The run, and whether somebody has asked to stop when its training was over: it is tested and saved then too."""
     with distributed.joined(settings), watching(telling(callbacks)):
@@ -108,6 +111,9 @@ def _train(
         check_affordable(settings, data.label_count)
         kind = OracleTraining if settings.method in ORACLES else Training
         training = kind(settings, data, place, callbacks)  # refuses what cannot be trained before anything is written
+        if isinstance(training, Training):
+            training.epsilon_budget = epsilon_budget
+            training.check_budget(resume)
         return fill_folder(training, place, resume, overwrite)
 
 
@@ -152,7 +158,13 @@ def _write_report(place: Path, settings: Experiment, trained: TrainedModel | Tra
     write_page(place)
 
 
-def train_or_continue(settings: Experiment, folder: Path, data: Dataset, callbacks: Sequence[Callback] = ()) -> Run:
+def train_or_continue(
+    settings: Experiment,
+    folder: Path,
+    data: Dataset,
+    callbacks: Sequence[Callback] = (),
+    epsilon_budget: float | None = None,
+) -> Run:
     """The run of these settings in this folder: loaded if it is finished, resumed if it was begun, else trained.
 
     A wish to stop that came too late for this run is for those after it: `Interrupted`, with the run finished.
@@ -166,7 +178,7 @@ def train_or_continue(settings: Experiment, folder: Path, data: Dataset, callbac
         if begun and (folder / "result.json").exists():
             return load_run(folder)
         with suppress(Taken):  # since we looked: look again
-            run, stop = _train(settings, folder, begun, False, data, None, callbacks)
+            run, stop = _train(settings, folder, begun, False, data, None, callbacks, epsilon_budget)
             if stop:
                 raise Interrupted(f"after the run in {folder} was finished")
             return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining, knowledge_for, planned_looks, simulated
 from fedalc.geometry import collapse_of
 from fedalc.interrupt import Interrupt
-from fedalc.knowledge import privacy_spent
+from fedalc.knowledge import planned_charge, privacy_spent
 from fedalc.methods import METHODS
 from fedalc.model import Model, model_with
+from fedalc.privacy.accounts import charge_run, check_run, dataset_account
+from fedalc.privacy.ledger import Account, Charge
 from fedalc.trained import TrainedModel
 from fedalc.training_base import AnyTraining, Callback, inverse_propensity, listening
 
@@ -38,6 +40,7 @@ class Training(AnyTraining):
 
     centralised = False
     checkpoint_seconds = 60.0
+    epsilon_budget: float | None = None  # what may be spent on this data, by all runs together
 
     def __init__(
         self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
@@ -54,6 +57,7 @@ class Training(AnyTraining):
 
     def run(self, interrupt: Interrupt | None = None) -> TrainedModel:
         with listening(interrupt) as heard:
+            self._charge()
             self._run_phase(heard)
             if self.phase == "select" and self.refits:
                 self._start_refit()
@@ -154,6 +158,31 @@ class Training(AnyTraining):
     def _spends_each_round(self) -> bool:
         """A round that is lost and run again would cost its ε again."""
         return self._spends and self.settings.privacy.mechanism == "gradients"
+
+    def check_budget(self, resume: bool) -> None:
+        """Refuse a run that would spend more than its budget, before anything is written."""
+        if self._spends and self.epsilon_budget is not None:
+            self._in_ledger(lambda account, charge: check_run(account, charge, self.folder, resume))
+
+    def _charge(self) -> None:
+        """Enter what all phases may spend into the privacy ledger, before the noise that was drawn is used."""
+        if self._spends:
+            self._in_ledger(lambda account, charge: charge_run(account, charge, self.folder))
+
+    def _in_ledger(self, act: Callable[[Account, Charge], None]) -> None:
+        """The first process acts; where it is refused, all are."""
+        refusal = None
+        if distributed.is_first():
+            try:
+                account, planned = self._account(), planned_looks(self.settings, self._phases)
+                act(account, planned_charge(self.settings, account, planned, self.folder))
+            except FedalcError as error:
+                refusal = error
+        if distributed.any_of(refusal is not None):
+            raise refusal or FedalcError("the first process could not enter the run into the privacy ledger")
+
+    def _account(self) -> Account:
+        return dataset_account(self.dataset, self.settings.dataset, self.epsilon_budget)
 
     def cost(self) -> dict[str, Any]:
         """Seconds of training, rounds and bytes so far, over all phases."""

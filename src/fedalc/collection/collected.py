@@ -19,7 +19,7 @@ from fedalc.correlations import Correlations, narrowed
 from fedalc.errors import DataError, FedalcError
 
 NOISE = "privacy"
-"""The fact that says that counts carry noise: they are then not whole."""
+"""The fact that says that counts carry noise. Those of earlier versions are then not whole."""
 
 
 @dataclass(frozen=True, eq=False)

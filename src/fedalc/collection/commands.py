@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.options import DataDir
+from fedalc.options import DataDir, EpsilonBudget
 from fedalc.settings import (
     LARGEST_SIDE,
     MOST_LABELS_PER_PARTY,
@@ -181,6 +181,7 @@ def server(
     labels_per_instance: Annotated[
         int | None, typer.Option(min=1, help="… an instance counts with this many labels (default: 3)")
     ] = None,
+    epsilon_budget: EpsilonBudget = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Join the clients' messages into counts of labels and of pairs of labels. Needs no key and learns no name."""
@@ -190,8 +191,10 @@ def server(
     from fedalc.collection.joining import join, read_messages
 
     _check_out(out, overwrite, "correlations")
-    if epsilon is None and (delta is not None or labels_per_instance is not None):
-        raise ConfigError("--delta and --labels-per-instance are for noised counts: give --epsilon too")
+    if epsilon is None and not (delta is labels_per_instance is epsilon_budget is None):
+        raise ConfigError(
+            "--delta, --labels-per-instance and --epsilon-budget are for noised counts: give --epsilon too"
+        )
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("reading", total=len(files))
@@ -213,8 +216,10 @@ def server(
         collected = Collected.from_joined(joined)
     else:
         from fedalc.knowledge import noised
+        from fedalc.privacy.accounts import files_account
 
-        collected = noised(joined, epsilon, 1e-5 if delta is None else delta, labels_per_instance or 3)
+        account = files_account(joined.protocol, joined.label_sets, epsilon_budget)
+        collected = noised(joined, epsilon, 1e-5 if delta is None else delta, labels_per_instance or 3, account)
     collected.save(out)
     known = collected.correlations
     Console(highlight=False, soft_wrap=True).print(

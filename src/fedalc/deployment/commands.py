@@ -261,6 +261,10 @@ def run(
         str | None,
         typer.Option(help="digests and pseudonyms are of this run alone; a new one for each run (default: random)"),
     ] = None,
+    epsilon_budget: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="refuse a run that would bring what all runs of this server spent above this ε"),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="the run folder's name (default: the settings' name, or method-preset-seed)")
     ] = None,
@@ -269,8 +273,8 @@ def run(
         Path | None,
         typer.Option(
             help="go on with a stopped run, from its folder: with its own settings, and with --parties, "
-            "--min-parties, --held-out, --wait, --round-timeout, --max-norm, --max-labels-per-party as before or as "
-            "given now"
+            "--min-parties, --held-out, --wait, --round-timeout, --max-norm, --max-labels-per-party, --epsilon-budget "
+            "as before or as given now"
         ),
     ] = None,
     app_folder: Annotated[Path | None, typer.Option("--app", help="another Flower app than fedalc's own")] = None,
@@ -292,6 +296,7 @@ def run(
         set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
         max_norm=max_norm, max_labels_per_party=max_labels_per_party, run_id=run_id,
+        epsilon_budget=epsilon_budget, privacy_ledger=str(known.privacy_ledger),
     )  # fmt: skip
     if resume is None:
         settings = new_run(asked, out or Path("runs"), name)

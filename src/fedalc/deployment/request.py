@@ -12,7 +12,17 @@ from typing import Any
 from fedalc.deployment.state import ServerState
 from fedalc.errors import ConfigError, FedalcError
 
-WHEN_RESUMED = ("num-parties", "min-parties", "held-out", "wait", "round-timeout", "max-norm", "max-labels-per-party")
+WHEN_RESUMED = (
+    "num-parties",
+    "min-parties",
+    "held-out",
+    "wait",
+    "round-timeout",
+    "max-norm",
+    "max-labels-per-party",
+    "epsilon-budget",
+    "privacy-ledger",
+)
 """How a run is gone about may change on the way. What it trains may not: that is in its folder."""
 _OPTIONS = {"num-parties": "parties", "num-server-rounds": "rounds", "settings": "config"}
 

@@ -45,6 +45,11 @@ class ServerState:
         return self.folder / "server.log"
 
     @property
+    def privacy_ledger(self) -> Path:
+        """What all runs of this server have spent: fedalc.privacy.ledger."""
+        return self.folder / "privacy-ledger.jsonl"
+
+    @property
     def flower(self) -> Flower:
         self.connection()
         return Flower(self.home)

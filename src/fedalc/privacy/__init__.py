@@ -11,15 +11,33 @@ how much noise an (ε, δ) takes.
 
 from __future__ import annotations
 
-from fedalc.privacy.accounting import noise_multiplier, spent_epsilon
-from fedalc.privacy.counts import clip_label_sets, noisy_correlations, sensitivity
+from fedalc.privacy.accounting import (
+    Release,
+    coordinates,
+    counts_epsilon,
+    counts_multiplier,
+    counts_release,
+    epsilon_of,
+    noise_multiplier,
+    sensitivity,
+    spent_epsilon,
+)
+from fedalc.privacy.counts import clip_label_sets, noisy_correlations
+from fedalc.privacy.generator import SecureGenerator
 from fedalc.privacy.gradients import PrivateGradient, instance_norms
 from fedalc.privacy.label_sets import PrivateLabelSets
 
 __all__ = [
     "PrivateGradient",
     "PrivateLabelSets",
+    "Release",
+    "SecureGenerator",
     "clip_label_sets",
+    "coordinates",
+    "counts_epsilon",
+    "counts_multiplier",
+    "counts_release",
+    "epsilon_of",
     "instance_norms",
     "noise_multiplier",
     "noisy_correlations",

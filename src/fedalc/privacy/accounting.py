@@ -1,12 +1,18 @@
-"""How much noise an (ε, δ) takes, and what given noise spends: Gaussian releases, possibly of a Poisson sample.
+"""How much noise an (ε, δ) takes, and what given noise spends.
 
-By the privacy loss distributions of Google's dp-accounting, which are tight up to a discretisation on the safe side.
+Two kinds of releases: Gaussian noise on real numbers, possibly of a Poisson sample (mechanism `gradients`), and
+discrete Gaussian noise on whole numbers (mechanism `counts`). Both by the privacy loss distributions of Google's
+dp-accounting, which are tight up to a discretisation on the safe side, and which compose with each other.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
+from typing import Any, Literal
 
 from scipy.optimize import brentq
 
@@ -15,6 +21,38 @@ from fedalc.errors import ConfigError, FedalcError
 MOST_EPSILON = 1000.0
 LEAST_DELTA, MOST_DELTA = 1e-15, 0.1  # below, the accountant's numbers end; above, it is no promise
 PRECISION = 1e-3  # of the noise multiplier, relative
+MOST_EPSILON_OF_COUNTS = 50.0
+"""Counts get at least the noise of this ε, which is 0 nearly always, so that `SAMPLER_DELTA` holds."""
+SAMPLER_DELTA = 1e-30
+"""What the sampler of whole numbers adds to δ, at most: (1 + e^ε) times the distance of its draws from the exact
+distribution. That is at most 2⁻²⁵⁶ for each entry of a table, with 2²³ entries and 2⁴⁰ draws at most, and ε ≤ 50."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """`times` independent numbers with noise, each moved by at most 1 when one instance's label set is taken away.
+
+    `noise` is σ in units of that 1. Gaussian ones may be of a sample, of which an instance is part with `sample_rate`.
+    """
+
+    kind: Literal["gaussian", "discrete"]
+    noise: float
+    times: int
+    sample_rate: float = 1.0
+
+
+def coordinates(labels_per_instance: int) -> int:
+    """How many of N, n and c one instance is counted in: once in N, m of the n_u, m(m-1)/2 of the c_uv (unordered)."""
+    m = labels_per_instance
+    return 1 + m + m * (m - 1) // 2
+
+
+def sensitivity(labels_per_instance: int) -> float:
+    """How far (N, n, c) can move, in Euclidean length, when one instance's label set is taken away.
+
+    Each count that has the instance moves by one and no other does. With fewer labels it is in fewer counts.
+    """
+    return math.sqrt(coordinates(labels_per_instance))
 
 
 @cache
@@ -23,10 +61,7 @@ def noise_multiplier(epsilon: float, delta: float, steps: int, sample_rate: floa
 
     Smallest within 0.1%, from above: what is returned always keeps the promise.
     """
-    if not 0 < epsilon <= MOST_EPSILON:
-        raise ConfigError(
-            f"must be above 0 and at most {MOST_EPSILON:g}, not {epsilon}: more protects nothing", "epsilon"
-        )
+    _check_epsilon(epsilon)
     _check(delta, steps, sample_rate)
     # Zero-concentrated privacy gives a multiplier that suffices without sampling (Bun & Steinke 2016, Prop. 1.3):
     # ε = ρ + 2√(ρ ln 1/δ), ρ = steps / (2 z²). From there down, where the distributions are small.
@@ -49,30 +84,94 @@ def noise_multiplier(epsilon: float, delta: float, steps: int, sample_rate: floa
 
 @cache
 def spent_epsilon(noise_multiplier: float, delta: float, steps: int, sample_rate: float = 1.0) -> float:
-    """The ε that `steps` releases with this noise amount to, at δ."""
+    """The ε that `steps` releases with this Gaussian noise amount to, at δ."""
     _check(delta, steps, sample_rate)
-    if noise_multiplier <= 0:
+    return epsilon_of([Release("gaussian", noise_multiplier, steps, sample_rate)], delta)
+
+
+@cache
+def counts_multiplier(epsilon: float, delta: float, releases: int, labels_per_instance: int) -> float:
+    """The noise of counts, as a multiple of their sensitivity, with which `releases` of them are (ε, δ)-private.
+
+    σ is this times the sensitivity. Where σ is above 1 it is the Gaussian mechanism's, up to the last digits.
+    """
+    _check_epsilon(epsilon)
+    epsilon = min(epsilon, MOST_EPSILON_OF_COUNTS)
+    z = noise_multiplier(epsilon, delta, releases)
+    while (spent := counts_epsilon(z, delta, releases, labels_per_instance)) > epsilon:
+        z *= max(1 + PRECISION / 2, (spent / epsilon) ** 0.5)  # ε falls with 1/z to 1/z²
+    return z
+
+
+@cache
+def counts_epsilon(noise_multiplier: float, delta: float, releases: int, labels_per_instance: int) -> float:
+    """The ε that `releases` of N, n and c with discrete Gaussian noise amount to, at δ."""
+    _check(delta, releases)
+    return epsilon_of([counts_release(noise_multiplier, releases, labels_per_instance)], delta)
+
+
+def counts_release(noise_multiplier: float, releases: int, labels_per_instance: int) -> Release:
+    noise = noise_multiplier * sensitivity(labels_per_instance)
+    return Release("discrete", noise, releases * coordinates(labels_per_instance))
+
+
+def epsilon_of(releases: Iterable[Release], delta: float) -> float:
+    """The ε of all of them together, at δ."""
+    together = Counter[Release]()
+    for release in releases:
+        together[Release(release.kind, release.noise, 1, release.sample_rate)] += release.times
+    if any(release.noise <= 0 for release in together):
         return math.inf
-    try:
-        from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent  # type: ignore
-        from dp_accounting.pld import PLDAccountant  # type: ignore
-    except ImportError:
-        raise FedalcError('differential privacy needs dp-accounting: pip install "fedalc[privacy]"') from None
-    event = GaussianDpEvent(noise_multiplier)
-    if sample_rate < 1:
-        event = PoissonSampledDpEvent(sample_rate, event)
+    if not together:
+        return 0.0
+    discrete = any(release.kind == "discrete" for release in together)
+    if discrete:
+        delta -= SAMPLER_DELTA
     # Little noise means losses of about 1/z², and without sampling all steps are one of z/√steps: a coarser grid then.
-    loss = (1 if sample_rate < 1 else steps) / noise_multiplier**2
+    loss = sum((1 if r.sample_rate < 1 else times) / r.noise**2 for r, times in together.items())
+    enough = 2 if discrete else 10  # above, the finer grid would change nothing that matters, and take long
     epsilon = math.inf
     for grid in (1e-3, 1e-4):
-        accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, grid * max(1.0, loss / 100))
-        epsilon = float(accountant.compose(event, steps).get_epsilon(delta))
-        if epsilon > 10:  # where the finer grid would change nothing that matters, and take long
+        grid *= max(1.0, loss / 100)
+        distributions = [_loss_distribution(release, times, grid) for release, times in together.items()]
+        total = distributions[0]
+        for further in distributions[1:]:
+            total = total.compose(further)
+        epsilon = float(total.get_epsilon_for_delta(delta))
+        if epsilon > enough:
             break
     return epsilon
 
 
-def _check(delta: float, steps: int, sample_rate: float) -> None:
+def _loss_distribution(release: Release, times: int, grid: float) -> Any:
+    try:
+        from dp_accounting import NeighboringRelation  # type: ignore
+        from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore
+    except ImportError:
+        raise FedalcError('differential privacy needs dp-accounting: pip install "fedalc[privacy]"') from None
+    if release.kind == "discrete":
+        one = pld.from_discrete_gaussian_mechanism(
+            release.noise, value_discretization_interval=grid, use_connect_dots=True
+        )
+        return one.self_compose(times)
+    sampled = release.sample_rate < 1
+    one = pld.from_gaussian_mechanism(
+        release.noise if sampled else release.noise / math.sqrt(times),
+        value_discretization_interval=grid,
+        sampling_prob=release.sample_rate,
+        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+    )
+    return one.self_compose(times) if sampled else one
+
+
+def _check_epsilon(epsilon: float) -> None:
+    if not 0 < epsilon <= MOST_EPSILON:
+        raise ConfigError(
+            f"must be above 0 and at most {MOST_EPSILON:g}, not {epsilon}: more protects nothing", "epsilon"
+        )
+
+
+def _check(delta: float, steps: int, sample_rate: float = 1.0) -> None:
     if not LEAST_DELTA <= delta <= MOST_DELTA:
         raise ConfigError(f"must be between {LEAST_DELTA:g} and {MOST_DELTA:g}, not {delta}", "delta")
     if steps < 1:

@@ -1,89 +1,91 @@
 """N, n and c noised once. All that follows is post-processing: W may be trained on them as long as one likes.
 
-The noise falls on every pair of labels, also on those that never occur together, or it would show which these are. Of
-those only the pairs whose noise exceeds a threshold are ever written down, so nothing of size labels × labels is built.
+Everything that is published is a whole number: a count plus discrete Gaussian noise, from the same table of the same
+sampler whether the count is 0 or not. The noise falls on every pair of labels, also on those that never occur together,
+or it would show which these are. Of those only the pairs whose noise exceeds a threshold are ever written down, so
+nothing of size labels × labels is built.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from scipy.sparse import csr_matrix
-from scipy.stats import norm
 
-from fedalc.correlations import Correlations
+from fedalc.correlations import Correlations, count_type
+from fedalc.privacy.accounting import sensitivity
+from fedalc.privacy.generator import SecureGenerator
+from fedalc.privacy.tables import ONE, TailTable, discrete_gaussian, draw_binomial
 
 
-def clip_label_sets(label_sets: csr_matrix, labels_per_instance: int, generator: np.random.Generator) -> csr_matrix:
+def clip_label_sets(label_sets: csr_matrix, labels_per_instance: int, generator: SecureGenerator) -> csr_matrix:
     """At most so many labels of each instance, drawn at random, each instance on its own."""
     held = np.diff(label_sets.indptr)
     instance = np.repeat(np.arange(label_sets.shape[0]), held)
-    order = np.lexsort((generator.random(label_sets.nnz), instance))  # shuffles within each instance
+    order = np.lexsort((generator.words(label_sets.nnz), instance))  # shuffles within each instance
     place = np.arange(label_sets.nnz) - np.repeat(label_sets.indptr[:-1], held)
     kept = order[place < labels_per_instance]
     values = np.ones(len(kept), dtype=label_sets.dtype)
     return csr_matrix((values, (instance[kept], label_sets.indices[kept])), shape=label_sets.shape)
 
 
-def sensitivity(labels_per_instance: int) -> float:
-    """How far (N, n, c) can move, in Euclidean length, when one instance's label set is taken away.
-
-    With m labels the instance is counted once in N, once in m of the n_u and once in m(m-1)/2 of the c_uv (unordered
-    pairs), and in nothing else: a vector of that many ones, of length √(1 + m + m(m-1)/2). Fewer labels, a shorter one.
-    """
-    m = labels_per_instance
-    return math.sqrt(1 + m + m * (m - 1) / 2)
-
-
 def noisy_correlations(
-    label_sets: csr_matrix, labels_per_instance: int, noise_multiplier: float, generator: np.random.Generator
+    label_sets: csr_matrix, labels_per_instance: int, noise_multiplier: float, generator: SecureGenerator
 ) -> Correlations:
-    """N, n and c of clipped label sets under the Gaussian mechanism, made fit for use.
+    """N, n and c of clipped label sets under the discrete Gaussian mechanism, made fit for use.
 
     Pairs at or below a threshold count as never together. It is set, without a look at the data, so that of pairs that
-    truly never occur together one per label is expected to pass. Then n is brought into [0, N] and c_uv into
+    truly never occur together at most one per label is expected to pass. Then n is brought into [0, N] and c_uv into
     [0, min(n_u, n_v)]. Memory: labels + pairs that occur together.
     """
     exact = Correlations.from_label_sets(clip_label_sets(label_sets, labels_per_instance, generator))
-    C, std = exact.label_count, noise_multiplier * sensitivity(labels_per_instance)
-    N = max(1, round(exact.instances + std * generator.standard_normal()))
-    counts = np.clip(exact.counts + std * generator.standard_normal(C), 0.0, N)
+    if noise_multiplier == 0:
+        return exact
+    C, noise = exact.label_count, discrete_gaussian(noise_multiplier * sensitivity(labels_per_instance))
+    N = max(1, exact.instances + int(noise.draw(generator, 1)[0]))
+    counts = np.clip(exact.counts + noise.draw(generator, C), 0, N)
 
     c = exact.together.tocoo()
     upper = c.row < c.col
-    pair = _pair_number(c.row[upper], c.col[upper])
-    value = c.data[upper] + std * generator.standard_normal(len(pair))
-    chance = min(0.5, 2 / (C - 1)) if C > 1 else 0.5  # labels / all pairs: that noise alone passes
-    passed = value > std * norm.isf(chance)
-    pair, value = pair[passed], value[passed]
-    if std > 0:
-        present = np.sort(_pair_number(c.row[upper], c.col[upper]))
-        phantom, its_value = _noise_on_absent_pairs(present, C * (C - 1) // 2, std, chance, generator)
-        pair, value = np.concatenate([pair, phantom]), np.concatenate([value, its_value])
+    present = _pair_number(c.row[upper], c.col[upper])
+    value = c.data[upper] + noise.draw(generator, len(present))
+    threshold = _threshold(noise, C)
+    passed = value > threshold
+    absent, its_value = _noise_on_absent_pairs(np.sort(present), C * (C - 1) // 2, noise, threshold, generator)
+    pair, value = np.concatenate([present[passed], absent]), np.concatenate([value[passed], its_value])
 
     u, v = _pair_of(pair)
-    value = np.minimum(value, np.minimum(counts[u], counts[v]))
+    value = np.minimum(value, np.minimum(counts[u], counts[v])).astype(count_type(N))
     rows, columns = np.concatenate([u, v]), np.concatenate([v, u])
     together = csr_matrix((np.concatenate([value, value]), (rows, columns)), shape=(C, C))
     together.eliminate_zeros()
     return Correlations(N, counts, together)
 
 
-def _noise_on_absent_pairs(
-    present: np.ndarray, pairs: int, std: float, chance: float, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs, of those not in `present`, whose noise exceeds its `chance`-quantile, and that noise.
+def _threshold(noise: TailTable, labels: int) -> int:
+    """The smallest that noise alone exceeds on at most `labels` of all pairs, on average; 0 where all may pass."""
+    allowed = min(2 * ONE // (labels - 1), ONE) if labels > 1 else ONE  # labels / pairs
+    low, high = 0, max(noise.lowest + len(noise), 0)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if noise.tail(middle) <= allowed else (middle + 1, high)
+    return low
 
-    Exactly as if noise had been drawn for each: how many is binomial, which is uniform, and how much is the normal
-    distribution's upper tail.
+
+def _noise_on_absent_pairs(
+    present: np.ndarray, pairs: int, noise: TailTable, threshold: int, generator: SecureGenerator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs, of those not in `present`, whose noise exceeds the threshold, and that noise.
+
+    Distributed exactly as if noise had been drawn for each: how many is binomial, with the probability that the table
+    itself has; which is uniform; and how much is the table's own upper tail.
     """
-    absent = pairs - len(present)
-    number = generator.binomial(absent, chance)
-    rank = generator.choice(absent, number, replace=False, shuffle=False) if number else np.zeros(0, dtype=np.int64)
+    absent, chance = pairs - len(present), noise.tail(threshold)
+    if absent == 0 or chance == 0:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    rank = generator.distinct_below(absent, draw_binomial(absent, chance, generator))
     # The r-th absent pair has as many present ones before it as have at most r absent ones before them.
     pair = rank + np.searchsorted(present - np.arange(len(present)), rank, side="right")
-    return pair, std * norm.isf(chance * (1.0 - generator.random(number)))
+    return pair, noise.above(threshold).draw(generator, len(rank))
 
 
 def _pair_number(u: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedalc.correlations import Correlations
 from fedalc.memory import DEFAULT_BUDGET
+from fedalc.privacy.generator import SecureGenerator
 from fedalc.products import products_at
 from fedalc.regularizers import Regularizer
 
@@ -48,7 +49,7 @@ class PrivateGradient:
     clip: float
     noise_multiplier: float
     sample_rate: float
-    generator: np.random.Generator
+    generator: SecureGenerator
     budget: int = DEFAULT_BUDGET
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
@@ -64,7 +65,7 @@ class PrivateGradient:
         factors = np.divide(self.clip, norms, out=np.ones_like(norms), where=norms > self.clip)
         _, gradient = self.regularizer_of(self._correlations(sampled, factors)).value_and_gradient(double)
         if self.noise_multiplier:
-            noise = torch.from_numpy(self.generator.standard_normal(W.shape)).to(W.device)
+            noise = torch.from_numpy(self.generator.normal(tuple(W.shape))).to(W.device)
             gradient += noise * (self.noise_multiplier * self.clip * regularizer.weight_of_one)
         return math.nan, (gradient / self.sample_rate).to(W)
 
@@ -72,7 +73,7 @@ class PrivateGradient:
         """Each instance with probability `sample_rate`, independently: what the accounting assumes."""
         if self.sample_rate == 1:
             return self.label_sets
-        return self.label_sets[self.generator.random(self.label_sets.shape[0]) < self.sample_rate]
+        return self.label_sets[self.generator.chosen(self.sample_rate, self.label_sets.shape[0])]
 
     def _correlations(self, label_sets: csr_matrix, weights: np.ndarray | None = None) -> Correlations:
         """Of a sample, with the N of all: it is public, and must not depend on what was drawn."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc import distributed
 from fedalc.correlations import Correlations
+from fedalc.privacy.generator import SecureGenerator
 from fedalc.privacy.gradients import PrivateGradient
 from fedalc.regularizers import Regularizer
-from fedalc.seeds import numpy_generator
+from fedalc.seeds import derived_seed
 from fedalc.settings import PrivacySettings
 
 
@@ -31,8 +31,8 @@ class PrivateLabelSets:
         self.looks += 1
         s = self.settings
         generator = (
-            np.random.default_rng(distributed.shared_entropy())
+            SecureGenerator(distributed.shared_key())
             if self.seed is None
-            else numpy_generator(self.seed, "look", self.looks)
+            else SecureGenerator.seeded(derived_seed(self.seed, "look", self.looks))
         )
         return PrivateGradient(build, self.label_sets, s.clip, self.noise_multiplier, s.sample_rate, generator)

@@ -33,6 +33,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "max-norm": 0.0,
     "run-id": "",
     "max-labels-per-party": MOST_LABELS_PER_PARTY,
+    "epsilon-budget": 0.0,
+    "privacy-ledger": "",
 }
 """Every key there is; a value that is empty, 0 or -1 leaves it to the settings file, the preset or a rule."""
 
@@ -61,6 +63,8 @@ class Deployment:
     max_norm: float | None
     run_id: str = ""
     most_labels: int = MOST_LABELS_PER_PARTY
+    epsilon_budget: float | None = None  # for all runs of this deployment together
+    privacy_ledger: Path | None = None  # where they are entered; none: beside the run folder
 
 
 def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
@@ -74,7 +78,7 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
         if type(value) is not wanted:
             raise ConfigError(f"should be a {wanted.__name__}, and is {value!r}", key)
         values[key] = value
-    least = {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0}
+    least = {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0, "epsilon-budget": 0}
     _at_least(values, least | {"max-labels-per-party": 1})
     if values["run-id"]:
         check_run_id(values["run-id"])
@@ -92,6 +96,8 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
         max_norm=values["max-norm"] or None,
         run_id=values["run-id"],
         most_labels=values["max-labels-per-party"],
+        epsilon_budget=values["epsilon-budget"] or None,
+        privacy_ledger=Path(values["privacy-ledger"]) if values["privacy-ledger"] else None,
     )
     return deployment, _experiment(values)
 

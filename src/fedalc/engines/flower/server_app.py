@@ -19,7 +19,10 @@ from fedalc.engines.flower.run_config import Deployment, read_run_config
 from fedalc.engines.flower.server_data import read_held_out, server_data
 from fedalc.engines.flower.training import PartyTraining
 from fedalc.errors import FedalcError
+from fedalc.federated import planned_looks
 from fedalc.interrupt import Interrupt
+from fedalc.knowledge import planned_charge
+from fedalc.privacy.accounts import check_run, deployment_account
 from fedalc.run_folder import check_folder, read_settings
 from fedalc.runs import Run, fill_folder
 from fedalc.training_base import Callback
@@ -46,7 +49,10 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     settings = read_settings(folder) if resume else settings
     check_device(settings.device)
     check_folder(folder, settings, resume, overwrite=False)
+    account = deployment_account(deployment.privacy_ledger, folder.resolve(), deployment.epsilon_budget)
     # Before anybody is asked:
+    if account.budget is not None and settings.uses_labels and settings.privacy.mechanism is not None:
+        check_run(account, planned_charge(settings, account, planned_looks(settings, 1), folder), folder, resume)
     held_out = None if deployment.held_out is None else read_held_out(deployment.held_out, settings)
     census = Census.load(folder) if resume else None
     share = deployment.share if census is None else census.share
@@ -62,7 +68,8 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     data = server_data(census.roster, held_out, say)
     check_memory(settings, data)
     parties.say(described(settings, there))
-    training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, [Spoken(settings.rounds)])
+    followers = [Spoken(settings.rounds)]
+    training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, followers, account)
     # Flower ends its processes by a signal, which must not wait for a round: every finished one is saved.
     return fill_folder(training, folder, resume, overwrite=False, interrupt=Interrupt())[0]
 

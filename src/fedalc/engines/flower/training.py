@@ -22,6 +22,8 @@ from fedalc.geometry import collapse_of
 from fedalc.interrupt import Interrupt
 from fedalc.methods import Method
 from fedalc.model import Model
+from fedalc.privacy.accounts import deployment_account
+from fedalc.privacy.ledger import Account
 from fedalc.trained import TrainedModel
 from fedalc.training import Training
 from fedalc.training_base import Callback
@@ -41,8 +43,10 @@ class PartyTraining(Training):
         max_norm: float | None,
         folder: Path | None,
         callbacks: Sequence[Callback] = (),
+        account: Account | None = None,
     ) -> None:
         self.census = census
+        self.account = account
         self.parties = parties
         self.max_norm = max_norm
         self._at_parties = PartyEvaluation(parties, census, settings)
@@ -64,6 +68,9 @@ class PartyTraining(Training):
             strategy = self.federated.engine
             assert isinstance(strategy, FlowerStrategy)
             self._evaluate(strategy.loss / len(self.federated.method.parts))
+
+    def _account(self) -> Account:
+        return self.account or deployment_account(None, self.folder or Path())
 
     def _begin(self, train: Split) -> FederatedTraining:
         return ScreenedTraining(self.settings, self.census.roster, self._strategy, self.census.knowledge)
