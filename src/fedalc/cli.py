@@ -35,6 +35,7 @@ from fedalc.options import (
     listed_seeds,
 )
 from fedalc.prediction.commands import predict
+from fedalc.report.commands import report
 from fedalc.reproduction.commands import reproduce
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 
@@ -237,6 +238,7 @@ def compare(
 
 
 app.command()(predict)
+app.command()(report)
 app.command()(reproduce)
 app.command()(audit)
 

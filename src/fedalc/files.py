@@ -140,7 +140,9 @@ def previous(folder: Path) -> Path:
 def remove_folder(folder: Path) -> None:
     """All of it at once: nobody finds half a folder under its name."""
     with suppress(FileNotFoundError):
-        shutil.rmtree(_rename(folder, _unwanted(folder)), ignore_errors=True)
+        unwanted = _rename(folder, _unwanted(folder))
+        sync_folder(folder.parent)
+        shutil.rmtree(unwanted, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:

@@ -129,18 +129,18 @@ def fill_folder(
         if place is not None and writes:
             check_folder(place, settings, resume, overwrite)  # again: another process may have been here since
             clear_leftovers(place)
-        if place is not None and resume:
-            training.resume()
-        elif place is not None and writes:
-            open_folder(place, settings)
         try:
+            if place is not None and resume:
+                training.resume()
+            elif place is not None and writes:
+                open_folder(place, settings)
             trained, own = training.finish(interrupt)
             result = _result(training, trained.held, own)
             if place is not None and writes:
                 _save(place, settings, trained, result, training.dataset.test)
         except WriteFailed as error:
             raise FedalcError(
-                f"{error}. What was saved before is intact; go on with: fedalc train --resume {place}"
+                f"{error}. What was saved before is intact: resume the run afterwards (--resume {place})"
             ) from error
     return Run(settings, result, trained, place), interrupt.asked
 
@@ -157,15 +157,15 @@ def _save(
     result: Mapping[str, Any],
     test: Split,
 ) -> None:
-    """What a finished run has. result.json, which says that it is finished, comes last; but a report that cannot be
-    drawn is no reason to lose a result."""
+    """What a finished run has. result.json, which says that it is finished, comes last: nothing is missing or left over
+    where it is. But a report that cannot be drawn is no reason to lose a result."""
     trained.save(place / "model")
     try:
         _write_sheet(place, settings, trained, test)
         _write_page(place, result)
     finally:
+        remove_folder(place / "checkpoint.old")
         write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
-    remove_folder(place / "checkpoint.old")
 
 
 def _write_sheet(place: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:
@@ -191,9 +191,7 @@ def write_report(folder: Path | str, data_dir: Path | str | None = None) -> Path
         if run.settings.encoder.is_image and not (place / SHEET).exists():
             data = load_dataset(run.settings.dataset, data_dir, images=image_options(run.settings))
             _write_sheet(place, run.settings, run.model, data.test)
-        page = _write_page(place)
-        remove_folder(place / "checkpoint.old")
-    return page
+        return _write_page(place)
 
 
 def train_or_continue(settings: Experiment, folder: Path, data: Dataset, callbacks: Sequence[Callback] = ()) -> Run:

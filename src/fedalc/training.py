@@ -272,8 +272,8 @@ class Training(AnyTraining):
             raise Damaged(f"{damage}; {error}; start the run again with --overwrite") from None
         if self._draws_again(facts):
             raise Damaged(
-                f"{damage}; the checkpoint before it is whole, but going on from there would draw noise again and spend "
-                "more than the ε this run promises; start it again with --overwrite"
+                f"{damage}; the checkpoint before it is whole, but going on from there would draw noise again and "
+                "spend more than the ε this run promises; start it again with --overwrite"
             )
         self._tell(f"{damage}; going on from the checkpoint before it, the rounds since are run again")
         return tensors, facts, True
