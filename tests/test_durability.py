@@ -216,7 +216,9 @@ def test_tensors_that_do_not_fit_on_the_disk_are_no_traceback(tmp_path: Path) ->
         "except FedalcError as error: print(error, len(load_folder(place)[0]['W']))"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "c")], capture_output=True, text=True)
-    assert ended.stdout == f"{tmp_path / 'c'}: cannot be written: File too large; free some disk space and try again 10\n"
+    assert (
+        ended.stdout == f"{tmp_path / 'c'}: cannot be written: File too large; free some disk space and try again 10\n"
+    )
 
 
 def test_what_a_killed_process_left_behind_goes(stopped: Path) -> None:
@@ -271,7 +273,9 @@ def test_two_servers_do_not_share_a_state_folder(tmp_path: Path) -> None:
         "import sys, pathlib; from fedalc.run_folder import only_writer\n"
         "with only_writer(pathlib.Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
         assert first.stdout is not None and first.stdout.readline() == b"locked\n"
         with pytest.raises(Locked, match="another server is running"), Server(ServerState(state), None).running():
             pytest.fail("two servers")

@@ -3,6 +3,7 @@
 Everything is patched from outside, so that the code under test has no hooks for it.
 """
 
+# ruff: noqa: PTH100, PTH110, PTH115
 from __future__ import annotations
 
 import builtins
@@ -63,7 +64,9 @@ def watching(root: Path, hook: Hook) -> Iterator[None]:
                 return super().write(content)
             content = bytes(content)
             try:
-                return int(hook(Operation("write", path, content=content, at=at), lambda: io.FileIO.write(self, content)))
+                return int(
+                    hook(Operation("write", path, content=content, at=at), lambda: io.FileIO.write(self, content))
+                )
             except Torn as torn:
                 io.FileIO.write(self, content[: len(content) // 2])
                 torn.then()
@@ -123,7 +126,8 @@ def watching(root: Path, hook: Hook) -> Iterator[None]:
 
     patches = {
         "fsync": one("fsync", "fsync"), "replace": rename, "rename": rename, "unlink": one("unlink", "unlink"),
-        "remove": one("remove", "unlink"), "mkdir": one("mkdir", "mkdir"), "rmdir": one("rmdir", "rmdir"), "open": os_open,
+        "remove": one("remove", "unlink"), "mkdir": one("mkdir", "mkdir"), "rmdir": one("rmdir", "rmdir"),
+        "open": os_open,
     }  # fmt: skip
     with (
         mock.patch.multiple(os, **patches),
