@@ -42,6 +42,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--tiny", action="store_true", help="a few of each, in seconds: for make test")
     asked.add_argument("--kills", type=int, default=120, help="at random moments")
+    asked.add_argument("--step", type=int, default=1, help="only every n-th file operation, for a shorter test")
     asked.add_argument("--out", type=Path, help="a Markdown file for the outcome")
     options = asked.parse_args()
     began = time.monotonic()
@@ -49,7 +50,7 @@ def main() -> int:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fedalc-crash-", dir=memory) as place:
         try:
-            rows = tiny(Path(place)) if options.tiny else everything(Path(place), options.kills)
+            rows = tiny(Path(place)) if options.tiny else everything(Path(place), options.kills, options.step)
         except Broken as broken:
             print(f"BROKEN: {broken}", file=sys.stderr)
             return 1
@@ -79,7 +80,7 @@ def tiny(place: Path) -> list[Row]:
     ]
 
 
-def everything(place: Path, kills: int) -> list[Row]:
+def everything(place: Path, kills: int, step: int) -> list[Row]:
     chance = random.Random(SEED)
     rows: list[Row] = []
     held = place / "parties"
@@ -87,19 +88,21 @@ def everything(place: Path, kills: int) -> list[Row]:
     for scenario in (Train(), Parties(held), Overwrite(), State()):
         bench, name = Bench(scenario, place), scenario.name
         rows.append(
-            told(("killed at each of its file operations, one after the other", name, kills_at_every_write(bench)))
+            told(
+                ("killed at each of its file operations, one after the other", name, kills_at_every_write(bench, step))
+            )
         )
-        cuts, states = power_cuts(bench, chance)
+        cuts, states = power_cuts(bench, chance, step)
         rows.append(told(("power cut after each of its file operations", name, cuts)))
         rows.append(told(("of these: different states of the disk that were resumed from", name, states)))
         if isinstance(scenario, State):
             continue
         rows.append(told(("killed at a random moment", name, kills_at_random(bench, kills, chance))))
         if type(scenario) is Train:
-            failed, how = full_disk(bench, 24)
+            failed, how = full_disk(bench, max(24 // step, 6))
             rows.append(told((f"no space left on the disk, somewhere in the run ({how})", name, failed)))
         if not isinstance(scenario, Overwrite):
-            flips = flipped_bits(bench, 40, chance)
+            flips = flipped_bits(bench, max(40 // step, 3), chance)
             rows.append(told(("a bit flipped in the newest checkpoint", name, flips)))
     return rows
 

@@ -263,12 +263,11 @@ def _small_disk(place: Path, size: int) -> Iterator[Path | None]:
 
 def flipped_bits(bench: Bench, flips: int, chance: random.Random) -> int:
     """In the newest checkpoint of a run that was killed: noticed, told, and the run goes on from the one before."""
-    operations = [o for o in recorded(bench) if isinstance(o, Operation)]
-    renames = [n for n, o in enumerate(operations, 1) if o.target.endswith("/checkpoint")]
+    saved = sum(isinstance(seen, list) for seen in recorded(bench))
     for _ in range(flips):
         with bench.fresh() as folder:
-            at = chance.choice(renames[1:]) + 2
-            in_child(lambda promise, at=at, folder=folder: _dies_at(bench, folder, at, promise))
+            number = chance.randint(2, saved)
+            in_child(lambda promise, at=folder, n=number: _dies_with(bench, at, n))
             file = chance.choice(sorted(bench.scenario.newest(folder).iterdir()))
             content = bytearray(file.read_bytes())
             place = chance.randrange(len(content))
@@ -278,3 +277,16 @@ def flipped_bits(bench: Bench, flips: int, chance: random.Random) -> int:
             if not any("damaged" in note for note in told):
                 raise Broken(f"nobody was told of the bit flipped at byte {place} of {file}")
     return flips
+
+
+def _dies_with(bench: Bench, folder: Path, number: int) -> Any:
+    """When so many checkpoints are saved."""
+    left = number
+
+    def promised(what: list[Any]) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return bench.begin(folder, promised)
