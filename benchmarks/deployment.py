@@ -141,8 +141,7 @@ def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, A
         Key.fresh().write(place / "parties.key")
         state = ServerState(place / "state")
         server = Server(state, Certificates(place / "certificates"), "127.0.0.1", free_port())
-        process = server.start()
-        ends.callback(process.end)
+        process = ends.enter_context(server.running())
         nodes, proxies = [], []
         for number, labels in enumerate(shares):
             names = [data.label_names[label] for label in labels]

@@ -43,7 +43,7 @@ BATCH: dict[str, Any] = {**SMALL, "engine": "clients", "encoder": {**ENCODER, "n
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at it here, and it takes longer than the training."""
-    monkeypatch.setattr("fedalc.report.page.write_page", lambda folder: None)
+    monkeypatch.setattr("fedalc.report.page.write_page", lambda *folder: None)
 
 
 def state(run: fedalc.Run) -> dict[str, torch.Tensor]:

@@ -35,7 +35,7 @@ KEYS: dict[str, Any] = {
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDALC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedalc.report.page.write_page", lambda folder: None)
+    monkeypatch.setattr("fedalc.report.page.write_page", lambda *folder: None)
     return tmp_path / "cache"
 
 

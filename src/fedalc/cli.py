@@ -38,6 +38,7 @@ from fedalc.options import (
 )
 from fedalc.prediction.commands import predict
 from fedalc.privacy_command import privacy
+from fedalc.report.commands import report
 from fedalc.reproduction.commands import reproduce
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 
@@ -255,6 +256,7 @@ def compare(
 
 
 app.command()(predict)
+app.command()(report)
 app.command()(reproduce)
 app.command()(audit)
 app.command()(privacy)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedalc.errors import DataError
-from fedalc.files import write_text
+from fedalc.files import append_text, write_text
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    """One more line. It is on the disk when this returns."""
+    append_text(path, json.dumps(record) + "\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ config.toml    the full resolved settings: running it again gives the same resul
 history.jsonl  one line per evaluated round
 result.json    metrics in percent, how collapsed W is, cost, versions
 model/         what is needed to predict
-checkpoint/    what is needed to resume
+checkpoint/    what is needed to resume; checkpoint.old/, until the run is finished: the one before
 privacy.json   with differential privacy: under which id the run is in the privacy ledger
 report.html    curves and tables
 contact-sheet.png   of pictures: some of the test set, with their labels and those predicted
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,13 +25,16 @@ from typing import TextIO
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError, Locked
-from fedalc.files import write_text
+from fedalc.files import PART, make_folder, remove_folder, sync_folder, write_text
 from fedalc.resolution import experiment
 
 LOCK = ".lock"  # there only while a process writes to the folder
 SHEET = "contact-sheet.png"  # of runs on pictures
 CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
 BEFORE = {"server": {"aggregation": "mean"}}  # what earlier versions did, where their config.toml does not say
+FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG)
+FOLDERS = ("model", "checkpoint", "checkpoint.old", CENSUS)
+LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
 LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
 
 
@@ -65,15 +69,28 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
 
 def _is_litter(path: Path) -> bool:
     """What a process leaves that was killed before there was a run."""
-    return path.name == LOCK or (path.name.startswith("config.toml.") and path.suffix == ".part")
+    return path.name == LOCK or LEFTOVER.fullmatch(path.name) is not None
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed process had not finished writing. Only for who has the lock."""
+    for path in folder.iterdir():
+        if LEFTOVER.fullmatch(path.name):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def open_folder(folder: Path, settings: Experiment) -> None:
+    """Begin a run here, and forget an earlier one: first that it was finished, then the rest. So a crash meanwhile
+    leaves a run that can be resumed, the old one or the new one."""
     try:
-        for old in ("history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG):
+        (folder / "result.json").unlink(missing_ok=True)
+        sync_folder(folder)
+        for old in FOLDERS:
+            remove_folder(folder / old)
+        for old in set(FILES) - {"config.toml"}:
             (folder / old).unlink(missing_ok=True)
-        for old in ("model", "checkpoint", "checkpoint.old", CENSUS):
-            shutil.rmtree(folder / old, ignore_errors=True)
+        sync_folder(folder)
         write_text(folder / "config.toml", settings.to_toml())
         history.rewrite(folder / "history.jsonl", [])
     except OSError as error:
@@ -81,15 +98,16 @@ def open_folder(folder: Path, settings: Experiment) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder. The system lets go of the lock when this one ends, however it ends.
+def only_writer(folder: Path, busy: str = "another process is writing to this run") -> Iterator[TextIO]:
+    """Keep a second process out of the folder: it is told that it is `busy`. The system lets go of the lock when this
+    one ends, however it ends, and every process to which it has handed on the open lock file.
 
     A folder that was made for it and in which nothing was written is taken away again.
     """
-    made, lock = _lock(folder)
+    made, lock = _lock(folder, busy)
     with lock:
         try:
-            yield
+            yield lock
         finally:
             (folder / LOCK).unlink(missing_ok=True)
             if made:
@@ -97,7 +115,7 @@ def only_writer(folder: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _lock(folder: Path) -> tuple[bool, TextIO]:
+def _lock(folder: Path, busy: str) -> tuple[bool, TextIO]:
     """Whether the folder is new, and the locked file. It must still be there under its name once it is locked: the
     one before us may have taken it away between our opening and our locking, and a third put another in its place.
     """
@@ -105,7 +123,7 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
     for _ in range(LOCK_ATTEMPTS):
         try:
             made = not folder.exists() or made
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             lock = (folder / LOCK).open("w")
         except FileNotFoundError:
             continue  # the one before us has just taken its folder away
@@ -115,7 +133,7 @@ def _lock(folder: Path) -> tuple[bool, TextIO]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise Locked(f"{folder}: another process is writing to this run") from None
+            raise Locked(f"{folder}: {busy}") from None
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
                 return made, lock

@@ -23,13 +23,13 @@ from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.data.catalog import is_generated
 from fedalc.effects import names_of, note_without_effect
 from fedalc.errors import ConfigError, FedalcError, Interrupted
-from fedalc.files import write_text
+from fedalc.files import WriteFailed, remove_folder, write_text
 from fedalc.interrupt import Interrupt
 from fedalc.neighbours import check_affordable
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
-from fedalc.run_folder import SHEET, Taken, check_folder, only_writer, open_folder, read_settings
+from fedalc.run_folder import SHEET, Taken, check_folder, clear_leftovers, only_writer, open_folder, read_settings
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Training
 from fedalc.training_base import Callback, listening, telling
@@ -81,6 +81,9 @@ def train(
         settings = experiment(keys)
         note_without_effect([settings], asked)
     place = None if folder is None else Path(folder)
+    if place is not None and resume and (place / "result.json").exists() and not (place / "report.html").exists():
+        write_report(place, data_dir)  # it was lost; nothing else is left to do
+        return load_run(place)
     return _train(settings, place, resume, overwrite, data, data_dir, callbacks, epsilon_budget)[0]
 
 
@@ -131,16 +134,20 @@ def fill_folder(
         interrupt.on_asked = partial(_tell_stopping, training.callbacks)
         if place is not None and writes:
             check_folder(place, settings, resume, overwrite)  # again: another process may have been here since
-        if place is not None and resume:
-            training.resume()
-        elif place is not None and writes:
-            open_folder(place, settings)
-        trained, own = training.finish(interrupt)
-        result = _result(training, trained.held, own)
-        if place is not None and writes:
-            trained.save(place / "model")
-            write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
-            _write_report(place, settings, trained, training.dataset.test)
+            clear_leftovers(place)
+        try:
+            if place is not None and resume:
+                training.resume()
+            elif place is not None and writes:
+                open_folder(place, settings)
+            trained, own = training.finish(interrupt)
+            result = _result(training, trained.held, own)
+            if place is not None and writes:
+                _save(place, settings, trained, result, training.dataset.test)
+        except WriteFailed as error:
+            raise FedalcError(
+                f"{error}. What was saved before is intact: resume the run afterwards (--resume {place})"
+            ) from error
     return Run(settings, result, trained, place), interrupt.asked
 
 
@@ -149,13 +156,48 @@ def _tell_stopping(callbacks: Sequence[Callback]) -> None:
         callback.stopping()
 
 
-def _write_report(place: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:
+def _save(
+    place: Path,
+    settings: Experiment,
+    trained: TrainedModel | TrainedOracle,
+    result: Mapping[str, Any],
+    test: Split,
+) -> None:
+    """What a finished run has. result.json, which says that it is finished, comes last: nothing is missing or left over
+    where it is. But a report that cannot be drawn is no reason to lose a result."""
+    trained.save(place / "model")
+    try:
+        _write_sheet(place, settings, trained, test)
+        _write_page(place, result)
+    finally:
+        remove_folder(place / "checkpoint.old")
+        write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def _write_sheet(place: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:
     from fedalc.report.contact_sheet import write_test_sheet
-    from fedalc.report.page import write_page
 
     if isinstance(trained, TrainedModel) and isinstance(test.features, Images) and len(test):
         write_test_sheet(place / SHEET, trained, test, settings.seed)
-    write_page(place)
+
+
+def _write_page(place: Path, result: Mapping[str, Any] | None = None) -> Path:
+    from fedalc.report.page import write_page
+
+    return write_page(place, result)
+
+
+def write_report(folder: Path | str, data_dir: Path | str | None = None) -> Path:
+    """Make the report of a finished run anew, from its folder. The contact sheet of a run on pictures is kept; if it
+    is missing, it is made again from the test set."""
+    place = Path(folder)
+    with only_writer(place):
+        run = load_run(place)
+        clear_leftovers(place)
+        if run.settings.encoder.is_image and not (place / SHEET).exists():
+            data = load_dataset(run.settings.dataset, data_dir, images=image_options(run.settings))
+            _write_sheet(place, run.settings, run.model, data.test)
+        return _write_page(place)
 
 
 def train_or_continue(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,13 @@ import numpy as np
 from torch import Tensor
 
 from fedalc import distributed, history
-from fedalc.checkpoint import load_folder, save_folder
+from fedalc.checkpoint import Damaged, load_folder, save_folder
 from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
-from fedalc.errors import FedalcError, Interrupted
+from fedalc.errors import ConfigError, FedalcError, Interrupted
 from fedalc.evaluation import evaluate
 from fedalc.federated import FederatedTraining, knowledge_for, planned_looks, simulated
+from fedalc.files import previous, remove_folder, sync_file
 from fedalc.geometry import collapse_of
 from fedalc.interrupt import Interrupt
 from fedalc.knowledge import planned_charge, privacy_spent
@@ -31,8 +33,12 @@ from fedalc.methods import METHODS
 from fedalc.model import Model, model_with
 from fedalc.privacy.accounts import charge_run, check_run, dataset_account
 from fedalc.privacy.ledger import Account, Charge
+from fedalc.run_folder import PARTIES_LOG
 from fedalc.trained import TrainedModel
 from fedalc.training_base import AnyTraining, Callback, inverse_propensity, listening
+
+# What may change while a run is stopped: where and how it is computed. (The data has a fingerprint of its own.)
+MAY_CHANGE = ("name", "dataset", "device", "memory_budget", "shard_rows")
 
 
 class Training(AnyTraining):
@@ -235,6 +241,7 @@ class Training(AnyTraining):
             return
         self._refuse_divergence()  # rather than put it in the place of what was good
         facts = {
+            "settings": self.settings.to_dict(),
             "data": self.dataset.fingerprint,
             "phase": self.phase,
             "rounds": self.rounds,
@@ -248,30 +255,97 @@ class Training(AnyTraining):
             last = f"chosen.{len(self.chosen_tensors) - 1}"
             tensors[last] = self.federated.model.all_rows(self.chosen_tensors[last])
         if self.writes:
-            save_folder(self.folder / "checkpoint", tensors, facts)
+            if (self.folder / PARTIES_LOG).exists():
+                sync_file(self.folder / PARTIES_LOG)
+            save_folder(self.folder / "checkpoint", tensors, facts, keep_previous=True)
         self._saved_at = time.monotonic()
 
     def resume(self) -> None:
-        """Take up the checkpoint; the history is cut back to it."""
+        """Take up the newest checkpoint that is whole; the history is cut back to it."""
         assert self.folder is not None
-        if not any((self.folder / name).exists() for name in ("checkpoint", "checkpoint.old")):
+        newest = self.folder / "checkpoint"
+        if not newest.exists() and not previous(newest).exists():
             distributed.barrier()  # all have seen that
             if self.writes:
                 history.rewrite(self.folder / "history.jsonl", [])
             return  # stopped before its first checkpoint: from the beginning
-        tensors, facts = load_folder(self.folder / "checkpoint")
+        tensors, facts, fell_back = self._load(newest)
         if facts.get("data") != self.dataset.fingerprint:
             raise FedalcError(f"{self.folder}: this run began with other data than {self.dataset.name} holds now")
+        self._check_settings(facts.get("settings"))
         try:
             self._restore(tensors, facts)
         except (KeyError, TypeError, RuntimeError) as error:
-            raise FedalcError(f"{self.folder / 'checkpoint'}: damaged, it does not fit the run: {error}") from None
+            raise Damaged(f"{newest}: damaged, it does not fit the run: {error}") from None
         distributed.barrier()  # all have read it, so it may be written again
         if self.writes:
-            records = history.read(self.folder / "history.jsonl")
-            done = self.federated.round_number  # a checkpoint is forced when a phase ends, so earlier phases are whole
-            kept = [record for record in records if record["phase"] != self.phase or record["round"] <= done]
-            history.rewrite(self.folder / "history.jsonl", kept)
+            if fell_back:
+                remove_folder(newest)  # or it would become the one before
+            history.rewrite(self.folder / "history.jsonl", self._done(history.read(self.folder / "history.jsonl")))
+
+    def _load(self, newest: Path) -> tuple[dict[str, Tensor], dict[str, Any], bool]:
+        """The newest checkpoint, or the one before if that is damaged; and whether it is the one before."""
+        damage, loaded = None, None
+        try:
+            loaded = load_folder(newest)
+        except Damaged as error:
+            damage = error
+        if not distributed.any_of(loaded is None):
+            assert loaded is not None
+            return *loaded, False
+        damage = damage or Damaged(f"{newest}: damaged, as another process of this run has found")
+        if not newest.exists() or not previous(newest).exists():
+            raise damage
+        try:
+            tensors, facts = load_folder(previous(newest))
+        except Damaged as error:
+            raise Damaged(f"{damage}; {error}; start the run again with --overwrite") from None
+        if self._draws_again(facts):
+            raise Damaged(
+                f"{damage}; the checkpoint before it is whole, but going on from there would draw noise again and "
+                "spend more than the ε this run promises; start it again with --overwrite"
+            )
+        self._tell(f"{damage}; going on from the checkpoint before it, the rounds since are run again")
+        return tensors, facts, True
+
+    def _draws_again(self, facts: dict[str, Any]) -> bool:
+        """Whether noise that was drawn since this checkpoint would be drawn anew, with another outcome."""
+        if not self._spends or self.settings.privacy.noise == "seeded":
+            return False
+        return self._spends_each_round or (self.refits and facts.get("phase") == "select")
+
+    def _check_settings(self, began: Any) -> None:
+        """Refuse settings that were edited in config.toml meanwhile. Checkpoints of older versions do not have them,
+        and a setting that only one version knows is no edit."""
+        if not isinstance(began, dict):
+            return
+        before, now = _flat(began), _flat(self.settings.to_dict())
+        changed = [key for key in before.keys() & now.keys() if before[key] != now[key]]
+        if "device" in changed:
+            self._tell(
+                f"this run began on {before['device']} and goes on on {now['device']}: the last digits may differ"
+            )
+        if edited := sorted(set(changed) - set(MAY_CHANGE)):
+            raise ConfigError(
+                f"{self.folder}: config.toml was edited since this run began: "
+                + ", ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in edited)
+                + "; put it back, or begin another run with the new settings"
+            )
+
+    def _tell(self, note: str) -> None:
+        """Something the user should know, whoever follows the run and however."""
+        if self.writes:
+            warnings.warn(note, stacklevel=2)
+            for callback in self.callbacks:
+                callback.note(note)
+
+    def _done(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those up to the checkpoint. One is forced when a phase ends, so earlier phases are whole; a later phase is in
+        the history when the checkpoint is not the newest."""
+        order = ("select", "refit")
+        later = order[order.index(self.phase) + 1 :] if self.phase in order else ()
+        done = self.federated.round_number
+        return [r for r in records if r["phase"] not in later and (r["phase"] != self.phase or r["round"] <= done)]
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.phase, self.rounds, self.chosen = facts["phase"], facts["rounds"], facts["chosen"]
@@ -284,3 +358,11 @@ class Training(AnyTraining):
         if self.chosen_tensors:
             last = f"chosen.{len(self.chosen_tensors) - 1}"
             self.chosen_tensors[last] = self.federated.model.own_rows(self.chosen_tensors[last]).clone()
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Each setting under its full name, `section.key`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

@@ -42,6 +42,9 @@ class Callback:
 
     def evaluated(self, record: dict[str, Any]) -> None: ...
 
+    def note(self, text: str) -> None:
+        """Something the user should know. It is a Python warning too, which the command line shows."""
+
     def stopping(self) -> None:
         """Somebody has asked to stop: the round is finished and saved first."""
 

@@ -11,7 +11,6 @@ must fit the file's length before anything is allocated. docs/collection-format.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -24,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedalc.errors import DataError
+from fedalc.files import whole_binary
 
 Kind = Literal["messages", "correlations"]
 VERSION = 2  # what is written. 1 had no run id, and is read too
@@ -48,22 +48,15 @@ def write_container(path: Path | str, kind: Kind, facts: dict[str, Any], arrays:
     if len(header) > MAX_HEADER:
         raise DataError(f"the header has {len(header)} bytes, more than the {MAX_HEADER} allowed", path)
     path = Path(path).resolve()
-    part = path.with_name(path.name + ".part")
     digest = hashlib.sha256()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with whole_binary(path) as file:
             pieces: list[bytes | memoryview] = [_magic(kind), header, *map(_raw, arrays.values())]
             for piece in pieces:
                 digest.update(piece)
                 file.write(piece)
             file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise DataError(f"cannot be written: {error.strerror}", path) from None
     return digest.hexdigest()
 

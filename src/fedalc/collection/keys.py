@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedalc.errors import FedalcError
+from fedalc.files import sync_folder
 
 MIN_BYTES = 32
 _MIN_DISTINCT = 16  # of 32 random bytes, fewer than 16 different ones is rarer than 1 in 10^13
@@ -72,6 +73,7 @@ class Key:
                 file.write(f"{_MAGIC}\n{self.__secret.hex()}\n")
                 file.flush()
                 os.fsync(file.fileno())
+            sync_folder(Path(path).parent)
         except OSError as error:
             reason = error.strerror
         if reason is not None:

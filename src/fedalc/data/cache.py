@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.data.dataset import Split
 from fedalc.errors import DataError
+from fedalc.files import whole_binary
 
 _FORMAT = 1
 """Raise it when the layout of an entry changes."""
@@ -85,17 +85,9 @@ def _store(parsed: Parsed, place: Path) -> None:
 
 
 def store_arrays(place: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Written beside its place and then moved there: another process sees all of it or nothing."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f"{place.stem[:16]}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        Path(temporary).replace(place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    """Another process sees all of it or nothing, and so does the next one after a power cut."""
+    with whole_binary(place) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _load(place: Path) -> Parsed:

@@ -22,6 +22,7 @@ from fedalc.data.catalog import Download, Entry
 from fedalc.data.check import content_sha256, find_file
 from fedalc.data.load import dataset_dir
 from fedalc.errors import DataError
+from fedalc.files import move_into_place
 
 Progress = Callable[[str, int, int | None], None]
 """Told the file's name, how many bytes are there, and how many there will be, if known."""
@@ -164,7 +165,7 @@ def _verify(download: Download, part: Path) -> None:
 def _put_in_place(entry: Entry, download: Download, part: Path, folder: Path) -> None:
     if not download.unpack:
         _verify_content(entry, download.file_name, part)
-        part.replace(folder / download.file_name)
+        move_into_place(part, folder / download.file_name)
         _discard(part)
         return
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as temporary:
@@ -172,8 +173,7 @@ def _put_in_place(entry: Entry, download: Download, part: Path, folder: Path) ->
         for file in files:
             _verify_content(entry, str(file), Path(temporary) / file)
         for file in files:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (Path(temporary) / file).replace(folder / file)
+            move_into_place(Path(temporary) / file, folder / file)
     _discard(part)
 
 

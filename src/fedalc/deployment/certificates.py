@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fedalc.deployment.flower import require_flower
 from fedalc.deployment.node_keys import write_private
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.files import make_folder, write_bytes
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -74,7 +75,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int) -> Certific
     known = files.authority.exists() and files.authority_key.exists()
     if not known:
         _check_empty(files)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     authority = _read_authority(files) if known else _new_authority(files, hosts[0], until)
     key = _new_key()
     certificate = _server_certificate(authority, key, names, min(until, authority.certificate.not_valid_after_utc))
@@ -215,4 +216,4 @@ def _pem(key: EllipticCurvePrivateKey) -> bytes:
 def _write_certificate(file: Path, certificate: x509.Certificate) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    file.write_bytes(certificate.public_bytes(Encoding.PEM))
+    write_bytes(file, certificate.public_bytes(Encoding.PEM))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedalc.deployment.flower import require_flower
 from fedalc.errors import FedalcError
+from fedalc.files import sync_folder, write_bytes
 
 PUBLIC = b"ecdsa-sha2-nistp384 "  # how the public half of a P-384 key begins
 
@@ -26,7 +27,7 @@ def make_node_key(file: Path) -> Path:
         raise FedalcError(f"{public}: exists already, and is never overwritten; name another file")
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    write_bytes(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return public
 
 
@@ -69,7 +70,7 @@ def check_node_key(file: Path) -> None:
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Nobody else's from its first moment, whole or not there at all."""
+    """Readable by its owner alone from the first moment, and on the disk when this returns."""
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -79,6 +80,9 @@ def write_private(file: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        sync_folder(file.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             file.unlink()

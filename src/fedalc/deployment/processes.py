@@ -30,7 +30,15 @@ _GONE_WITHIN = 5.0  # seconds from the kill until the system has done it
 class Process:
     """A program in a session of its own: a Ctrl-C in the terminal reaches us, and we end it in order."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        keep_open: Sequence[int] = (),
+    ):
+        """`keep_open`: open files to hand on to it, such as a lock that must last as long as it does."""
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -43,6 +51,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env=None if environment is None else dict(environment),
                 start_new_session=True,
+                pass_fds=tuple(keep_open),
             )
         self._family = {pid: row.born for pid, row in _table().items() if pid == self.pid}
 

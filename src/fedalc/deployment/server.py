@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fedalc.deployment.certificates import Certificates
@@ -10,6 +11,7 @@ from fedalc.deployment.flower import environment, python_module, require_flower
 from fedalc.deployment.processes import Process, follow, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
+from fedalc.run_folder import only_writer
 
 _START_WITHIN = 120.0  # seconds, on a machine that is busy
 
@@ -51,8 +53,19 @@ class Server:
         ]
         return [*python_module("fedalc.deployment.superlink"), *trust, *where, *limits]
 
-    def start(self) -> Process:
-        """Up and answering."""
+    @contextmanager
+    def running(self) -> Iterator[Process]:
+        """Up and answering, and the only server with this state folder. The server itself holds the lock too: it may
+        outlive us, and then nobody else may start there."""
+        busy = "another server is running with this state folder; end it, or choose another --state"
+        with only_writer(self.state.folder, busy) as lock:
+            process = self._start(lock.fileno())
+            try:
+                yield process
+            finally:
+                process.end()
+
+    def _start(self, lock: int) -> Process:
         require_flower()
         if self.certificates is not None:
             self.certificates.check()
@@ -61,10 +74,9 @@ class Server:
             raise FedalcError(
                 f"{self.own_address}: a server is running there already; end it, or choose another --port"
             )
-        self.state.folder.mkdir(parents=True, exist_ok=True)
         self.state.folder.chmod(0o700)
         self.state.write_connection(self.own_address, certificate)
-        process = Process("the server", self.command(), self.state.log, environment(self.state.home))
+        process = Process("the server", self.command(), self.state.log, environment(self.state.home), [lock])
         try:
             process.wait_for(lambda: is_healthy(self.own_address, certificate), _START_WITHIN, "answering")
         except BaseException:
@@ -75,8 +87,7 @@ class Server:
 
 def run_server(server: Server, say: Callable[[str], None]) -> None:
     """In the foreground, until it is told to end."""
-    with signals_interrupt():
-        process = server.start()
+    with signals_interrupt(), server.running() as process:
         say(f"the server is ready at {server.host}:{server.port}; its log: {server.state.log}; Ctrl-C ends it")
         code = follow(process, lambda line: None)
     raise FedalcError(f"the server ended by itself (exit code {code}):\n{process.tail()}")

@@ -32,12 +32,9 @@ EXPLAINED = (
 )
 
 
-def write_page(folder: Path) -> Path:
-    """Write the page of the finished run in `folder`, from its files alone."""
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FedalcError(f"{folder}: no result.json, so there is nothing to report yet") from None
+def write_page(folder: Path, result: Result | None = None) -> Path:
+    """Write the page of the finished run in `folder`, from its files alone, or before its `result` is written."""
+    result = _read_result(folder) if result is None else result
     config = folder / "config.toml"
     records = history.read(folder / "history.jsonl")
     name = text(result.get("method"))
@@ -63,6 +60,13 @@ def write_page(folder: Path) -> Path:
         versions=result.get("versions") or {},
         **_curves({} if centralised else {name: records}, chosen),
     )
+
+
+def _read_result(folder: Path) -> Result:
+    try:
+        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise FedalcError(f"{folder}: no result.json, so there is nothing to report yet") from None
 
 
 def write_comparison_page(folder: Path, results: Iterable[Result], histories: Histories) -> Path:

@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from fedalc.files import write_bytes
 from fedalc.report.curves import Histories, Panel, panels
 from fedalc.report.style import DASHES, GREY, HATCHES, Style, short, styles
 from fedalc.report.summary import COLLAPSED, Result, Row, Statistic, merge, number, varies
@@ -231,10 +232,6 @@ def legend(figure: Any, handles: Sequence[Any], names: Iterable[str], across: in
 
 
 def write_png(figure: Any, path: Path | str) -> None:
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    part = place.with_name(place.name + ".part")
-    part.write_bytes(picture.getvalue())
-    part.replace(place)
+    write_bytes(Path(path), picture.getvalue())

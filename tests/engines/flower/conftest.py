@@ -26,4 +26,4 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         return Patience(start_with, go_on_with, for_parties / 100, for_replies / 100, pause=0.002, again=0.005)
 
     monkeypatch.setattr(run_config, "Patience", patience)
-    monkeypatch.setattr("fedalc.report.page.write_page", lambda folder: None)
+    monkeypatch.setattr("fedalc.report.page.write_page", lambda *folder: None)

@@ -21,6 +21,7 @@ from fedalc.engines.flower.punctuality import Punctuality
 from fedalc.engines.flower.records import BadMessage
 from fedalc.engines.flower.roster import Roster
 from fedalc.errors import FedalcError
+from fedalc.files import append_text
 from fedalc.run_folder import PARTIES_LOG
 
 T = TypeVar("T")
@@ -205,8 +206,7 @@ class Parties:
 
     def _write(self) -> None:
         if self._log is not None and self._unwritten:
-            with self._log.open("a", encoding="utf-8") as file:
-                file.writelines(self._unwritten)
+            append_text(self._log, "".join(self._unwritten), durable=False)  # on the disk with the next checkpoint
             self._unwritten = []
 
 

@@ -85,6 +85,9 @@ class Spoken(Callback):
         if done:
             say(f"going on after round {done} of {rounds}")
 
+    def note(self, text: str) -> None:
+        say(f"note: {text}")
+
     def round(self, number: int, loss: float) -> None:
         say(f"round {number} of {self.rounds}: loss {loss:.5g}")
 

@@ -1,0 +1,111 @@
+"""Disturb runs in every way, resume them, and compare: `make crash-test`. Ends with 1 if a promise was broken."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from fedalc.files import write_text
+from tests.crash.parts import (
+    Bench,
+    Broken,
+    flipped_bits,
+    full_disk,
+    kills_at_every_write,
+    kills_at_random,
+    power_cuts,
+)
+from tests.crash.scenarios import Overwrite, Parties, State, Train
+
+OUT = Path(__file__).parents[2] / "docs" / "results" / "crash-test.md"
+SEED = 17
+HEAD = """# Crash test
+
+`make crash-test`, written by it. Each line says what was done to a run and how often; every time the run was resumed
+by another process, and gave the same bits as an undisturbed one (tensors of the model and of the last checkpoint,
+figures, history without times, settings), began no earlier than at the last checkpoint that `save_folder` had
+returned from, and left no temporary files behind. [How it works](../checkpoints.md).
+
+| what | scenario | how often |
+|---|---|--:|
+"""
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--tiny", action="store_true", help="a few of each, in seconds: for make test")
+    asked.add_argument("--kills", type=int, default=120, help="at random moments")
+    asked.add_argument("--step", type=int, default=1, help="only every n-th file operation, for a shorter test")
+    asked.add_argument("--out", type=Path, help="a Markdown file for the outcome")
+    options = asked.parse_args()
+    began = time.monotonic()
+    # In memory where that can be: what a disk would lose is worked out, and waiting for one takes longer than the rest.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fedalc-crash-", dir=memory) as place:
+        try:
+            rows = tiny(Path(place)) if options.tiny else everything(Path(place), options.kills, options.step)
+        except Broken as broken:
+            print(f"BROKEN: {broken}", file=sys.stderr)
+            return 1
+    if options.out is not None:
+        write_text(options.out, HEAD + "".join(f"| {what} | {name} | {count} |\n" for what, name, count in rows))
+    print(f"all promises kept, {time.monotonic() - began:.0f} s")
+    return 0
+
+
+Row = tuple[str, str, int]
+
+
+def told(row: Row) -> Row:
+    print(f"{row[1]}: {row[2]} × {row[0]}", flush=True)
+    return row
+
+
+def tiny(place: Path) -> list[Row]:
+    chance = random.Random(SEED)
+    bench = Bench(Train(), place)
+    kills = kills_at_every_write(bench, step=71)
+    cuts, states = power_cuts(bench, chance, step=97, shuffles=1)
+    return [
+        told(("killed at an operation", "training", kills)),
+        told(("power cut", "training", cuts)),
+        told(("states of a disk", "training", states)),
+    ]
+
+
+def everything(place: Path, kills: int, step: int) -> list[Row]:
+    chance = random.Random(SEED)
+    rows: list[Row] = []
+    held = place / "parties"
+    held.mkdir()
+    for scenario in (Train(), Parties(held), Overwrite(), State()):
+        bench, name = Bench(scenario, place), scenario.name
+        rows.append(
+            told(
+                ("killed at each of its file operations, one after the other", name, kills_at_every_write(bench, step))
+            )
+        )
+        cuts, states = power_cuts(bench, chance, step)
+        rows.append(told(("power cut after each of its file operations", name, cuts)))
+        rows.append(told(("of these: different states of the disk that were resumed from", name, states)))
+        if isinstance(scenario, State):
+            continue
+        rows.append(told(("killed at a random moment", name, kills_at_random(bench, kills, chance))))
+        if type(scenario) is Train:
+            failed, how = full_disk(bench, max(24 // step, 6))
+            rows.append(told((f"no space left on the disk, somewhere in the run ({how})", name, failed)))
+        if not isinstance(scenario, Overwrite):
+            flips = flipped_bits(bench, max(40 // step, 3), chance)
+            rows.append(told(("a bit flipped in the newest checkpoint", name, flips)))
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
