@@ -48,7 +48,7 @@ def load_facts(folder: Path) -> dict[str, Any]:
             raise FedalcError(f"{folder}: not a saved model or checkpoint ({name} is missing)")
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise FedalcError(f"{folder}: damaged, cannot be read: {error}") from None
     if not isinstance(facts, dict):
         raise FedalcError(f"{folder}: damaged, {FACTS} holds no table")
