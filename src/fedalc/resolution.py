@@ -6,10 +6,12 @@ What a run folder keeps is the outcome in full, so that running its `config.toml
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,11 @@ def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
 
 
 def _preset_file(name: str) -> dict[str, Any]:
+    return copy.deepcopy(_parsed_preset(name))  # what is made of it is changed
+
+
+@cache
+def _parsed_preset(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("fedalc").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
 
 

@@ -64,6 +64,9 @@ def read_result(folder: Path) -> dict[str, Any]:
     for key, kinds in _KINDS.items():
         if key in result and type(result[key]) not in kinds:
             raise FedalcError(f"{file}: damaged: `{key}` is not what it should be; {instead}")
+    chosen = result.get("selection") or {}
+    if not isinstance(chosen.get("metrics", {}), dict):
+        raise FedalcError(f"{file}: damaged: `selection.metrics` is not what it should be; {instead}")
     metrics = result.get("metrics")
     if metrics is None or not all(type(value) in (int, float) for value in metrics.values()):
         raise FedalcError(f"{file}: damaged: `metrics` are missing, or not numbers; {instead}")

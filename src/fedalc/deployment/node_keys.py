@@ -47,7 +47,6 @@ def check_public_key(file: Path) -> None:
 def check_node_key(file: Path) -> None:
     """A private key that Flower will take, and that nobody else can read."""
     require_flower()
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
@@ -65,7 +64,7 @@ def check_node_key(file: Path) -> None:
         raise FedalcError(f"{file}: others than its owner have access to it (mode {mode:03o}); run `chmod 600 {file}`")
     try:
         key = load_ssh_private_key(content, None) if len(content) <= LARGEST else None
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # also when it wants a password
+    except Exception:  # the library raises whatever comes: all of it means that this is no key for us
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise FedalcError(f"{file}: not a party's private key; make one with `fedalc deploy node-key FILE`")
