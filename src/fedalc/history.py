@@ -8,6 +8,9 @@ from typing import Any
 
 from fedalc.errors import DataError
 from fedalc.files import append_text, write_text
+from fedalc.reading import Unreadable, parse_json
+
+_WHAT_TO_DO = "remove the line, or the whole file: it only holds the curves"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
@@ -17,20 +20,32 @@ def append(path: Path, record: dict[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines. A last line cut off by a crash is left out; anything else unreadable is an error."""
-    if not path.exists():
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
     records = []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            records.append(_record(line))
+        except Unreadable as error:
             if number == len(lines):
                 break
-            raise DataError("not a JSON line", path, number) from None
+            raise DataError(f"{error}; {_WHAT_TO_DO}", path, number) from None
     return records
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise Unreadable("not a JSON object")
+    if not isinstance(record.get("phase"), str) or type(record.get("round")) is not int:
+        raise Unreadable("no record of a round: it needs `phase`, a text, and `round`, a whole number")
+    return record
 
 
 def rewrite(path: Path, records: list[dict[str, Any]]) -> None:

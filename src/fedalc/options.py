@@ -67,6 +67,6 @@ def listed(text: str, option: str) -> list[str]:
 def listed_seeds(text: str) -> list[int]:
     parts = listed(text, "--seeds")
     for part in parts:
-        if not part.isdecimal():
+        if not (part.isascii() and part.isdecimal() and len(part) <= 19):
             raise ConfigError(f"{part!r} is not a whole number", "--seeds")
     return [int(part) for part in parts]

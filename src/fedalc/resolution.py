@@ -6,10 +6,12 @@ What a run folder keeps is the outcome in full, so that running its `config.toml
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from pydantic import ValidationError
 from fedalc.config import Experiment
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
+from fedalc.reading import DEEPEST, Unreadable, parse_toml
 from fedalc.settings import METHODS, PRESETS, SQUARE_ONLY
 
 
@@ -118,15 +121,20 @@ def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
 
 
 def _preset_file(name: str) -> dict[str, Any]:
+    return copy.deepcopy(_parsed_preset(name))  # what is made of it is changed
+
+
+@cache
+def _parsed_preset(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("fedalc").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (Unreadable, OSError) as error:
         raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
 
 
@@ -136,11 +144,13 @@ def _parse_override(text: str) -> dict[str, Any]:
         raise ConfigError(f"expected key=value, found {text!r}", "--set")
     value = value.strip()
     parsed: Any = value
-    with suppress(tomllib.TOMLDecodeError):  # a bare word is a string
-        parsed = tomllib.loads(f"value = {value}")["value"]
+    with suppress(Unreadable):  # a bare word is a string
+        parsed = parse_toml(f"value = {value}")["value"]
     nested: dict[str, Any] = {}
     table = nested
     *sections, last = key.strip().split(".")
+    if len(sections) >= DEEPEST:
+        raise ConfigError(f"there is no such setting: {text[:60]!r}…", "--set")
     for section in sections:
         table = table.setdefault(section, {})
     table[last] = parsed

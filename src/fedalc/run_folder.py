@@ -20,12 +20,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError, Locked
 from fedalc.files import PART, make_folder, remove_folder, sync_folder, write_text
+from fedalc.reading import read_json_object
 from fedalc.resolution import experiment
 
 LOCK = ".lock"  # there only while a process writes to the folder
@@ -46,6 +47,36 @@ def read_settings(folder: Path) -> Experiment:
     if not (folder / "config.toml").exists():
         raise FedalcError(f"{folder}: not a run folder (it has no config.toml)")
     return experiment(file=folder / "config.toml", defaults=BEFORE)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("dataset", "method", "preset"), (str,)),
+    **dict.fromkeys(("engine",), (str, type(None))),
+    **dict.fromkeys(("rounds", "seed", "clients", "labels", "labels_without_client"), (int,)),
+    **dict.fromkeys(("metrics", "versions"), (dict,)),
+    **dict.fromkeys(("selection", "collapse", "collection", "privacy"), (dict, type(None))),
+}
+"""Of what a result's values are. Older results lack some."""
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What a finished run has found: result.json."""
+    file = folder / "result.json"
+    instead = f"remove the file and make it again with: fedalc train --resume {folder}"
+    try:
+        result = read_json_object(file, instead)
+    except FileNotFoundError:
+        raise FedalcError(f"{folder}: no result.json: this run has not finished") from None
+    for key, kinds in _KINDS.items():
+        if key in result and type(result[key]) not in kinds:
+            raise FedalcError(f"{file}: damaged: `{key}` is not what it should be; {instead}")
+    chosen = result.get("selection") or {}
+    if not isinstance(chosen.get("metrics", {}), dict):
+        raise FedalcError(f"{file}: damaged: `selection.metrics` is not what it should be; {instead}")
+    metrics = result.get("metrics")
+    if metrics is None or not all(type(value) in (int, float) for value in metrics.values()):
+        raise FedalcError(f"{file}: damaged: `metrics` are missing, or not numbers; {instead}")
+    return result
 
 
 def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:

@@ -29,7 +29,16 @@ from fedalc.neighbours import check_affordable
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.resolution import experiment
-from fedalc.run_folder import SHEET, Taken, check_folder, clear_leftovers, only_writer, open_folder, read_settings
+from fedalc.run_folder import (
+    SHEET,
+    Taken,
+    check_folder,
+    clear_leftovers,
+    only_writer,
+    open_folder,
+    read_result,
+    read_settings,
+)
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Training
 from fedalc.training_base import Callback, listening, telling
@@ -232,8 +241,7 @@ def load_run(folder: Path | str) -> Run:
     settings = read_settings(place)
     if not (place / "result.json").exists():
         raise FedalcError(f"{place}: this run has not finished; go on with: fedalc train --resume {place}")
-    result = json.loads((place / "result.json").read_text(encoding="utf-8"))
-    return Run(settings, result, load_model(place / "model"), place)
+    return Run(settings, read_result(place), load_model(place / "model"), place)
 
 
 def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
+from torch import Tensor
 
 from fedalc.checkpoint import load_facts, load_folder, save_folder
 from fedalc.data.images import CHANNELS, Images, side_of
@@ -90,15 +92,26 @@ class TrainedModel:
             if settings.is_image:
                 side_of(facts["features"])
             without_weights = settings.model_copy(update={"pretrained": None})
+            prefix = "encoder."
+            weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            with torch.device("meta"):  # without memory: facts that do not fit the weights could ask for any amount
+                shape = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
+            check_shapes(shape.state_dict(), weights)
             encoder = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
             encoder = encoder.to(dtype=W.dtype)
-            prefix = "encoder."
-            encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            encoder.load_state_dict(weights)
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
             return cls(Model(encoder.to(device), W.to(device)), settings, names, held)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
+
+
+def check_shapes(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name, tensor in wanted.items():
+        if name not in found or found[name].shape != tensor.shape:
+            has = tuple(found[name].shape) if name in found else "not there"
+            raise ValueError(f"{name} should be {tuple(tensor.shape)}, and is {has}")
 
 
 def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:

@@ -60,6 +60,8 @@ def _read_records(path: Path, count: int) -> list[str]:
         names = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise DataError("is not UTF-8 text", path) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
     if len(names) != count:
         raise DataError(f"has {len(names)} record names, one per line, for {count} instances", path)
     seen: dict[str, int] = {}

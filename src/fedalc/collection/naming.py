@@ -20,6 +20,8 @@ def read_names(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise DataError("is not UTF-8 text", path) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
     names = [line.split("\t", 1)[-1].strip() for line in lines]
     names = [name for name in names if name]
     if not names:

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedalc.data._stream import LineReader
+from fedalc.data._xml import parse
 from fedalc.errors import DataError
 
 _NUMERIC_TYPES = {"numeric", "real", "integer"}
 _ATTRIBUTE = re.compile(r"""@attribute\s+('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s'"{][^\s{]*)\s*(.*)""", re.IGNORECASE)
-_MEKA_LABELS = re.compile(r"-C\s+(-?\d+)")
+_MEKA_LABELS = re.compile(r"-C\s+(-?[0-9]{1,9})(?![0-9])")
+_LARGEST_LIST = 64 << 20
 _SPLIT_SUFFIX = re.compile(r"[-_.]?(train|test|dev|valid|validation)$", re.IGNORECASE)
 _HOW_TO_SAY_IT = (
     "put Mulan's `labels.xml` beside it (<labels><label name=\"…\"/></labels>), or MEKA's `-C n` in the relation's "
@@ -192,10 +194,18 @@ def _label_names(labels_file: Path) -> set[str]:
     parser.StartElementHandler = start
     # Entities are declared in a document type: without one there is nothing to expand, and nothing to fetch.
     parser.StartDoctypeDeclHandler = refuse
-    try:
-        parser.Parse(labels_file.read_bytes(), True)
-    except expat.ExpatError as error:
-        raise DataError(f"is not well-formed XML: {expat.ErrorString(error.code)}", labels_file, error.lineno) from None
+    parse(parser, _content(labels_file), lambda message, line: DataError(message, labels_file, line))
     if not names:
         raise DataError('has no <label name="…"/>', labels_file)
     return names
+
+
+def _content(labels_file: Path) -> bytes:
+    try:
+        with labels_file.open("rb") as file:
+            content = file.read(_LARGEST_LIST + 1)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", labels_file) from None
+    if len(content) > _LARGEST_LIST:
+        raise DataError(f"is larger than {_LARGEST_LIST >> 20} MB, which no list of labels is", labels_file)
+    return content

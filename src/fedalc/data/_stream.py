@@ -1,9 +1,14 @@
-"""Text files as blocks of whole lines, unpacked on the way, with every failure told in terms of the file."""
+"""Text files as blocks of whole lines, unpacked on the way, with every failure told in terms of the file.
+
+No more is ever in memory than a block and a line: both the length of a line and what a compressed file unpacks to are
+bounded (`limits`).
+"""
 
 from __future__ import annotations
 
 import bz2
 import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from fedalc.data.limits import largest_content, line_too_long, longest_line, unpacks_to_too_much
 from fedalc.errors import DataError
 
 # Small blocks keep the tokenizer's scratch arrays inside the processor's cache and the memory near the result's size.
@@ -48,7 +54,10 @@ class LineReader:
         self.path = path
         self.line = 0
         """How many lines have been handed out: the number of the last one."""
-        self._file = _open(path)
+        self._longest = longest_line()
+        self._file, self._packed = _open(path)
+        self._largest = None if self._packed is None else largest_content(self._packed)
+        self._unpacked = 0
 
     def __enter__(self) -> LineReader:
         return self
@@ -58,9 +67,11 @@ class LineReader:
 
     def next_line(self) -> bytes | None:
         """The next line without its end, or None at the end of the file."""
-        line = self._guarded(self._file.readline)
+        line = self._guarded(self._file.readline, self._longest + 1)
         if not line:
             return None
+        if len(line) > self._longest:
+            raise line_too_long(self.path, self.line + 1, self._longest)
         if self.line == 0:
             line = line.removeprefix(_UTF8_MARK)
         self.line += 1
@@ -68,33 +79,46 @@ class LineReader:
 
     def blocks(self) -> Iterator[Block]:
         """The rest of the file. A block is as long as asked for plus the rest of its last line."""
-        while text := self._guarded(lambda: self._file.read(BLOCK_BYTES)):
+        while text := self._guarded(self._file.read, min(BLOCK_BYTES, self._longest)):
             if not text.endswith(b"\n"):
-                text += self._guarded(self._file.readline)
-                if not text.endswith(b"\n"):
-                    text += b"\n"
+                text = self._completed(text)
             block = Block(text, self.line + 1)
             yield block
             self.line += block.line_count
 
+    def _completed(self, text: bytes) -> bytes:
+        """The text with the rest of its last line."""
+        begun = len(text) - (text.rfind(b"\n") + 1)
+        rest = self._guarded(self._file.readline, self._longest - begun + 1)
+        if begun + len(rest) > self._longest:
+            raise line_too_long(self.path, self.line + 1 + text.count(b"\n"), self._longest)
+        return text + rest if rest.endswith(b"\n") else text + rest + b"\n"
+
     def pieces(self) -> Iterator[bytes]:
         """The rest of the file byte by byte as it is, without regard to lines."""
-        while piece := self._guarded(lambda: self._file.read(BLOCK_BYTES)):
+        while piece := self._guarded(self._file.read, BLOCK_BYTES):
             yield piece
 
-    def _guarded(self, read: Callable[[], bytes]) -> bytes:
+    def _guarded(self, read: Callable[[int], bytes], most: int) -> bytes:
         try:
-            return read()
+            found = read(most)
         except EOFError:
             raise DataError(
                 "the compressed stream ends too early: the file was cut short; get it again", self.path
             ) from None
         except (zlib.error, OSError, ValueError) as error:
             raise DataError(f"cannot be unpacked or read ({error}); get it again", self.path) from None
+        self._unpacked += len(found)
+        if self._packed is not None and self._largest is not None and self._unpacked > self._largest:
+            raise unpacks_to_too_much(self.path, self._packed, self._largest, f" (line {self.line + 1})")
+        return found
 
 
-def _open(path: Path) -> BinaryIO:
-    """Opens by what the file begins with, since names lie: `train.txt` may well be gzipped."""
+def _open(path: Path) -> tuple[BinaryIO, int | None]:
+    """Opens by what the file begins with, since names lie: `train.txt` may well be gzipped.
+
+    With the size of a compressed file; None for a plain one.
+    """
     if path.is_dir():
         raise DataError("is a folder, and a file was expected", path)
     try:
@@ -103,17 +127,21 @@ def _open(path: Path) -> BinaryIO:
         raise DataError("no such file", path) from None
     except OSError as error:
         raise DataError(f"cannot be opened: {error.strerror}", path) from None
-    start = file.read(6)
-    file.seek(0)
+    try:
+        start, packed = file.read(6), os.fstat(file.fileno()).st_size
+        file.seek(0)
+    except OSError as error:
+        file.close()
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
     for magic, what in _ARCHIVES.items():
         if start.startswith(magic):
             file.close()
             raise DataError(f"is {what}: unpack it first (plain text, gzip and bzip2 are read as they are)", path)
     if start.startswith(_GZIP_MAGIC):
-        return cast(BinaryIO, _Owning(gzip.GzipFile(fileobj=file), file))
+        return cast(BinaryIO, _Owning(gzip.GzipFile(fileobj=file), file)), packed
     if start.startswith(_BZIP2_MAGIC):
-        return cast(BinaryIO, _Owning(bz2.BZ2File(file), file))
-    return file
+        return cast(BinaryIO, _Owning(bz2.BZ2File(file), file)), packed
+    return file, None
 
 
 class _Owning:

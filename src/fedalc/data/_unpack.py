@@ -1,17 +1,27 @@
-"""Archives unpacked into one folder, and nowhere else: no file may climb out of it, and no link is followed or made."""
+"""Archives unpacked into one folder, and nowhere else: no file may climb out of it, and no link is followed or made.
+
+How many files there are and what they unpack to is bounded (`limits`): by what the archive says before anything is
+written, and by what comes out while it is written.
+"""
 
 from __future__ import annotations
 
 import gzip
-import shutil
 import stat
+import struct
 import tarfile
 import zipfile
-import zlib
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from fedalc.data._tar import UNREADABLE, is_tar, members, open_tar
+from fedalc.data.limits import MOST_MEMBERS, largest_content, unpacks_to_too_much
 from fedalc.errors import DataError
+
+# RuntimeError: a zip with a password.
+_DAMAGED = (*UNREADABLE, zipfile.BadZipFile, NotImplementedError, RuntimeError, struct.error, KeyError)
+_PIECE = 1 << 20
 
 
 def unpack(archive: Path, name: str, into: Path) -> list[Path]:
@@ -23,47 +33,52 @@ def unpack(archive: Path, name: str, into: Path) -> list[Path]:
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
-                return _unpack_zip(opened, into)
-        if tarfile.is_tarfile(archive):
-            with tarfile.open(archive) as opened_tar:
-                return _unpack_tar(opened_tar, into)
+                return _unpack_zip(opened, archive, name, into)
+        if is_tar(archive):
+            with open_tar(archive) as opened_tar:
+                return _unpack_tar(opened_tar, archive, name, into)
         if _begins_with(archive, b"\x1f\x8b"):
-            target = _safe_path(name.removesuffix(".gz"), archive)
+            target = _safe_path(name.removesuffix(".gz"), name)
             with gzip.open(archive) as stream:
-                _write(stream, into / target)
+                _Writer(archive, name, into).write(stream, target)
             return [Path(target)]
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, NotImplementedError) as error:
+    except _DAMAGED as error:
         raise DataError(f"cannot be unpacked ({error}): get it again", name) from None
     raise DataError("is neither a zip, nor a tar, nor a gzip file", name)
 
 
-def _unpack_zip(archive: zipfile.ZipFile, into: Path) -> list[Path]:
-    members = [info for info in archive.infolist() if not info.is_dir()]
-    for info in members:
+def _unpack_zip(opened: zipfile.ZipFile, archive: Path, name: str, into: Path) -> list[Path]:
+    infos = [info for info in opened.infolist() if not info.is_dir()]
+    writer = _Writer(archive, name, into)
+    writer.check(info.file_size for info in infos)
+    for info in infos:
         if stat.S_ISLNK(info.external_attr >> 16):
-            raise DataError(f"refused: {info.filename!r} is a link", archive.filename)
-    targets = _targets([info.filename for info in members], archive.filename)
-    for info, target in zip(members, targets, strict=True):
-        with archive.open(info) as stream:
-            _write(stream, into / target)
+            raise DataError(f"refused: {info.filename!r} is a link", name)
+    targets = _targets([info.filename for info in infos], name)
+    for info, target in zip(infos, targets, strict=True):
+        with opened.open(info) as stream:
+            writer.write(stream, target)
     return [Path(target) for target in targets]
 
 
-def _unpack_tar(archive: tarfile.TarFile, into: Path) -> list[Path]:
-    members = [member for member in archive.getmembers() if not member.isdir()]
-    for member in members:
-        if not member.isfile():
-            raise DataError(f"refused: {member.name!r} is a link or a device", str(archive.name))
-    targets = _targets([member.name for member in members], str(archive.name))
-    for member, target in zip(members, targets, strict=True):
-        stream = archive.extractfile(member)
+def _unpack_tar(opened: tarfile.TarFile, archive: Path, name: str, into: Path) -> list[Path]:
+    files = []
+    for member in members(opened, archive):
+        if not member.isdir():
+            files.append(member)
+        if len(files) > MOST_MEMBERS:
+            raise _too_many(name)
+    targets = _targets([member.name for member in files], name)
+    writer = _Writer(archive, name, into)
+    for member, target in zip(files, targets, strict=True):
+        stream = opened.extractfile(member)
         assert stream is not None  # it is a file
         with stream:
-            _write(stream, into / target)
+            writer.write(stream, target)
     return [Path(target) for target in targets]
 
 
-def _targets(names: list[str], archive: str | None) -> list[PurePosixPath]:
+def _targets(names: list[str], archive: str) -> list[PurePosixPath]:
     """Where each file goes. Everything is looked at before anything is written."""
     paths = [_safe_path(name, archive) for name in names]
     if not paths:
@@ -76,7 +91,7 @@ def _targets(names: list[str], archive: str | None) -> list[PurePosixPath]:
     return paths
 
 
-def _safe_path(name: str, archive: str | Path | None) -> PurePosixPath:
+def _safe_path(name: str, archive: str) -> PurePosixPath:
     path = PurePosixPath(name)
     parts = [part for part in path.parts if part != "."]
     # A backslash or a colon would be a separator or a drive on Windows.
@@ -90,7 +105,42 @@ def _begins_with(path: Path, magic: bytes) -> bool:
         return file.read(len(magic)) == magic
 
 
-def _write(stream: IO[bytes] | gzip.GzipFile, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as file:
-        shutil.copyfileobj(stream, file, 1 << 20)
+class _Writer:
+    """Writes files of an archive below a folder, and no more in all than the archive may unpack to."""
+
+    def __init__(self, archive: Path, name: str, into: Path) -> None:
+        self._name, self._into = name, into
+        self._packed = archive.stat().st_size
+        self._limit = largest_content(self._packed)
+        self._written = 0
+
+    def check(self, sizes: Iterable[int]) -> None:
+        """What the archive says of itself."""
+        total = 0
+        for count, size in enumerate(sizes, 1):
+            total += size
+            if count > MOST_MEMBERS:
+                raise _too_many(self._name)
+            if total > self._limit:
+                raise unpacks_to_too_much(self._name, self._packed, self._limit)
+
+    def write(self, stream: IO[bytes] | gzip.GzipFile, path: PurePosixPath) -> None:
+        target = self._into / path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = target.open("xb")
+        except OSError as error:  # a name that is too long, or one file's name is another's folder
+            raise DataError(f"{str(path)[:80]!r} cannot be written: {error.strerror}", self._name) from None
+        with file:
+            while piece := stream.read(_PIECE):
+                self._written += len(piece)
+                if self._written > self._limit:
+                    raise unpacks_to_too_much(self._name, self._packed, self._limit, f" (at {str(path)[:60]!r})")
+                try:
+                    file.write(piece)
+                except OSError as error:
+                    raise DataError(f"cannot be written: {error.strerror}", target) from None
+
+
+def _too_many(name: str) -> DataError:
+    return DataError(f"refused: it has more than {MOST_MEMBERS:,} files", name)

@@ -187,9 +187,10 @@ class _RowParser:
                 raise ValueError(f"expected an attribute's number and its value, found {pair.strip()[:40]!r}")
             if not (words[0].isascii() and words[0].isdigit()):
                 raise ValueError(f"an attribute's number should be a whole number from 0 on, and not {words[0][:40]!r}")
-            if int(words[0]) >= len(self.attributes):
+            # Python refuses to convert what is thousands of digits long.
+            if len(words[0]) > 19 or int(words[0]) >= len(self.attributes):
                 raise ValueError(
-                    f"attribute {int(words[0])} is out of range: the header has {len(self.attributes)}, "
+                    f"attribute {words[0][:40]} is out of range: the header has {len(self.attributes)}, "
                     f"counted from 0 to {len(self.attributes) - 1}"
                 )
             row.append((int(words[0]), self._parse_value(int(words[0]), words[1])))

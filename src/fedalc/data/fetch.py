@@ -27,6 +27,7 @@ from fedalc.files import move_into_place
 Progress = Callable[[str, int, int | None], None]
 """Told the file's name, how many bytes are there, and how many there will be, if known."""
 
+_NUMBER = "[0-9]{1,18}"
 _PIECE = 1 << 18
 _TIMEOUT = 60.0
 
@@ -106,7 +107,8 @@ def _download(download: Download, part: Path, progress: Progress) -> None:
 
 def _receive(response: Any, part: Path, have: int, download: Download, progress: Progress) -> None:
     announced = response.headers.get("Content-Length")
-    total = have + int(announced) if announced and announced.isdigit() else download.size
+    length = re.fullmatch(_NUMBER, announced or "")
+    total = have + int(length[0]) if length else download.size
     validator = response.headers.get("ETag") or response.headers.get("Last-Modified")
     if validator and not validator.startswith("W/"):  # a weak one does not vouch for every byte
         _validator_file(part).write_text(validator, encoding="utf-8")
@@ -192,7 +194,7 @@ def _validator_file(part: Path) -> Path:
 
 
 def _read_validator(part: Path) -> str | None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         return _validator_file(part).read_text(encoding="utf-8") or None
     return None
 
@@ -203,12 +205,12 @@ def _discard(part: Path) -> None:
 
 
 def _first_byte(headers: Any) -> int | None:
-    match = re.match(r"bytes (\d+)-", headers.get("Content-Range", ""))
+    match = re.match(rf"bytes ({_NUMBER})-", headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
 
 def _total_length(headers: Any) -> int | None:
-    match = re.fullmatch(r"bytes \*/(\d+)", headers.get("Content-Range", ""))
+    match = re.fullmatch(rf"bytes \*/({_NUMBER})", headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
 

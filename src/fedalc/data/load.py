@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Literal
 from fedalc.data import arff, catalog, listed, xmlc
 from fedalc.data._arff_header import LabelRule, find_labels_file
 from fedalc.data._stream import LineReader
-from fedalc.data.cache import Parsed, cached
+from fedalc.data.cache import Parsed, cached, content_digest
 from fedalc.data.catalog import Entry
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.demo import make_demo
@@ -252,7 +251,7 @@ def _candidates(folder: Path) -> dict[str, list[Path]]:
 def _parse(path: Path, rule: LabelRule, cache: bool) -> Parsed:
     if _is_arff(path):
         labels_file = find_labels_file(path)
-        known = "" if labels_file is None else hashlib.sha256(labels_file.read_bytes()).hexdigest()
+        known = "" if labels_file is None else content_digest(labels_file)
 
         def parse() -> Parsed:
             read = arff.read_arff(path, rule, labels_file)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tarfile
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedalc.data._tar import is_tar
 from fedalc.data.images import CHANNELS, DIGEST_BYTES, PICTURES_AT_ONCE, Images
 from fedalc.data.pictures import LARGEST_FILE, Small, in_parallel, left_out, need_pillow
 from fedalc.data.places import File, Place, is_archive
@@ -133,7 +133,7 @@ def _files(path: Path) -> tuple[Iterator[File], int | None]:
 
 def _is_tar(path: Path) -> bool:
     try:
-        return tarfile.is_tarfile(path)
+        return is_tar(path)
     except OSError as error:
         raise DataError(f"cannot be opened: {error.strerror}", path) from None
 

@@ -7,19 +7,16 @@ the way; nothing of them is written to disk under a name of theirs. What is loos
 from __future__ import annotations
 
 import hashlib
-import lzma
 import os
 import re
-import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from fedalc.data._tar import UNREADABLE, members, open_tar
 from fedalc.errors import DataError
 
 _ARCHIVE = re.compile(r".+\.(?:tar|tar\.gz|tgz|tar\.bz2)", re.IGNORECASE)
-_UNREADABLE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError)
 
 
 class File:
@@ -39,7 +36,7 @@ class File:
         try:
             # Python sets aside as much memory as it is asked to read.
             return self._stream.read(min(most, self.size))
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise _damaged(error, self.place) from None
 
     def error(self, message: str, line: int | None = None) -> DataError:
@@ -151,8 +148,8 @@ def _read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[File]:
     """The wanted files. An archive with a link, a device or a path that leads out is refused as a whole."""
     found: set[str] = set()
     try:
-        with tarfile.open(path) as archive:
-            for member in _members(archive, path):
+        with open_tar(path) as archive:
+            for member in members(archive, path):
                 name = safe_name(member.name, path)
                 if member.isdir() or not wanted(name):
                     continue
@@ -162,16 +159,8 @@ def _read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[File]:
                 stream = archive.extractfile(member)
                 assert stream is not None  # it is a file
                 yield File(stream, name, path, member.size)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _damaged(error, path) from None
-
-
-def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
-    while (member := archive.next()) is not None:
-        if not (member.isdir() or member.isreg()) or member.issparse():
-            raise DataError(f"refused: {member.name!r} is a link, a device or a sparse file", path)
-        yield member
-        archive.members = []  # type: ignore[attr-defined]  # forget what was handed out: there may be millions
 
 
 def safe_name(name: str, place: Path) -> str:
@@ -196,5 +185,5 @@ def _damaged(error: Exception, path: Path) -> DataError:
         return DataError("no such archive", path)
     if path.is_dir():
         return DataError(f"cannot be read: {error}", path)
-    what = str(error).partition("\n")[0].rstrip(":")  # tarfile lists on further lines all that it has tried
+    what = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
     return DataError(f"cannot be read as an archive: it was cut short or is damaged ({what}); get it again", path)

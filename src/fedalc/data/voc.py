@@ -15,6 +15,7 @@ from xml.parsers import expat
 
 import numpy as np
 
+from fedalc.data._xml import parse
 from fedalc.data.annotations import Annotations, label_matrix
 from fedalc.data.places import File, Place
 from fedalc.errors import DataError
@@ -126,10 +127,7 @@ def _read_objects(file: File, difficult: bool) -> list[int]:
     """The labels of the objects in one annotation."""
     content = file.read(_LARGEST_FILE)
     reader = _ObjectReader(file, difficult)
-    try:
-        reader.parser.Parse(content, True)
-    except expat.ExpatError as error:
-        raise file.error(f"is not well-formed XML: {expat.ErrorString(error.code)}", error.lineno) from None
+    parse(reader.parser, content, file.error)
     return reader.labels
 
 

@@ -107,17 +107,20 @@ def _new_authority(files: Certificates, host: str, until: datetime) -> _Authorit
 
 def _read_authority(files: Certificates) -> _Authority:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    theirs = None
     try:
         certificate = x509.load_pem_x509_certificate(files.authority.read_bytes())
         key = load_pem_private_key(files.authority_key.read_bytes(), None)
+        theirs = certificate.public_key()
     except OSError as error:
         raise FedalcError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError):  # also when the key wants a password
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # also when the key wants a password
         key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != theirs:
         raise FedalcError(
             f"{files.authority}, {files.authority_key}: not an authority that this command has made; "
             "name another folder for a new one"

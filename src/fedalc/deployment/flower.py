@@ -14,6 +14,7 @@ from typing import Any
 
 from fedalc.errors import FedalcError
 from fedalc.files import write_text
+from fedalc.reading import Unreadable, parse_json
 
 APP = Path(__file__).parent / "app"
 """The Flower app: it names the modules of this package, and holds no code of its own."""
@@ -110,8 +111,8 @@ class Flower:
         )
         what = " ".join(["flwr", *words[:2]])
         try:
-            answer = json.loads(done.stdout[done.stdout.index("{") :])
-        except ValueError:
+            answer = parse_json(done.stdout[done.stdout.index("{") :])
+        except (ValueError, Unreadable):
             raise FedalcError(f"{what}: {_last_lines(done.stdout + done.stderr)}") from None
         if done.returncode != 0 or not answer.get("success"):
             raise FedalcError(f"{what}: {_reason(answer) or _last_lines(done.stderr)}")

@@ -130,15 +130,19 @@ class _Seen:
 
 def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in address:
-        raise ConfigError(f"--server: expected HOST:PORT, found {address!r}")
+    digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not host or not digits or not 0 < int(port) < 65536 or "/" in address:
+        raise ConfigError(f"--server: expected HOST:PORT, found {address[:200]!r}")
 
 
 def _check_server(address: str, certificate: Path) -> None:
     """Whether it is the one that the certificate vouches for. One that does not answer may do so later."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    context = ssl.create_default_context(cafile=str(certificate))
+    try:
+        context = ssl.create_default_context(cafile=str(certificate))
+    except OSError as error:  # also ssl.SSLError
+        raise FedalcError(f"{certificate}: not a certificate ({error}); ask the server's side for its ca.crt") from None
     try:
         with (
             socket.create_connection((host, int(port)), timeout=5) as plain_,

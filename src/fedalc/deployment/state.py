@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from fedalc.deployment.flower import CONNECTION, Flower, toml_value
 from fedalc.errors import FedalcError
 from fedalc.files import write_text
+from fedalc.reading import Unreadable, parse_toml, read_json_object
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,27 @@ class ServerState:
     def connection(self) -> tuple[str, Path | None]:
         """The server's address, and the certificate to know it by."""
         try:
-            known = tomllib.loads(self._connection_file.read_text("utf-8"))["superlink"][CONNECTION]
+            known = parse_toml(self._connection_file.read_bytes())["superlink"][CONNECTION]
+            address, certificate = known["address"], known.get("root-certificates")
+            if not isinstance(address, str) or not isinstance(certificate, str | None):
+                raise TypeError("no address")
         except FileNotFoundError:
             raise FedalcError(
                 f"{self.folder}: no server has been started with this state folder; "
                 "start one with `fedalc deploy server --state FOLDER`"
             ) from None
-        certificate = known.get("root-certificates")
-        return known["address"], None if certificate is None else Path(certificate)
+        except (Unreadable, KeyError, TypeError, AttributeError, OSError) as error:
+            raise FedalcError(
+                f"{self._connection_file}: damaged ({error}); start the server again: it writes the file anew"
+            ) from None
+        return address, None if certificate is None else Path(certificate)
 
     def parties(self) -> dict[str, str]:
         """The registered parties: their names, and the ids of their nodes."""
-        return dict(self._read("parties.json"))
+        known = self._read("parties.json")
+        if not all(isinstance(node, str) for node in known.values()):
+            raise FedalcError(f"{self.folder / 'parties.json'}: damaged: a node's id is not a text")
+        return known
 
     def add_party(self, name: str, node: str) -> None:
         self._write("parties.json", {**self.parties(), name: node})
@@ -88,6 +97,8 @@ class ServerState:
     def submitted(self, run_folder: Path) -> Submitted | None:
         """The latest run that writes to this folder."""
         known = self._read(self._submission_file(run_folder))
+        if known and not (isinstance(known.get("run"), str) and isinstance(known.get("settings"), dict)):
+            raise FedalcError(f"{self.folder / self._submission_file(run_folder)}: damaged; remove it")
         return Submitted(known["run"], known["settings"]) if known else None
 
     def remember(self, run_folder: Path, submitted: Submitted) -> None:
@@ -106,7 +117,7 @@ class ServerState:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            return dict(json.loads((self.folder / name).read_text("utf-8")))
+            return read_json_object(self.folder / name, "restore the file, or start with a new state folder")
         except FileNotFoundError:
             return {}
 

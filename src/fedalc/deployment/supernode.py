@@ -2,7 +2,8 @@
 flower-supernode's arguments.
 
 A SuperNode runs whatever app the server's run brings along. Ours brings no code: it names modules of the fedalc that
-the party has installed itself. So a party can refuse every app that is more than that.
+the party has installed itself. So a party can refuse every app that is more than that. An app is a zip archive, which
+Flower unpacks; what it may unpack to is bounded too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import io
 import os
 import sys
-import tomllib
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -19,30 +19,40 @@ from typing import Any
 from fedalc.deployment.flower import APP
 from fedalc.deployment.node_signatures import signing_bodies
 from fedalc.deployment.processes import end_with_parent
+from fedalc.reading import parse_toml
 
 _FILES = {"pyproject.toml", "README.md", "LICENSE"}
 _UNKNOWN_FLOWER = "this version of Flower cannot be kept from running a server's code; install flwr 1.41"
 _OF_FLOWER = ".info/"  # the list of files that Flower adds
+MOST_BYTES = 1 << 20
+"""Of an app, packed and unpacked. Ours has 14 KB."""
+MOST_FILES = 16
 
 
 def why_refused(app: bytes) -> str:
     """What an app has that it should not have, or nothing."""
+    if len(app) > MOST_BYTES:
+        return f"it has {len(app):,} bytes, more than the {MOST_BYTES:,} that are read"
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:
+            files = archive.infolist()
+            # Nothing that unpacks zip archives takes more of a file than the archive says that there is.
+            if len(files) > MOST_FILES or sum(file.file_size for file in files) > MOST_BYTES:
+                return f"it unpacks to more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
             foreign = [name for name in archive.namelist() if name not in _FILES and not name.startswith(_OF_FLOWER)]
             if foreign:
                 return f"it brings a file of its own, {foreign[0]!r}"
             if any(name.endswith(".py") or ".." in name for name in archive.namelist()):
                 return "it brings code of its own"
-            components = _components(archive.read("pyproject.toml").decode())
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
-        return f"it cannot be read ({error})"
-    own = _components((APP / "pyproject.toml").read_text("utf-8"))
+            components = _components(archive.read("pyproject.toml"))
+    except Exception as error:  # whatever is wrong with it: what cannot be read is refused
+        return f"it cannot be read ({error or type(error).__name__})"
+    own = _components((APP / "pyproject.toml").read_bytes())
     return "" if components == own else f"it runs {components} instead of {own}"
 
 
-def _components(pyproject: str) -> dict[str, str]:
-    return dict(tomllib.loads(pyproject)["tool"]["flwr"]["app"]["components"])
+def _components(pyproject: bytes) -> dict[str, str]:
+    return dict(parse_toml(pyproject)["tool"]["flwr"]["app"]["components"])
 
 
 class Guard:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedalc.data.images import CHANNELS
@@ -118,11 +117,13 @@ def _pretrained(settings: EncoderSettings, shape: Any) -> Any:
         loaded: Any = ResNetModel.from_pretrained(
             place, config=found, use_safetensors=True, dtype=torch.float32, output_loading_info=True
         )
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
+        first = _first_line(error)
         raise ConfigError(f"{place}: no such weights, by name or folder: {first}", "encoder.pretrained") from None
-    except (RuntimeError, SafetensorError) as error:
-        first = str(error).splitlines()[0]
+    except Exception as error:  # the library raises whatever comes: all of it means damaged files
+        first = _first_line(error)
         raise ConfigError(f"{place}: damaged, or weights of another network: {first}", "encoder.pretrained") from None
     model, told = loaded
     lacking = sorted(key for key in told["missing_keys"] if not key.endswith("num_batches_tracked"))
@@ -150,6 +151,10 @@ def _look_into(folder: Path) -> None:
             f"{folder}: has no weights in safetensors, and others are not read: a pickle can run any code",
             "encoder.pretrained",
         )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,15 +12,15 @@ import jinja2
 from markupsafe import Markup
 
 from fedalc import history
-from fedalc.errors import FedalcError
 from fedalc.files import write_text
+from fedalc.reading import Unreadable, parse_json
 from fedalc.report import tables
 from fedalc.report.curves import Histories, panels
 from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
-from fedalc.run_folder import PARTIES_LOG, SHEET
+from fedalc.run_folder import PARTIES_LOG, SHEET, read_result
 
 NAME = "report.html"
 SHOWN = 30  # lines of who was left out
@@ -34,7 +33,7 @@ EXPLAINED = (
 
 def write_page(folder: Path, result: Result | None = None) -> Path:
     """Write the page of the finished run in `folder`, from its files alone, or before its `result` is written."""
-    result = _read_result(folder) if result is None else result
+    result = read_result(folder) if result is None else result
     config = folder / "config.toml"
     records = history.read(folder / "history.jsonl")
     name = text(result.get("method"))
@@ -60,13 +59,6 @@ def write_page(folder: Path, result: Result | None = None) -> Path:
         versions=result.get("versions") or {},
         **_curves({} if centralised else {name: records}, chosen),
     )
-
-
-def _read_result(folder: Path) -> Result:
-    try:
-        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise FedalcError(f"{folder}: no result.json, so there is nothing to report yet") from None
 
 
 def write_comparison_page(folder: Path, results: Iterable[Result], histories: Histories) -> Path:
@@ -144,8 +136,8 @@ def read_left_out(path: Path) -> list[tuple[str, str, str]]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     found = []
     for line in lines[-SHOWN:]:
-        with suppress(json.JSONDecodeError, TypeError, AttributeError, RecursionError):
-            record = json.loads(line)
+        with suppress(Unreadable, TypeError, AttributeError):
+            record = parse_json(line)
             why = f": {record['why']}" if record.get("why") else ""
             found.append(
                 (text(record.get("round") or "–"), text(record.get("party")), text(f"{record.get('what')}{why}"))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedalc.errors import FedalcError
 from fedalc.files import write_text
 from fedalc.report.curves import curve_records, watched_metric
 from fedalc.report.summary import Statistic, number_at
@@ -254,4 +255,7 @@ def write_json(outcome: Outcome, path: Path) -> None:
 
 
 def read_json(path: Path) -> Outcome:
-    return Outcome.model_validate_json(path.read_text(encoding="utf-8"))
+    try:
+        return Outcome.model_validate_json(path.read_bytes())
+    except ValueError as error:  # also pydantic's
+        raise FedalcError(f"{path}: not the outcome of a table: {str(error).splitlines()[0]}") from None

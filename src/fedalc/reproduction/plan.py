@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from fedalc.checks import refuse_other_kind
 from fedalc.config import Experiment
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.reading import read_json_object
 from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
 from fedalc.resolution import experiment
 from fedalc.settings import NONE
@@ -48,12 +48,10 @@ class Job:
         """None where it has not finished."""
         file = self.folder / "result.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = read_json_object(file, "remove the folder")
         except FileNotFoundError:
             return None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FedalcError(f"{file}: damaged ({error}); remove the folder") from None
-        if isinstance(found, dict) and isinstance(found.get("seed"), int) and isinstance(found.get("metrics"), dict):
+        if isinstance(found.get("seed"), int) and isinstance(found.get("metrics"), dict):
             return found
         raise FedalcError(f"{file}: not the result of a run; remove the folder")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,14 +9,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fedalc.errors import ConfigError
+from fedalc.reading import Unreadable, parse_toml
 
 Read = TypeVar("Read", bound=BaseModel)
 
 
 def read_toml(file: Path, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"), parse_float=parse_float)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return parse_toml(file.read_bytes(), parse_float)
+    except (OSError, Unreadable) as error:
         raise ConfigError(f"{file}: not a readable TOML file: {error}") from None
 
 

@@ -38,6 +38,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
 }
 """Every key there is; a value that is empty, 0 or -1 leaves it to the settings file, the preset or a rule."""
 
+LARGEST = 1 << 63
+
 ALWAYS = (
     'engine="flower"',
     'dataset="parties"',
@@ -71,12 +73,12 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
     """The experiment is that of a new run: one that is resumed goes on with its own settings."""
     values: dict[str, Any] = {}
     for key, default in DEFAULTS.items():
-        value = said.get(key, default)
+        value: Any = said.get(key, default)
         wanted = float if isinstance(default, float) else type(default)
-        if wanted is float and type(value) is int:
+        if wanted is float and type(value) is int and abs(value) < LARGEST:
             value = float(value)
-        if type(value) is not wanted:
-            raise ConfigError(f"should be a {wanted.__name__}, and is {value!r}", key)
+        if type(value) is not wanted or (type(value) is int and abs(value) >= LARGEST):
+            raise ConfigError(f"should be a {wanted.__name__}, and is {_shown(value)}", key)
         values[key] = value
     least = {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0, "epsilon-budget": 0}
     _at_least(values, least | {"max-labels-per-party": 1})
@@ -100,6 +102,11 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
         privacy_ledger=Path(values["privacy-ledger"]) if values["privacy-ledger"] else None,
     )
     return deployment, _experiment(values)
+
+
+def _shown(value: object) -> str:
+    too_long = isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST
+    return "a number of more than 64 bits" if too_long else repr(value)[:200]
 
 
 def _experiment(values: Mapping[str, Any]) -> Experiment:

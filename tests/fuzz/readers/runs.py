@@ -1,0 +1,167 @@
+"""Run folders and models: what somebody hands on, or a disk has damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+import numpy as np
+import torch
+
+import fedalc
+from fedalc import history
+from fedalc.encoders import make_encoder
+from fedalc.model import Model
+from fedalc.report.page import read_left_out, write_page
+from fedalc.resolution import experiment
+from fedalc.trained import TrainedModel, load_model
+from tests.fuzz.harness import Reader
+from tests.fuzz.mutate import changed, changed_json
+from tests.fuzz.registry import as_file, reader, workplace
+from tests.problems import small_dataset
+from tests.report.results import record, result
+
+
+@cache
+def run_folder() -> Path:
+    """What a finished run leaves, without the training."""
+    folder = workplace() / "run"
+    settings = experiment({"encoder": {"name": "mlp", "embedding": 4, "hidden": [5], "dim": 3}})
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(settings.to_toml())
+    (folder / "result.json").write_text(json.dumps(result()))
+    encoder = make_encoder(6, settings.encoder, torch.Generator().manual_seed(0))
+    model = Model(encoder, torch.eye(4, 3))
+    TrainedModel(model, settings.encoder, ("a", "b", "c", "d"), np.ones(4, dtype=bool)).save(folder / "model")
+    return folder
+
+
+@reader
+def history_jsonl() -> Reader:
+    seeds = ["".join(json.dumps(record(n)) + "\n" for n in (2, 4, 6)).encode(), b'{"phase": "refit", "round": 1}\n']
+
+    def make(seed: bytes, rng: Random) -> bytes:
+        lines = seed.splitlines()
+        lines[rng.randrange(len(lines))] = changed_json(rng.choice(lines), rng)
+        return b"\n".join(lines) + b"\n"
+
+    return Reader("history-jsonl", "history.jsonl of a run", seeds, as_file("history.jsonl", history.read), make)
+
+
+@reader
+def result_json() -> Reader:
+    folder = run_folder()
+    seeds = [(folder / "result.json").read_bytes(), json.dumps(result()).encode()]
+
+    def read(data: bytes) -> object:
+        (folder / "result.json").write_bytes(data)
+        return fedalc.load_run(folder).metrics
+
+    return Reader("result-json", "result.json of a run", seeds, read, changed_json)
+
+
+@reader
+def report_page() -> Reader:
+    """The page is made from files alone, so also from damaged ones."""
+    folder = workplace() / "page"
+    folder.mkdir(exist_ok=True)
+    (folder / "history.jsonl").write_text(json.dumps(record(2)) + "\n")
+    seeds = [json.dumps(result()).encode()]
+
+    def read(data: bytes) -> None:
+        """Without drawing and writing, which take seconds and see checked numbers only."""
+        (folder / "result.json").write_bytes(data)
+        with mock.patch("fedalc.report.page._curves", lambda *_: {}), mock.patch("fedalc.report.page.write_template"):
+            write_page(folder)
+
+    return Reader("report-page", "what the report says of a result.json", seeds, read, changed_json)
+
+
+@reader
+def parties_log() -> Reader:
+    seeds = [b'{"round": 1, "party": "a", "what": "left out", "why": "late"}\n{"round": 2, "party": "b"}\n']
+    return Reader("parties-log", "parties.jsonl of a run", seeds, as_file("parties.jsonl", read_left_out))
+
+
+@cache
+def _model(method: str) -> Path:
+    folder = workplace() / f"model-{method}"
+    if method == "fedalc":
+        shutil.copytree(run_folder() / "model", folder, dirs_exist_ok=True)
+    else:
+        run = fedalc.train(method=method, data=small_dataset())
+        run.model.save(folder)
+    return folder
+
+
+def _copy(method: str, kind: str) -> Path:
+    return shutil.copytree(_model(method), workplace() / f"model-{method}-{kind}", dirs_exist_ok=True)
+
+
+def _facts(method: str, what: str) -> Reader:
+    folder = _copy(method, "facts")
+    seed = (folder / "facts.json").read_bytes()
+
+    def read(data: bytes) -> object:
+        (folder / "facts.json").write_bytes(data)
+        return load_model(folder)
+
+    return Reader(f"model-facts-{method}", f"facts.json of {what}", [seed], read, changed_json)
+
+
+def _tensors(method: str, what: str) -> Reader:
+    folder = _copy(method, "tensors")
+    seed = (folder / "tensors.safetensors").read_bytes()
+
+    def read(data: bytes) -> object:
+        (folder / "tensors.safetensors").write_bytes(data)
+        return load_model(folder)
+
+    return Reader(f"model-tensors-{method}", f"tensors.safetensors of {what}", [seed], read, changed_header)
+
+
+def changed_header(seed: bytes, rng: Random) -> bytes:
+    """safetensors whose header is changed and of the length it says."""
+    size = int.from_bytes(seed[:8], "little")
+    header = json.dumps(changed(json.loads(seed[8 : 8 + size]), rng), default=str).encode()
+    return len(header).to_bytes(8, "little") + header + seed[8 + size :]
+
+
+def _register(build: Callable[[str, str], Reader], kind: str, method: str, what: str) -> None:
+    def builder() -> Reader:
+        return build(method, what)
+
+    builder.__name__ = f"model_{kind}_{method}"
+    reader(builder)
+
+
+for _method, _what in (("fedalc", "a model"), ("ovr", "an oracle (ovr)"), ("sleec", "an oracle (sleec)")):
+    _register(_facts, "facts", _method, _what)
+    _register(_tensors, "tensors", _method, _what)
+
+
+@reader
+def pretrained_config() -> Reader:
+    """config.json of pretrained weights, which come from anywhere."""
+    from transformers import ResNetConfig
+
+    from fedalc.encoders.image import SHAPES, _pretrained
+    from fedalc.settings import EncoderSettings
+
+    folder = workplace() / "pretrained"
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    settings = EncoderSettings(name="resnet18", pretrained=str(folder))
+    shape = ResNetConfig(**SHAPES["resnet18"])
+    seed = json.dumps({"model_type": "resnet", **SHAPES["resnet50"], "depths": [1, 1, 1, 1]}).encode()
+
+    def read(data: bytes) -> object:
+        (folder / "config.json").write_bytes(data)
+        return _pretrained(settings, shape)
+
+    return Reader("pretrained-config", "config.json of pretrained weights", [seed], read, changed_json)

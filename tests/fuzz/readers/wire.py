@@ -1,0 +1,172 @@
+"""Messages between a server and its parties. What Flower itself cannot decode is refused as the engine refuses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
+
+from fedalc.engines.flower.collecting import _read_messages
+from fedalc.engines.flower.exchange import UNREADABLE
+from fedalc.engines.flower.introductions import read_introduction
+from fedalc.engines.flower.measuring import _metrics
+from fedalc.engines.flower.records import (
+    BadMessage,
+    config,
+    pack,
+    pack_theta,
+    read_task,
+    task,
+    unpack,
+    unpack_theta,
+)
+from fedalc.engines.flower.screening import bad_rows, norm
+from fedalc.resolution import experiment
+from tests.collection.problems import rows_of, sent
+from tests.fuzz.harness import Reader
+from tests.fuzz.mutate import changed, mutated
+from tests.fuzz.registry import reader
+
+Tree = dict[str, dict[str, Any]]
+KINDS = {"config": ConfigRecord, "metrics": MetricRecord}
+
+
+def written(content: RecordDict) -> bytes:
+    return bytes(recorddict_to_proto(content).SerializeToString())
+
+
+def decoded(data: bytes) -> RecordDict:
+    try:
+        return recorddict_from_proto(ProtoRecordDict.FromString(data))
+    except UNREADABLE:
+        raise BadMessage("its answer cannot be read") from None
+
+
+def as_tree(content: RecordDict) -> Tree:
+    tree: Tree = {}
+    for name, found in content.items():
+        if isinstance(found, ArrayRecord):
+            tree[name] = {key: [a.dtype, list(a.shape), a.stype, a.data] for key, a in found.items()}
+        else:
+            tree[name] = dict(found)
+    return tree
+
+
+def from_tree(tree: Any, like: RecordDict, rng: Random) -> RecordDict:
+    """Records of whatever can be put into one; the rest is left out."""
+    made = RecordDict()
+    for name, values in tree.items() if isinstance(tree, dict) else ():
+        kind = type(like[name]) if name in like and rng.random() < 0.95 else rng.choice(list(KINDS.values()))
+        found: Any = kind()
+        for key, value in values.items() if isinstance(values, dict) else ():
+            try:
+                found[key] = _array(value) if kind is ArrayRecord else value
+            except (TypeError, ValueError, OverflowError):
+                continue
+        made[str(name)] = found
+    return made
+
+
+def _array(value: Any) -> Array:
+    dtype, shape, stype, data = value
+    return Array(str(dtype), tuple(shape), str(stype), bytes(data) if isinstance(data, bytes) else str(data).encode())
+
+
+def _reader(name: str, what: str, contents: list[RecordDict], read: Callable[[RecordDict], object]) -> Reader:
+    seeds = [written(content) for content in contents]
+
+    def make(_seed: bytes, rng: Random) -> bytes:
+        content = rng.choice(contents)
+        try:
+            return written(from_tree(changed(as_tree(content), rng), content, rng))
+        except (TypeError, ValueError, OverflowError, AttributeError):  # Flower cannot send it
+            return mutated(rng.choice(seeds), seeds, rng)
+
+    return Reader(name, what, seeds, lambda data: read(decoded(data)), make)
+
+
+@cache
+def _settings() -> Any:
+    return experiment({"method": "fedalc", "dataset": "demo"}, overrides=['engine="flower"'])
+
+
+def _introduction() -> RecordDict:
+    labels = [row.tobytes() for row in rows_of("a", "b")]
+    said = {
+        "client": "party",
+        "labels": labels,
+        "counts": [3, 2],
+        "held-out": [0, 1],
+        "features": 20,
+        "names": ["a", "b"],
+    }
+    return RecordDict({"introduction": ConfigRecord(said)})
+
+
+@reader
+def wire_introduction() -> Reader:
+    return _reader("wire-introduction", "a party's introduction", [_introduction()], read_introduction)
+
+
+@reader
+def wire_label_sets() -> Reader:
+    messages, who = sent("party", {"a": "xyz", "b": "yz"}), read_introduction(_introduction())
+    arrays = {"pseudonyms": messages.pseudonyms, "digests": messages.digests, "labels": messages.labels}
+    sender = ConfigRecord({"client": "party", "protocol": json.dumps(asdict(messages.protocol))})
+    content = RecordDict({"messages": pack(arrays), "sender": sender})
+    return _reader("wire-label-sets", "a party's label sets", [content], lambda found: _read_messages(found, who))
+
+
+@reader
+def wire_change() -> Reader:
+    theta = [torch.zeros(4, 3), torch.ones(3)]
+    rows = np.eye(2, 3, dtype=np.float32)
+    outcome = ConfigRecord({"labels": [b"a" * 16, b"b" * 16], "loss": 0.5})
+    content = RecordDict({"change": pack_theta(theta), "rows": pack({"rows": rows}), "outcome": outcome})
+
+    def read(found: RecordDict) -> None:
+        config(found, "outcome", {"labels": (list, bytes), "loss": float})
+        norm(unpack_theta(found, "change", theta))
+        if bad_rows(torch.from_numpy(unpack(found, "rows", {"rows": ("float32", (2, 3))})["rows"])):
+            raise BadMessage("a row is not of length 1")
+
+    return _reader("wire-change", "a party's change of a round", [content], read)
+
+
+@reader
+def wire_metrics() -> Reader:
+    content = RecordDict({"metrics": MetricRecord({"score": 0.5, "loss": 0.25, "num-examples": 3})})
+    return _reader(
+        "wire-metrics", "a party's measurements", [content], lambda found: _metrics(found, ("score", "loss"))
+    )
+
+
+@reader
+def wire_task() -> Reader:
+    """What a server asks of a party: with its settings as JSON, and arrays."""
+    more: dict[str, Any] = {"labels": [b"a" * 16], "numbers": [3], "share": 0.1, "round": 2}
+    content = RecordDict({"task": task(_settings(), **more), "theta": pack_theta([torch.zeros(2, 2)])})
+    settings = json.loads(str(content["task"]["settings"]))  # type: ignore[index]
+
+    def read(found: RecordDict) -> None:
+        read_task(found, "cpu", share=float, labels=(list, bytes), numbers=(list, int), round=int)
+        unpack_theta(found, "theta", [torch.zeros(2, 2)])
+
+    base = _reader("wire-task", "a server's request to a party", [content], read)
+
+    def make(seed: bytes, rng: Random) -> bytes:
+        if rng.random() < 0.5:
+            return base.make(seed, rng)  # type: ignore[misc]
+        said = json.dumps(changed(settings, rng), default=str)
+        asked = ConfigRecord({**dict(content["task"]), "settings": said})  # type: ignore[arg-type]
+        return written(RecordDict({"task": asked, "theta": content["theta"]}))
+
+    return Reader(base.name, base.what, base.seeds, base.read, make)

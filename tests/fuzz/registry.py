@@ -1,0 +1,62 @@
+"""Every reader of bytes from outside, by name. One is built only when it is asked for: some need torch or Flower."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from tests.fuzz.harness import Reader
+
+_MODULES = ("texts", "pictures", "archives", "settings", "runs", "collection", "wire", "deployment")
+_BUILDERS: dict[str, Callable[[], Reader]] = {}
+
+
+def reader(build: Callable[[], Reader]) -> Callable[[], Reader]:
+    """Marks a function that builds the reader of its name."""
+    _BUILDERS[build.__name__.replace("_", "-")] = build
+    return build
+
+
+def names() -> list[str]:
+    for module in _MODULES:
+        import_module(f"tests.fuzz.readers.{module}")
+    return list(_BUILDERS)
+
+
+@cache
+def built(name: str) -> Reader:
+    for module in _MODULES:
+        if name not in _BUILDERS:
+            import_module(f"tests.fuzz.readers.{module}")
+    return _BUILDERS[name]()
+
+
+@cache
+def workplace() -> Path:
+    """A folder of this process's own, in memory where the system has such a place: every input is written once."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="fedalc-fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def as_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """A reader of bytes from a reader of a file: of a name in a folder of its own."""
+
+    @cache
+    def place() -> Path:
+        folder = workplace() / name.replace("/", "-")
+        folder.mkdir(exist_ok=True)
+        return folder / name.rpartition("/")[2]
+
+    def read_bytes(data: bytes) -> object:
+        file = place()
+        file.write_bytes(data)
+        return read(file)
+
+    return read_bytes
