@@ -101,7 +101,7 @@ class Training(AnyTraining):
             metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps, budget=self._budget)
             record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
             self._choose(record, metrics[self.settings.selection.metric], model)
-        elif self.phase == "fit" and self.settings.selection.test_curve:
+        elif self.phase == "fit" and self.settings.selection.test_curve and len(self.dataset.test):
             metrics = evaluate(model, self._scaled_test, self.federated.held, with_map=self._maps, budget=self._budget)
             record["metrics"] = {f"test {name}": value for name, value in metrics.items()}
         else:
@@ -172,7 +172,9 @@ class Training(AnyTraining):
         return privacy_spent(self.settings, self.federated.knowledge, planned, self.cost()["looks_at_labels"])
 
     def test(self, trained: TrainedModel) -> dict[str, float]:
-        """The only look at the test set, unless its curve was asked for, by which nothing is chosen."""
+        """The only look at the test set, unless its curve was asked for, by which nothing is chosen. {} without one."""
+        if not len(self.dataset.test):
+            return {}
         inverse = inverse_propensity(self.dataset)
         return evaluate(trained.model, self._scaled_test, trained.held, inverse, True, self._budget)
 

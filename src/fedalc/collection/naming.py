@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedalc.collection.client import repeated_name
 from fedalc.collection.hashing import Hasher
+from fedalc.data.label_names import repeated_name
 from fedalc.errors import DataError, FedalcError
 from fedalc.trained import TrainedModel
 

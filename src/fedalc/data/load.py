@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from fedalc.data.catalog import Entry
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.demo import make_demo
 from fedalc.data.images import ImageOptions
+from fedalc.data.label_names import told_apart
 from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pictures_at
 from fedalc.data.mosaics import make_mosaics
 from fedalc.data.pictures import of_size
@@ -204,6 +206,8 @@ def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Datas
     files = find_split_files(folder)
     parsed = {split: _parse(path, rule, cache) for split, path in files.items()}
     train = parsed["train"]
+    if len(parsed["test"].split) == 0:
+        raise DataError("has no instances to test on", files["test"])
     for split, other in parsed.items():
         if (other.feature_names, other.label_names) != (train.feature_names, train.label_names):
             raise DataError(f"has other attributes than {files['train']}, or in another order", files[split])
@@ -212,7 +216,7 @@ def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Datas
         name,
         train.split,
         parsed["test"].split,
-        train.label_names or _label_names(folder, train.split.labels.shape[1]),
+        train.label_names or _names_told_apart(folder, train.split.labels.shape[1]),
         None if validation is None else validation.split,
     )
 
@@ -273,6 +277,18 @@ def _is_arff(path: Path) -> bool:
             if line.strip():
                 return line.lstrip()[:1] in (b"@", b"%")
     return False
+
+
+def _names_told_apart(folder: Path, count: int) -> tuple[str, ...]:
+    """Label names of real datasets do repeat. Training goes by numbers, so that is worth a note and not an error."""
+    names, changed = told_apart(_label_names(folder, count))
+    if changed:
+        warnings.warn(
+            f"{folder}: {len(changed)} labels share a name with another; each is called by name and number, as in "
+            f"{names[changed[0]]!r}",
+            stacklevel=4,
+        )
+    return names
 
 
 def _label_names(folder: Path, count: int) -> tuple[str, ...]:

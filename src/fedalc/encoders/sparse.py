@@ -86,9 +86,19 @@ def scale_rows(features: csr_matrix, how: str) -> csr_matrix:
     if how == "raw" or not issparse(features):  # a picture has a scale of its own
         return features
     if how == "unit":
-        size = np.sqrt(np.asarray(features.multiply(features).sum(axis=1)).ravel())
+        size = _lengths(features)
     else:
         size = np.diff(features.indptr).astype(np.float64)
     scale = np.divide(1.0, size, out=np.zeros(len(size)), where=size > 0)
     values = features.data * np.repeat(scale, np.diff(features.indptr)).astype(features.dtype)
     return csr_matrix((values, features.indices, features.indptr), shape=features.shape, copy=False)
+
+
+def _lengths(features: csr_matrix) -> np.ndarray:
+    """Of each row. Squares beyond 32 bits are taken again in 64: such a row would otherwise become all zeros."""
+    lengths = np.sqrt(np.asarray(features.multiply(features).sum(axis=1)).ravel())
+    odd = ~np.isfinite(lengths) | ((lengths == 0) & (np.diff(features.indptr) > 0))
+    if odd.any():
+        exact = features[odd].astype(np.float64)
+        lengths[odd] = np.sqrt(np.asarray(exact.multiply(exact).sum(axis=1)).ravel())
+    return lengths
