@@ -14,11 +14,11 @@ import numpy as np
 from fedalc import history
 from fedalc.arguments import as_path
 from fedalc.data import load_dataset
-from fedalc.effects import names_of, note_without_effect
+from fedalc.effects import acting, names_of, note_without_effect
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.resolution import experiment
-from fedalc.runs import Run, image_options, own_data, train_or_continue
+from fedalc.runs import Run, describe, image_options, own_data, train_or_continue
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 from fedalc.trained import TrainedModel
 from fedalc.training_base import Callback, checked_callbacks
@@ -34,7 +34,8 @@ class Comparison:
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
-        return [run.result for run in self.runs]
+        """Each run's result, with the settings that act on it: tables say by these what differs between rows."""
+        return [{**run.result, "settings": acting(run.settings)} for run in self.runs]
 
     def histories(self) -> dict[str, list[dict[str, Any]]]:
         """Per method, the history of its first seed. An oracle has no rounds, so no curve."""
@@ -76,8 +77,9 @@ def compare(
     place, seeds, methods = as_path(folder, "folder"), _seeds(seeds), _methods(methods)
     follow = _follow(callbacks)
     own = own_data(keys)
+    asked = names_of(keys, overrides)
     if own is not None:
-        keys["dataset"] = own.name
+        describe(keys, own)
     left_out: dict[str, str] = {}
     if methods is None:
         left_out = _refused(keys, file, overrides)
@@ -94,7 +96,7 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison are shown the same pictures: say it for all of them", "images")
-    note_without_effect(plan, names_of(keys, overrides))
+    note_without_effect(plan, asked)
     comparison = Comparison(folder=place, left_out=left_out)
     followers = follow(plan[0].method, plan[0].seed)
     options = image_options(plan[0], followers, wait=False)

@@ -80,10 +80,7 @@ def train(
     data = own_data(keys, data)
     asked = names_of(keys)
     if data is not None:
-        keys.setdefault("dataset", data.name)
-        images = keys.get("images", {})
-        if isinstance(data.train.features, Images) and isinstance(images, Mapping):
-            keys["images"] = {"size": data.train.features.size, **images}
+        describe(keys, data)
     if settings is None:
         settings = experiment(keys)
         note_without_effect([settings], asked)
@@ -96,7 +93,7 @@ def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | Non
     A folder's path becomes a text in `keys`, as settings have it.
     """
     if data is not None and not isinstance(data, Dataset):
-        raise ConfigError(f"expected a fedalc.Dataset, found {data!r:.60}; a name or folder is given as dataset", "data")
+        raise ConfigError(f"expected a fedalc.Dataset, found {data!r:.60}; names and folders are for dataset=", "data")
     given = keys.get("dataset")
     if isinstance(given, os.PathLike):
         keys["dataset"] = os.fspath(given)
@@ -106,6 +103,14 @@ def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | Non
         raise ConfigError("there are two: give one of dataset and data", "data")
     del keys["dataset"]
     return given
+
+
+def describe(keys: dict[str, Any], data: Dataset) -> None:
+    """Add to the settings what follows from the data."""
+    keys.setdefault("dataset", data.name)
+    images = keys.get("images", {})
+    if isinstance(data.train.features, Images) and isinstance(images, Mapping):
+        keys["images"] = {"size": data.train.features.size, **images}
 
 
 def _train(

@@ -52,7 +52,7 @@ class RowsBuilder:
         self._lengths.append(lengths)
 
     def matrix(self, column_count: int) -> csr_matrix:
-        """Columns of a row in ascending order, zeros not stored. A column may come twice where that means once: labels."""
+        """Columns of a row in ascending order, zeros not stored. A label that came twice: see `as_indicator`."""
         lengths = self._lengths.take()
         pointers = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=pointers[1:])

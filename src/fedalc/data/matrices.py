@@ -46,8 +46,10 @@ def label_matrix(labels: Any) -> csr_matrix:
     wrong = np.flatnonzero(matrix.data != 1)
     if len(wrong):
         at = int(wrong[0])
-        found, where = float(matrix.data[at]), f"row {_row_of(matrix, at)}, column {matrix.indices[at]}"
-        raise DataError(f"labels should be 0 or 1 (or False, True): found {found:g} in {where}. {_how_to_convert(matrix)}")
+        raise DataError(
+            f"labels should be 0 or 1 (or False, True): found {float(matrix.data[at]):g} in row {_row_of(matrix, at)}, "
+            f"column {matrix.indices[at]}. {_how_to_convert(matrix)}"
+        )
     return matrix
 
 
@@ -81,7 +83,7 @@ def _two_dimensional(given: Any, what: str) -> Any:
 def _as_array(given: Any, what: str) -> np.ndarray:
     try:
         return np.asarray(given)
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:  # rows of different lengths, a GPU's tensor, …
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:  # rows of different lengths, …
         hint = ""
         if what == "labels" and isinstance(given, list | tuple):
             hint = (

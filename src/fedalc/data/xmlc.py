@@ -4,8 +4,8 @@
     l1,l2,l3 f1:v1 f2:v2 …     then one line per instance
 
 Labels and features count from 0. An instance without labels begins with its features, one without either is a blank
-line: both are instances and keep their place. A label named twice in a line counts once. A feature named twice in a line is
-refused: its value could be either, or the sum. Zeros are not stored.
+line: both are instances and keep their place. A label named twice in a line counts once. A feature named twice
+in a line is refused: its value could be either, or the sum. Zeros are not stored.
 
 Every block of lines goes through numpy once. A block with anything unusual in it is read again line by line: that
 slower reader is the definition of the format, and the one that says what is wrong and in which line.

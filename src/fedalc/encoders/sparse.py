@@ -86,6 +86,7 @@ def scale_rows(features: csr_matrix, how: str) -> csr_matrix:
     if how == "raw" or not issparse(features):  # a picture has a scale of its own
         return features
     if how == "unit":
+        features = _squarable(features, _lengths(features))
         size = _lengths(features)
     else:
         size = np.diff(features.indptr).astype(np.float64)
@@ -95,10 +96,18 @@ def scale_rows(features: csr_matrix, how: str) -> csr_matrix:
 
 
 def _lengths(features: csr_matrix) -> np.ndarray:
-    """Of each row. Squares beyond 32 bits are taken again in 64: such a row would otherwise become all zeros."""
-    lengths = np.sqrt(np.asarray(features.multiply(features).sum(axis=1)).ravel())
+    return np.sqrt(np.asarray(features.multiply(features).sum(axis=1)).ravel())
+
+
+def _squarable(features: csr_matrix, lengths: np.ndarray) -> csr_matrix:
+    """Rows whose squares are beyond 32 bits divided by their largest value: they would become all zeros otherwise."""
     odd = ~np.isfinite(lengths) | ((lengths == 0) & (np.diff(features.indptr) > 0))
-    if odd.any():
-        exact = features[odd].astype(np.float64)
-        lengths[odd] = np.sqrt(np.asarray(exact.multiply(exact).sum(axis=1)).ravel())
-    return lengths
+    if not odd.any():
+        return features
+    counts = np.diff(features.indptr)
+    entries = np.repeat(odd, counts)
+    largest = abs(features).max(axis=1).toarray().ravel().astype(np.float64)
+    largest[largest == 0] = 1
+    values = features.data.copy()
+    values[entries] = features.data[entries] / np.repeat(largest, counts)[entries]
+    return csr_matrix((values, features.indices, features.indptr), shape=features.shape)

@@ -17,6 +17,7 @@ from fedalc.errors import FedalcError
 from fedalc.files import write_text
 from fedalc.report import tables
 from fedalc.report.curves import Histories, panels
+from fedalc.report.differences import differences
 from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
@@ -78,6 +79,7 @@ def write_comparison_page(folder: Path, results: Iterable[Result], histories: Hi
         names=tables.name_columns(rows),
         columns=[(column.heading, tables.column_cells(column, rows)) for column in tables.columns_of(rows)],
         rows=rows,
+        differences=differences(rows),
         bars=Markup(bars_svg(rows, bar_looks)) if rows else "",
         bar_looks=_legend(bar_looks),
         markdown=tables.markdown_table(results),
