@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,15 @@ def model_folder(value: Any) -> Path:
     except OSError as error:
         raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return folder
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[Path]:
+    """Says in words that a place cannot be written to."""
+    try:
+        yield place
+    except OSError as error:
+        raise FedalcError(f"{place}: cannot be written: {error.strerror or error}") from None
 
 
 def check_scores(scores: np.ndarray) -> None:

@@ -122,7 +122,7 @@ def acting(settings: Experiment) -> dict[str, Any]:
             {f"{key}.{field}": entry for field, entry in value.items()} if isinstance(value, dict) else {key: value}
         )
         for name, entry in fields.items():
-            looks_only = name in LOOKS and (settings.selection.keep == "last" or settings.method in ORACLES)
+            looks_only = name in LOOKS and settings.selection.keep == "last" and settings.method in FEDERATED
             if name not in OF_THE_TABLE and not looks_only and _without_effect(settings, name) is None:
                 found[name] = entry
     return found

@@ -77,6 +77,8 @@ def train(
     if settings is not None and keys:
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
     followers, place = checked_callbacks(callbacks), None if folder is None else as_path(folder, "folder")
+    if resume and place is None:
+        raise ConfigError("there is nothing to resume without the folder of a run", "folder")
     data = own_data(keys, data)
     asked = names_of(keys)
     if data is not None:

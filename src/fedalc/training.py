@@ -138,7 +138,8 @@ class Training(AnyTraining):
 
     def _begin(self, train: Split) -> FederatedTraining:
         """A phase's training. Its clients hold other instances than another phase's, so labels are collected anew."""
-        knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, self._phases)
+        held = self.dataset.train.labels.getnnz(axis=0) > 0  # by all phases: the last must not find that a label lacks
+        knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, self._phases, held)
         return simulated(self.settings, self._scaled(train), knowledge)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -40,7 +41,9 @@ class Split:
         if self.features.shape[0] != self.labels.shape[0]:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
         if self.users is not None:
-            object.__setattr__(self, "users", tuple(self.users))
+            if isinstance(self.users, str) or not isinstance(self.users, Iterable):
+                raise DataError(f"users should be a list of names, one per instance, and not {self.users!r:.60}")
+            object.__setattr__(self, "users", tuple(map(str, self.users)))
             if len(self.users) != self.features.shape[0]:
                 raise DataError(f"{len(self.users)} users' names for {self.features.shape[0]} instances")
 

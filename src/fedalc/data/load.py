@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from fedalc.arguments import as_path
 from fedalc.data import arff, catalog, listed, xmlc
 from fedalc.data._arff_header import LabelRule, find_labels_file
 from fedalc.data._stream import LineReader
@@ -23,7 +24,7 @@ from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pi
 from fedalc.data.mosaics import make_mosaics
 from fedalc.data.pictures import of_size
 from fedalc.data.shapes import make_shaped
-from fedalc.errors import DataError
+from fedalc.errors import ConfigError, DataError
 
 _SPLIT_FILE = re.compile(r".*?(train|test|dev|valid|validation)\.(?:txt|arff)(?:\.gz|\.bz2)?", re.IGNORECASE)
 _SPLIT_OF = {"train": "train", "test": "test", "dev": "validation", "valid": "validation", "validation": "validation"}
@@ -43,6 +44,9 @@ def load_dataset(
     `test.csv` with pictures; and it may hold the labels' names in `labels.txt`. What was parsed is kept in the cache
     unless `cache` is false. `images` says how pictures are read, and means nothing to other datasets.
     """
+    as_path(name_or_path, "dataset")
+    if images is not None and not isinstance(images, ImageOptions):
+        raise ConfigError(f"expected fedalc.data.ImageOptions, found {images!r:.60}", "images")
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
         entry = catalog.entry(name_or_path)
         if entry.name == "demo":
@@ -127,7 +131,7 @@ def _refuse_published(folder: Path) -> None:
 
 def data_root(data_dir: Path | str | None = None) -> Path:
     """The folder of the datasets' folders."""
-    return Path(data_dir if data_dir is not None else os.environ.get("FEDALC_DATA") or "data")
+    return as_path(data_dir if data_dir is not None else os.environ.get("FEDALC_DATA") or "data", "data_dir")
 
 
 def dataset_dir(entry: Entry, data_dir: Path | str | None = None) -> Path:
