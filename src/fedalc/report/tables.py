@@ -187,8 +187,10 @@ def markdown_table(results: Iterable[Result]) -> str:
     header, *body = zip(*table, strict=True)
     lines = [f"| {' | '.join(line)} |" for line in (header, rule, *body)]
     if (found := differences(rows)) is not None:
-        first, *others = map(_escaped, found.as_text())
-        lines += ["", first, *([""] if others else []), *others]
+        before = ""
+        for line in map(_escaped, found.as_text()):  # a list stands between blank lines
+            lines += [line] if line.startswith("- ") and before.startswith("- ") else ["", line]
+            before = line
     return "".join(f"{line}\n" for line in lines)
 
 
