@@ -118,7 +118,7 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
         how = f"Round {text(selection.get('round'))} was best on validation data and was kept."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance, hence no client." if absent else ""
-    looks = _looks_at_test(records)
+    looks = _looks_at_test(result, records)
     if by_parties(result):
         looks = (
             "Measured by the parties, on what they keep out of training: the scores of their own labels. A party knows "
@@ -151,8 +151,10 @@ def read_left_out(path: Path) -> list[tuple[str, str, str]]:
     return found
 
 
-def _looks_at_test(records: Sequence[Mapping[str, Any]]) -> str:
+def _looks_at_test(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     """Once, unless its curve was asked for (selection.test_curve)."""
+    if not result.get("metrics"):
+        return "There was no test data."
     rounds = sum(any(name.startswith("test ") for name in record.get("metrics") or ()) for record in records)
     if not rounds:
         return "The test set was looked at once, at the end."
@@ -179,7 +181,7 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
         start += f" The regressions of {unconverged:.0f} labels ended before they had converged."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance." if absent else ""
-    return f"{start}{rest} {_looks_at_test(records)}"
+    return f"{start}{rest} {_looks_at_test(result, records)}"
 
 
 def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str | None:
