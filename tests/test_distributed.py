@@ -220,8 +220,8 @@ def test_processes_that_differ_or_are_gone_are_told(folder: Path) -> None:
 
 
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
-    options = ["--preset", "demo", "--rounds", "6", "--set", "dtype=float64", "--set", "encoder.hidden=[16]"]
-    options += ["--set", "selection.refit=false", "--out", str(tmp_path)]
+    options = ["--preset", "demo", "--encoder", "mlp", "--rounds", "6", "--set", "dtype=float64"]
+    options += ["--set", "encoder.hidden=[16]", "--set", "selection.refit=false", "--out", str(tmp_path)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two = subprocess.run(
         [*torchrun, "-m", "fedalc", "train", *options, "--name", "two"],

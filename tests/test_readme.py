@@ -1,4 +1,4 @@
-"""The README's Python example runs as it stands."""
+"""The README's Python example runs as it stands, and its demo tables are of the settings there are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+
+from fedalc.effects import acting
+from fedalc.report.differences import differences
+from fedalc.report.summary import merge
+from fedalc.resolution import experiment
+from fedalc.settings import FEDERATED
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -16,3 +22,15 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = capsys.readouterr().out.splitlines()
     assert float(first.split()[1]) > 80
     assert second.startswith("['")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "methods"), [("demo", FEDERATED), ("mosaics", ("fedavg", "fedalc", "fedalc-exact"))]
+)
+def test_the_demos_tables_say_what_differs(dataset: str, methods: tuple[str, ...]) -> None:
+    """As the preset has it now: the lines below the tables are those that `make demo` prints."""
+    keys = {"preset": "demo", "dataset": dataset}
+    plan = {method: experiment({**keys, "method": method}) for method in methods}
+    results = [{**keys, "method": method, "seed": 0, "settings": acting(plan[method])} for method in methods]
+    found = differences(merge(results))
+    assert found is not None and "\n".join(found.as_text()) in README.read_text(encoding="utf-8")

@@ -180,15 +180,15 @@ def test_labels_nobody_holds_are_no_hits_even_when_few_are_held() -> None:
 def test_data_of_any_sparse_kind_is_brought_into_one_form() -> None:
     from scipy.sparse import coo_array
 
-    split = fedalc.Split(coo_array(np.array([[2, 0], [0, 3]])), coo_array(np.array([[5, 0], [0, 1]])))
+    split = fedalc.Split(coo_array(np.array([[2, 0], [0, 3]])), coo_array(np.array([[True, False], [False, True]])))
     assert split.features.dtype == split.labels.dtype == np.float32
     assert split.labels.toarray().tolist() == [[1, 0], [0, 1]]
     stored_zero = csr_with_stored_zero()
     assert fedalc.Split(split.features, stored_zero).labels.nnz == 1
     with pytest.raises(DataError, match="finite"):
         fedalc.Split(coo_array(np.array([[np.nan]])), coo_array(np.array([[1]])))
-    with pytest.raises(DataError, match="test has no instances"):
-        fedalc.Dataset("x", DATA.train, DATA.test.rows(np.array([], dtype=int)), DATA.label_names)
+    with pytest.raises(DataError, match="validation has no instances"):
+        fedalc.Dataset("x", DATA.train, DATA.test, DATA.label_names, DATA.test.rows(np.array([], dtype=int)))
 
 
 def csr_with_stored_zero() -> object:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedalc.resolution import experiment
     from fedalc.runs import Run, load_run, train
     from fedalc.trained import TrainedModel
+    from fedalc.training_base import Callback
 
 # Imported on first use: `fedalc --help` must not wait for torch.
 _HOMES = {
@@ -32,6 +33,7 @@ _HOMES = {
     "ConfigError": "fedalc.errors",
     "DataError": "fedalc.errors",
     "FedalcError": "fedalc.errors",
+    "Callback": "fedalc.training_base",
     "TrainedModel": "fedalc.trained",
     "Run": "fedalc.runs",
     "load_run": "fedalc.runs",
@@ -39,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Callback",
     "ConfigError",
     "DataError",
     "Dataset",

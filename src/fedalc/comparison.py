@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from fedalc import history
+from fedalc.arguments import as_path
 from fedalc.data import load_dataset
-from fedalc.effects import names_of, note_without_effect
+from fedalc.effects import acting, names_of, note_without_effect
 from fedalc.errors import ConfigError
 from fedalc.files import write_text
 from fedalc.resolution import experiment
-from fedalc.runs import Run, image_options, train_or_continue
+from fedalc.runs import Run, describe, image_options, own_data, train_or_continue
 from fedalc.settings import FEDERATED, METHODS, ORACLES
 from fedalc.trained import TrainedModel
-from fedalc.training_base import Callback
+from fedalc.training_base import Callback, checked_callbacks
 
 
 @dataclass
@@ -33,7 +34,8 @@ class Comparison:
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
-        return [run.result for run in self.runs]
+        """Each run's result, with the settings that act on it: tables say by these what differs between rows."""
+        return [{**run.result, "settings": acting(run.settings)} for run in self.runs]
 
     def histories(self) -> dict[str, list[dict[str, Any]]]:
         """Per method, the history of its first seed. An oracle has no rounds, so no curve."""
@@ -61,7 +63,7 @@ def compare(
     overrides: Sequence[str] = (),
     overwrite: bool = False,
     data_dir: Path | str | None = None,
-    callbacks: Callable[[str, int], Sequence[Callback]] = lambda method, seed: (),
+    callbacks: Callable[[str, int], Sequence[Callback]] | Sequence[Callback] | Callback = (),
     epsilon_budget: float | None = None,
     **keys: Any,
 ) -> Comparison:
@@ -69,10 +71,16 @@ def compare(
 
     Runs that are finished are kept, a run that was interrupted goes on: call it again to continue. Settings other than
     those the folder was made with are an error. Without `methods`, all federated ones that these settings allow are
-    taken; the others are in `left_out`, with the reason. The oracles take part only when named. `epsilon_budget`: as in
-    `train`, for each run in turn.
+    taken; the others are in `left_out`, with the reason. The oracles take part only when named. `dataset` is a name, a
+    folder, or a `Dataset` you have built yourself. `callbacks` are those of all runs, or a function that gives them for
+    a method and seed. `epsilon_budget`: as in `train`, for each run in turn.
     """
-    place, seeds = Path(folder), tuple(seeds)
+    place, seeds, methods = as_path(folder, "folder"), _seeds(seeds), _methods(methods)
+    follow = _follow(callbacks)
+    own = own_data(keys)
+    asked = names_of(keys, overrides)
+    if own is not None:
+        describe(keys, own)
     left_out: dict[str, str] = {}
     if methods is None:
         left_out = _refused(keys, file, overrides)
@@ -89,20 +97,43 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison are shown the same pictures: say it for all of them", "images")
-    note_without_effect(plan, names_of(keys, overrides))
+    note_without_effect(plan, asked)
     comparison = Comparison(folder=place, left_out=left_out)
-    followers = callbacks(plan[0].method, plan[0].seed)
-    data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0], followers, wait=False))
+    followers = follow(plan[0].method, plan[0].seed)
+    options = image_options(plan[0], followers, wait=False)
+    data = own if own is not None else load_dataset(plan[0].dataset, data_dir, images=options)
     folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
         for folder_ in folders:
             if (folder_ / "config.toml").exists():
                 shutil.rmtree(folder_)
     for settings, run_folder in zip(plan, folders, strict=True):
-        followers = followers if settings is plan[0] else callbacks(settings.method, settings.seed)
+        followers = followers if settings is plan[0] else follow(settings.method, settings.seed)
         comparison.runs.append(train_or_continue(settings, run_folder, data, followers, epsilon_budget))
     _write(comparison)
     return comparison
+
+
+def _methods(methods: Any) -> list[str] | None:
+    if isinstance(methods, str):
+        raise ConfigError(f"expected a list of names, such as [{methods!r}]", "methods")
+    if methods is not None and (not isinstance(methods, Iterable) or not (methods := list(methods))):
+        raise ConfigError("expected names of methods, and there is none", "methods")
+    return methods
+
+
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    given = (seeds,) if isinstance(seeds, int) else seeds
+    if isinstance(given, str) or not isinstance(given, Iterable) or not (given := tuple(given)):
+        raise ConfigError(f"expected whole numbers, such as (0, 1, 2), found {seeds!r:.60}", "seeds")
+    return given
+
+
+def _follow(callbacks: Any) -> Callable[[str, int], Sequence[Callback]]:
+    if callable(callbacks) and not isinstance(callbacks, Callback):
+        return lambda method, seed: checked_callbacks(callbacks(method, seed))
+    same = checked_callbacks(callbacks)
+    return lambda method, seed: same
 
 
 def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str]) -> dict[str, str]:

@@ -6,12 +6,22 @@ together from preset, file and command line.
 
 from __future__ import annotations
 
+import difflib
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from fedalc import agreement
+from fedalc.errors import ConfigError
 from fedalc.memory import DEFAULT_BUDGET, read_budget
 from fedalc.settings import (
     NONE,
@@ -71,6 +81,15 @@ class Experiment(Settings):
     ovr: OvrSettings = OvrSettings()
     sleec: SleecSettings = SleecSettings()
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, values: Any, handler: ModelWrapValidatorHandler[Experiment], info: ValidationInfo) -> Experiment:
+        """An error of ours, with the field; and with the file, where the settings are a file's."""
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise _explained(error, (info.context or {}).get("file")) from None
+
     @model_validator(mode="after")
     def _settings_agree(self) -> Experiment:
         agreement.check(self)
@@ -97,6 +116,27 @@ class Experiment(Settings):
             if isinstance(table, dict):
                 lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
         return "\n".join(lines) + "\n"
+
+
+def _explained(error: ValidationError, file: Path | None) -> ConfigError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]][:2]  # unions add the name of the branch that failed
+    field = ".".join(path) or None
+    where = f"{file}: " if file else ""
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return ConfigError(f"{where}there is no such setting{hint}", field)
+    if first["type"] == "value_error":  # one of ours, which says what was found
+        return ConfigError(f"{where}{first['ctx']['error']}", field)
+    return ConfigError(f"{where}{first['msg']} (found {first['input']!r:.100})", field)
+
+
+def _known_keys(sections: list[str]) -> list[str]:
+    model: Any = Experiment
+    for section in sections:
+        model = model.model_fields[section].annotation
+    return [info.alias or key for key, info in model.model_fields.items()]
 
 
 def _toml(value: Any) -> str:

@@ -70,6 +70,10 @@ ONLY_WITH: tuple[tuple[str, Mapping[str, tuple[object, ...]]], ...] = (
 )
 
 
+OF_THE_TABLE = ["name", "dataset", "method", "preset", "seed", "device", "block_rows", "memory_budget", "shard_rows"]
+LOOKS = ("selection.every", "selection.metric")  # where no round is chosen, they only say what curves show
+
+
 def names_of(keys: Mapping[str, Any], overrides: Iterable[str] = ()) -> list[str]:
     """The names of the settings in keywords and `key=value` overrides.
 
@@ -107,6 +111,23 @@ def _without_effect(settings: Experiment, name: str) -> str | None:
             if not any(value in needed[other] for other, value in values.items()):
                 return _listed([f"{other} {_written(value)}" for other, value in values.items() if other != name])
     return None
+
+
+def acting(settings: Experiment) -> dict[str, Any]:
+    """The settings that may act on the result, as `encoder.name`: what a comparison has to be open about.
+
+    Method, dataset, preset and seed are not among them, as tables show these, nor what changes memory and speed alone.
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.to_dict().items():
+        fields = (
+            {f"{key}.{field}": entry for field, entry in value.items()} if isinstance(value, dict) else {key: value}
+        )
+        for name, entry in fields.items():
+            looks_only = name in LOOKS and settings.selection.keep == "last" and settings.method in FEDERATED
+            if name not in OF_THE_TABLE and not looks_only and _without_effect(settings, name) is None:
+                found[name] = entry
+    return found
 
 
 def _value(settings: Experiment, name: str) -> Any:

@@ -27,7 +27,12 @@ from fedalc.server import AveragedWeights, make_optimizer, sample_clients
 
 
 def knowledge_for(
-    settings: Experiment, train: Split, names: Sequence[str] | None = None, phase: str = "fit", phases: int = 1
+    settings: Experiment,
+    train: Split,
+    names: Sequence[str] | None = None,
+    phase: str = "fit",
+    phases: int = 1,
+    needed: np.ndarray | None = None,
 ) -> LabelKnowledge | None:
     """What the server of a training learns of its labels. None where the method wants none, and where there are none.
 
@@ -35,7 +40,7 @@ def knowledge_for(
     """
     if not settings.uses_labels or train.labels.nnz == 0:
         return None
-    return learn_labels(settings, train, planned_looks(settings, phases), names, phase)
+    return learn_labels(settings, train, planned_looks(settings, phases), names, phase, needed)
 
 
 def planned_looks(settings: Experiment, phases: int) -> int:

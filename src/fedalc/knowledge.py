@@ -90,15 +90,22 @@ class LabelKnowledge:
 
 
 def learn_labels(
-    settings: Experiment, train: Split, looks: int, names: Sequence[str] | None = None, phase: str = "fit"
+    settings: Experiment,
+    train: Split,
+    looks: int,
+    names: Sequence[str] | None = None,
+    phase: str = "fit",
+    needed: np.ndarray | None = None,
 ) -> LabelKnowledge:
     """Collect, in simulation or from a file, and protect as the settings ask.
 
-    `looks` is how often noised figures may be taken from label sets, over all phases of the run.
+    `looks` is how often noised figures may be taken from label sets, over all phases of the run. `needed` marks the
+    labels that a file has to cover: those with an instance in `train`, unless another phase has more.
     """
     names = distinct_names([str(label) for label in range(train.labels.shape[1])] if names is None else names)
     if settings.collection.correlations is not None:
-        return _from_file(settings, Path(settings.collection.correlations), names)
+        needed = train.labels.getnnz(axis=0) > 0 if needed is None else needed
+        return _from_file(settings, Path(settings.collection.correlations), names, needed)
     shared = SharedEncoder(settings.encoder, settings.seed)
     return protected(settings, collect(settings.collection, train.features, train.labels, names, shared), looks, phase)
 
@@ -126,7 +133,7 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
     return LabelKnowledge(labels, collection=kept, noise_multiplier=z)
 
 
-def _from_file(settings: Experiment, path: Path, names: list[str]) -> LabelKnowledge:
+def _from_file(settings: Experiment, path: Path, names: list[str], needed: np.ndarray) -> LabelKnowledge:
     collected = Collected.load(path)
     hasher = make_hasher(settings.collection, collected.protocol.run)
     used, ours = collected.protocol, hasher.protocol(collected.protocol.identity)
@@ -138,7 +145,25 @@ def _from_file(settings: Experiment, path: Path, names: list[str]) -> LabelKnowl
     if "privacy" in facts and facts["privacy"].get("distribution") != DISCRETE:
         warnings.warn(f"{path}: {CONTINUOUS}", stacklevel=2)
         facts["privacy"] = facts["privacy"] | {"epsilon": None, "why": CONTINUOUS}
-    return LabelKnowledge(collected.for_labels(hasher.labels(names)), collection=facts)
+    pseudonyms = hasher.labels(names)
+    known = collected.for_labels(pseudonyms)  # refuses a file that has none of them
+    if missing := [names[label] for label in np.flatnonzero(collected.lacks(pseudonyms) & needed)]:
+        _tell_missing(settings, path, missing, int(needed.sum()))
+        facts["missing_labels"] = len(missing)
+    return LabelKnowledge(known, collection=facts)
+
+
+def _tell_missing(settings: Experiment, path: Path, missing: list[str], needed: int) -> None:
+    """Without its counts a label is to the method as if it never occurred with any other."""
+    shown = ", ".join(map(repr, missing[:3])) + (", …" if len(missing) > 3 else "")
+    found = f"{path} has no counts of {len(missing)} of the {needed} labels with training instances ({shown})"
+    if settings.collection.missing_labels == "refuse":
+        raise ConfigError(
+            f"{found}: collect them too, or take them as labels that occur with no other: "
+            "--set collection.missing_labels=allow",
+            "collection.correlations",
+        )
+    warnings.warn(f"{found}; the method takes them as labels that occur with no other", stacklevel=2)
 
 
 def _in_fixed_order(label_sets: csr_matrix) -> csr_matrix:

@@ -7,7 +7,6 @@ What a run folder keeps is the outcome in full, so that running its `config.toml
 from __future__ import annotations
 
 import copy
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,8 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from fedalc.arguments import as_path
 from fedalc.config import Experiment
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
@@ -38,8 +36,11 @@ def experiment(
     >>> experiment({"method": "fedaws"}, overrides=["regularizer.lambda=100"]).regularizer.lambda_
     100.0
     """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"expected a dict of settings, found {settings!r:.60}")
+    overrides = overrides if isinstance(overrides, Iterable) and not isinstance(overrides, str) else [overrides]
     asked: dict[str, Any] = {}
-    for table in (defaults or {}, _read_toml(file) if file else {}, settings or {}):
+    for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
         _merge(asked, table)
     for text in overrides:
         _merge(asked, _parse_override(text))
@@ -48,13 +49,16 @@ def experiment(
     asked = _for_method(asked, method, file)
     encoder = asked.get("encoder")
     named = encoder.get("name") if isinstance(encoder, Mapping) else None
-    if named is None and has_pictures(str(asked.get("dataset", Experiment.model_fields["dataset"].default))):
+    dataset = asked.get("dataset", Experiment.model_fields["dataset"].default)
+    if not isinstance(dataset, str):
+        raise ConfigError(f"expected a name or a folder, found {dataset!r:.60}", "dataset")
+    if named is None and has_pictures(dataset):
         named = _preset_file(name)["pictures"]["encoder"]
         _merge(asked, {"encoder": {"name": named}})
     values = preset(name, method, named)
     _merge(values, asked)
     _fill_in(values, method)
-    return _validated(values, file)
+    return Experiment.model_validate(values, context={"file": file})
 
 
 def _fill_in(values: dict[str, Any], method: str) -> None:
@@ -139,7 +143,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _parse_override(text: str) -> dict[str, Any]:
-    key, equals, value = text.partition("=")
+    key, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
     if not equals or not key.strip():
         raise ConfigError(f"expected key=value, found {text!r}", "--set")
     value = value.strip()
@@ -163,30 +167,3 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _validated(values: Mapping[str, Any], file: Path | None) -> Experiment:
-    try:
-        return Experiment.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = [str(part) for part in first["loc"]]
-        # Unions add the name of the branch that failed: not part of the field.
-        while len(path) > 2:
-            path.pop()
-        field = ".".join(path)
-        where = f"{file}: " if file else ""
-        if first["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{where}there is no such setting{hint}", field) from None
-        if first["type"] == "value_error":  # one of ours, which says what was found
-            raise ConfigError(f"{where}{first['ctx']['error']}", field) from None
-        raise ConfigError(f"{where}{first['msg']} (found {first['input']!r})", field) from None
-
-
-def _known_keys(sections: list[str]) -> list[str]:
-    model: Any = Experiment
-    for section in sections:
-        model = model.model_fields[section].annotation
-    return [info.alias or key for key, info in model.model_fields.items()]

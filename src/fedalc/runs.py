@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import resource
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedalc import distributed
+from fedalc.arguments import as_path
 from fedalc.checks import check_device, check_kind, check_memory
 from fedalc.config import Experiment
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
@@ -41,7 +44,7 @@ from fedalc.run_folder import (
 )
 from fedalc.trained import TrainedModel, load_model
 from fedalc.training import Training
-from fedalc.training_base import Callback, listening, telling
+from fedalc.training_base import Callback, checked_callbacks, listening, telling
 from fedalc.watched import watching
 
 
@@ -68,32 +71,62 @@ def train(
     overwrite: bool = False,
     data: Dataset | None = None,
     data_dir: Path | str | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Callback = (),
     epsilon_budget: float | None = None,
     **keys: Any,
 ) -> Run:
     """Train one model and look at the test set once.
 
     Settings come as an `Experiment`, or as keywords (`dataset="bibtex", method="fedaws", encoder={"name": "mlp"}`).
-    With `folder`, everything is written there as it happens and an interrupted run can be resumed. `data` takes a
-    dataset you have built yourself. `epsilon_budget` refuses a run with differential privacy if all runs on this data,
-    together with it, would spend more.
+    `dataset` is a name, a folder, or a `Dataset` you have built yourself (which may also be given as `data`). With
+    `folder`, everything is written there as it happens and an interrupted run can be resumed. `callbacks` are objects
+    of classes that extend `fedalc.Callback`. `epsilon_budget` refuses a run with differential privacy if all runs on
+    this data, together with it, would spend more.
     """
+    if settings is not None and not isinstance(settings, Experiment):
+        raise ConfigError(f"expected an Experiment, found {settings!r:.60}; settings are keywords: train(dataset=…)")
     if settings is not None and keys:
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
+    followers, place = checked_callbacks(callbacks), None if folder is None else as_path(folder, "folder")
+    if resume and place is None:
+        raise ConfigError("there is nothing to resume without the folder of a run", "folder")
+    data = own_data(keys, data)
     asked = names_of(keys)
     if data is not None:
-        keys.setdefault("dataset", data.name)
-        if isinstance(data.train.features, Images):
-            keys["images"] = {"size": data.train.features.size, **keys.get("images", {})}
+        describe(keys, data)
     if settings is None:
         settings = experiment(keys)
         note_without_effect([settings], asked)
-    place = None if folder is None else Path(folder)
     if place is not None and resume and (place / "result.json").exists() and not (place / "report.html").exists():
         write_report(place, data_dir)  # it was lost; nothing else is left to do
         return load_run(place)
-    return _train(settings, place, resume, overwrite, data, data_dir, callbacks, epsilon_budget)[0]
+    return _train(settings, place, resume, overwrite, data, data_dir, followers, epsilon_budget)[0]
+
+
+def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | None:
+    """The dataset that a caller has built, given as `data` or as `dataset`; None where `dataset` is a name or folder.
+
+    A folder's path becomes a text in `keys`, as settings have it.
+    """
+    if data is not None and not isinstance(data, Dataset):
+        raise ConfigError(f"expected a fedalc.Dataset, found {data!r:.60}; names and folders are for dataset=", "data")
+    given = keys.get("dataset")
+    if isinstance(given, os.PathLike):
+        keys["dataset"] = os.fspath(given)
+    if not isinstance(given, Dataset):
+        return data
+    if data is not None:
+        raise ConfigError("there are two: give one of dataset and data", "data")
+    del keys["dataset"]
+    return given
+
+
+def describe(keys: dict[str, Any], data: Dataset) -> None:
+    """Add to the settings what follows from the data."""
+    keys.setdefault("dataset", data.name)
+    images = keys.get("images", {})
+    if isinstance(data.train.features, Images) and isinstance(images, Mapping):
+        keys["images"] = {"size": data.train.features.size, **images}
 
 
 def _train(
@@ -118,6 +151,8 @@ def _train(
             )  # until the first has read them
             with distributed.in_turn():
                 data = load_dataset(settings.dataset, data_dir, images=options)
+        if not len(data.test):
+            warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=4)
         check_kind(settings, data)
         check_memory(settings, data)
         check_affordable(settings, data.label_count)
@@ -237,7 +272,7 @@ def train_or_continue(
 
 def load_run(folder: Path | str) -> Run:
     """A finished run, from its folder."""
-    place = Path(folder)
+    place = as_path(folder, "folder")
     settings = read_settings(place)
     if not (place / "result.json").exists():
         raise FedalcError(f"{place}: this run has not finished; go on with: fedalc train --resume {place}")

@@ -173,6 +173,7 @@ class CollectionSettings(Settings):
     quantum: NotNegative = 1e-3  # embedding only: coordinates are rounded to multiples of it; 0: raw, as in the paper
     key: str | None = None  # the clients' key file; None: a fresh key, forgotten with the process
     correlations: str | None = None  # a file made by `fedalc collect server`, instead of collecting; needs its key
+    missing_labels: Literal["refuse", "allow"] = "refuse"  # where that file lacks labels that are trained
 
 
 class PrivacySettings(Settings):

@@ -12,8 +12,11 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc.arguments import as_count, as_path, check_scores, model_folder, writing
 from fedalc.checkpoint import load_facts, load_folder, save_folder
+from fedalc.checks import check_device
 from fedalc.data.images import CHANNELS, Images, side_of
+from fedalc.data.matrices import feature_matrix
 from fedalc.encoders import make_encoder, scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation import Scorer
@@ -45,7 +48,14 @@ class TrainedModel:
         return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
 
     def predict(self, features: csr_matrix | Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The k best labels of each instance, best first, and their scores in [-1, 1]. Takes dense arrays too."""
+        """The k best labels of each instance, best first, and their scores; fewer where fewer labels had a client.
+
+        `features`: instances × features, as a sparse matrix, array, list of rows or data frame; pictures as `Images`.
+        Values that are not finite are refused. A score is the product of the encoder's output with the label's
+        embedding. It ranks labels and is not a probability: a cosine in [-1, 1] where encoder.output is "unit" (the
+        sum of one per sub-model for fedmlh), and any number where it is "raw" (the square loss, as in fedalc-exact).
+        """
+        k = as_count(k, "k")
         size = self.picture_size
         if size is not None and not isinstance(features, Images):
             raise DataError("the model was trained on pictures: make some with fedalc.read_pictures")
@@ -53,14 +63,16 @@ class TrainedModel:
             raise DataError(f"the model was trained on pictures of {size} × {size}, these are of {features.size}")
         if size is None and isinstance(features, Images):
             raise DataError("the model was trained on features, and these are pictures")
-        features = features if isinstance(features, Images) else csr_matrix(features, dtype=np.float32)
+        features = features if isinstance(features, Images) else feature_matrix(features)
         if features.shape[1] != self.feature_count:
             raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
         scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
         labels, scores = scorer.top(k)
+        check_scores(scores.numpy())
         return labels.numpy(), scores.numpy()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
+        """As a folder of its own; an older model there is replaced."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
         tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held)}
         facts = {
@@ -72,11 +84,13 @@ class TrainedModel:
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
         }
-        save_folder(folder, tensors, facts)
+        with writing(model_folder(folder)) as place:
+            save_folder(place, tensors, facts)
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> TrainedModel:
-        folder = Path(folder)
+        folder = as_path(folder, "folder")
+        check_device(device)
         tensors, facts = load_folder(folder)
         if facts.get("format") != FORMAT:
             raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
@@ -116,7 +130,8 @@ def check_shapes(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> N
 
 def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:
     """A saved model of any kind."""
-    kind = load_facts(Path(folder)).get("kind", KIND)
+    folder = as_path(folder, "folder")
+    kind = load_facts(folder).get("kind", KIND)
     if kind == KIND:
         return TrainedModel.load(folder, device)
     if not isinstance(kind, str) or kind not in ORACLES:

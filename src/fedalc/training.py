@@ -111,7 +111,7 @@ class Training(AnyTraining):
             metrics = evaluate(model, self.validation, self.federated.held, with_map=self._maps, budget=self._budget)
             record["metrics"] = {f"validation {name}": value for name, value in metrics.items()}
             self._choose(record, metrics[self.settings.selection.metric], model)
-        elif self.phase == "fit" and self.settings.selection.test_curve:
+        elif self.phase == "fit" and self.settings.selection.test_curve and len(self.dataset.test):
             metrics = evaluate(model, self._scaled_test, self.federated.held, with_map=self._maps, budget=self._budget)
             record["metrics"] = {f"test {name}": value for name, value in metrics.items()}
         else:
@@ -148,7 +148,8 @@ class Training(AnyTraining):
 
     def _begin(self, train: Split) -> FederatedTraining:
         """A phase's training. Its clients hold other instances than another phase's, so labels are collected anew."""
-        knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, self._phases)
+        held = self.dataset.train.labels.getnnz(axis=0) > 0  # by all phases: the last must not find that a label lacks
+        knowledge = knowledge_for(self.settings, train, self.dataset.label_names, self.phase, self._phases, held)
         return simulated(self.settings, self._scaled(train), knowledge)
 
     @property
@@ -207,7 +208,9 @@ class Training(AnyTraining):
         return privacy_spent(self.settings, self.federated.knowledge, planned, self.cost()["looks_at_labels"])
 
     def test(self, trained: TrainedModel) -> dict[str, float]:
-        """The only look at the test set, unless its curve was asked for, by which nothing is chosen."""
+        """The only look at the test set, unless its curve was asked for, by which nothing is chosen. {} without one."""
+        if not len(self.dataset.test):
+            return {}
         inverse = inverse_propensity(self.dataset)
         return evaluate(trained.model, self._scaled_test, trained.held, inverse, True, self._budget)
 

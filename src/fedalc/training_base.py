@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from fedalc.data.catalog import entry, is_known
 from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
 from fedalc.encoders import scale_rows
+from fedalc.errors import ConfigError
 from fedalc.evaluation import check_map_affordable
 from fedalc.interrupt import Interrupt
 from fedalc.metrics import Propensity
@@ -47,6 +48,23 @@ class Callback:
 
     def stopping(self) -> None:
         """Somebody has asked to stop: the round is finished and saved first."""
+
+
+def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
+    """One callback, or several. A plain function is none: nobody could say of what it wants to be told."""
+    given = (callbacks,) if isinstance(callbacks, Callback) else callbacks
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        raise ConfigError(f"expected a list of callbacks, found {callbacks!r:.60}", "callbacks")
+    given = tuple(given)
+    for number, callback in enumerate(given):
+        if not isinstance(callback, Callback):
+            what = "the class itself, not an object of it" if isinstance(callback, type) else "not a callback"
+            raise ConfigError(
+                f"{callback!r:.60} is {what}: give objects of a class that extends fedalc.Callback and overrides what "
+                "it wants to be told of, such as round(number, loss) or evaluated(record)",
+                f"callbacks[{number}]",
+            )
+    return given
 
 
 def inverse_propensity(dataset: Dataset) -> np.ndarray:

@@ -217,3 +217,25 @@ def test_audit_prints_what_it_found(place: Path) -> None:
     run("key", "new", "other")
     with pytest.raises(FedalcError, match="not the key"):
         run("audit", "data", "a.msg", "--key", "other")
+
+
+def test_correlations_that_lack_labels_are_refused(place: Path) -> None:
+    run("collect", "client", "data", "--key", "key", "--labels", ",".join(NAMES[:4]), "--out", "a.msg")
+    run("collect", "server", "a.msg", "--out", "correlations")
+    options = ("--correlations", "correlations", "--key", "key")
+    message = r"no counts of 3 of the 7 labels with training instances \('label 4', 'label 5', 'label 6'\)"
+    with pytest.raises(FedalcError, match=f"{message}.*missing_labels=allow"):
+        run_result("lacking", *options)
+    with pytest.warns(UserWarning, match=message):
+        result = run_result("allowed", *options, "--set", "collection.missing_labels=allow")
+    assert result["collection"]["missing_labels"] == 3  # type: ignore[index]
+
+
+def test_labels_that_nobody_holds_need_no_counts(place: Path) -> None:
+    """A label without a training instance has no client that could send it."""
+    data = fedalc.load_dataset(str(place / "data"))
+    keep = csr_matrix(data.train.labels.toarray() * (data.train.labels.toarray()[:, [6]] == 0))
+    write_xmlc(place / "data" / "train.txt", Split(data.train.features, keep))
+    run("collect", "client", "data", "--key", "key", "--out", "a.msg")
+    run("collect", "server", "a.msg", "--out", "correlations")
+    assert "missing_labels" not in run_result("with", "--correlations", "correlations", "--key", "key")["collection"]  # type: ignore[operator]

@@ -243,3 +243,13 @@ def test_bibtex_is_what_liac_arff_reads(split: str, instances: int) -> None:
         found = [*read.split.features[row].indices, *(read.split.labels[row].indices + 1836)]
         assert found == [column for column, value in sorted(expected.items()) if value == "1"]
     assert set(np.unique(read.split.features.data)) == {1.0}
+
+
+@pytest.mark.parametrize("row", ["{0 1,0 1}", "{0 1,1 2,0 3}"])
+def test_an_attribute_twice_in_a_row_is_refused(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "x.arff"
+    path.write_text(
+        f"@relation 'r: -C -1'\n@attribute a numeric\n@attribute b numeric\n@attribute y {{0,1}}\n@data\n{{}}\n{row}\n"
+    )
+    with pytest.raises(DataError, match=r"x.arff:7: attribute 0 \('a'\) is there twice"):
+        read_arff(path)

@@ -186,3 +186,18 @@ def test_importing_the_package_is_light() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+def test_labels_that_share_a_name_are_told_apart(write: Write, tmp_path: Path) -> None:
+    write("3 2 3\n0 0:1\n1 1:1\n2 0:0.5\n", "set/train.txt")
+    write("1 2 3\n1 1:2\n", "set/test.txt")
+    write("bank\nriver\nbank\n", "set/labels.txt")
+    with pytest.warns(UserWarning, match="2 labels share a name with another; .* as in 'bank #0'"):
+        assert load_dataset(tmp_path / "set").label_names == ("bank #0", "river", "bank #2")
+
+
+def test_a_test_file_without_instances_is_refused(write: Write, tmp_path: Path) -> None:
+    write(TRAIN, "set/train.txt")
+    write("0 2 2\n", "set/test.txt")
+    with pytest.raises(DataError, match=r"test\.txt: has no instances to test on"):
+        load_dataset(tmp_path / "set")

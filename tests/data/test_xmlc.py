@@ -46,7 +46,7 @@ def test_a_file_worked_by_hand(write: Write, compression: str) -> None:
         "2 3 2\r\n0 1:1 2:2\r\n1 0:1\r\n",
         "2 3 2\n0 \t 1:1   2:2  \n1\t0:1",
         "\ufeff2 3 2\n0 1:1 2:2\n1 0:1\n\n\n  \n",
-        "2 3 2\n0,0 2:1 1:1 2:1\n1 0:0.5 0:0.5 1:0\n",
+        "2 3 2\n0,0 2:2 1:1\n1 0:1 1:0\n",
         "2 3 2\n000000000000 1:1 2:2\n1 0:1.00000000000000000000\n",
     ],
     ids=["crlf", "tabs and spaces", "mark and blank end", "repeats, order, zero", "long numbers"],
@@ -274,3 +274,9 @@ def test_memory_beside_the_result_is_bounded(tmp_path: Path, monkeypatch: pytest
     assert result == 8 * (400_000 + 8_000) + 2 * 4 * 4001
     # A block is 1,600 features; its scratch arrays have some dozens of bytes for each byte of text.
     assert peak < result + 60 * (1 << 14)
+
+
+@pytest.mark.parametrize("line", ["1 0:0.5 0:0.5", "1 0:1 1:2 0:1", "0:1 0:-1"])
+def test_a_feature_twice_in_a_line_is_refused(write: Write, line: str) -> None:
+    with pytest.raises(DataError, match=r"data.txt:3: feature 0 is there twice"):
+        read_xmlc(write(f"3 3 2\n0 2:1 0:1\n{line}\n0 0:1\n"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from fedalc.collection.hashing import (
 )
 from fedalc.collection.keys import Key
 from fedalc.data.images import Images
+from fedalc.data.label_names import repeated_name
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch, make_encoder, scale_rows
 from fedalc.errors import ConfigError
 from fedalc.seeds import torch_generator
@@ -124,9 +123,3 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     if repeated_name(names) is None:
         return list(names)
     return [f"{name}#{place}" for place, name in enumerate(names)]
-
-
-def repeated_name(names: Sequence[str]) -> str | None:
-    """A name that two labels have, in whichever way it is written, if there is one."""
-    often = Counter(unicodedata.normalize("NFC", name) for name in names)
-    return next((name for name, times in often.items() if times > 1), None)

@@ -48,8 +48,8 @@ class Collected:
     def for_labels(self, pseudonyms: np.ndarray) -> Correlations:
         """The correlations of these labels, in this order.
 
-        A label that no client sent has counts of zero. Labels that are not asked for are dropped; the instances
-        that carry only those still count in N.
+        A label that no client sent has counts of zero (`lacks` says which these are). Labels that are not asked for are
+        dropped; the instances that carry only those still count in N.
         """
         places = _places(pseudonyms)
         if len(places) != len(pseudonyms):
@@ -72,6 +72,11 @@ class Collected:
         together = csr_matrix((pairs.data[asked], (u[asked], v[asked])), shape=shape)
         together.sort_indices()
         return Correlations(known.instances, counts, together)
+
+    def lacks(self, pseudonyms: np.ndarray) -> np.ndarray:
+        """For each of these labels, whether no client has sent it."""
+        known = _places(self.pseudonyms)
+        return np.array([row.tobytes() not in known for row in pseudonyms], dtype=bool)
 
     def save(self, path: Path | str) -> None:
         known, together = self.correlations, self.correlations.together.copy()

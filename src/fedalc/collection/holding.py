@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedalc.collection.client import repeated_name
 from fedalc.data.dataset import Split
 from fedalc.data.images import ImageOptions
+from fedalc.data.label_names import repeated_name
 from fedalc.data.load import load_held
 from fedalc.errors import ConfigError, DataError
 

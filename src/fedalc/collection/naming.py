@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedalc.checkpoint import load_facts
-from fedalc.collection.client import repeated_name
 from fedalc.collection.hashing import Hasher
+from fedalc.data.label_names import repeated_name
 from fedalc.errors import DataError, FedalcError
 from fedalc.run_folder import CENSUS
 from fedalc.trained import TrainedModel

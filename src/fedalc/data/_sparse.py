@@ -52,7 +52,7 @@ class RowsBuilder:
         self._lengths.append(lengths)
 
     def matrix(self, column_count: int) -> csr_matrix:
-        """Columns of a row in ascending order, a column that came twice added up, zeros not stored."""
+        """Columns of a row in ascending order, zeros not stored. A label that came twice: see `as_indicator`."""
         lengths = self._lengths.take()
         pointers = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=pointers[1:])
@@ -65,6 +65,29 @@ class RowsBuilder:
         if matrix.nnz and not matrix.data.all():
             matrix.eliminate_zeros()
         return matrix
+
+
+def twice_in_a_row(columns: NDArray[Any], lengths: NDArray[Any]) -> bool:
+    """Whether a row names a column twice. `lengths`: how many of the columns belong to each row."""
+    if len(columns) < 2:
+        return False
+    descends = columns[1:] <= columns[:-1]
+    starts = np.cumsum(lengths)[:-1]
+    descends[starts[(starts > 0) & (starts < len(columns))] - 1] = False  # from one row to the next
+    if not descends.any():
+        return False  # all in ascending order, as most files have them
+    place = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths) * (int(columns.max()) + 1) + columns
+    return len(np.unique(place)) < len(place)
+
+
+def first_twice(columns: list[int]) -> int | None:
+    """The first column that a row names a second time."""
+    seen: set[int] = set()
+    for column in columns:
+        if column in seen:
+            return column
+        seen.add(column)
+    return None
 
 
 def as_indicator(matrix: csr_matrix) -> csr_matrix:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedalc.data._arff_header import ArffHeader, LabelRule, find_labels_file, read_arff_header, which_are_labels
-from fedalc.data._sparse import RowsBuilder, as_indicator
+from fedalc.data._sparse import RowsBuilder, as_indicator, first_twice, twice_in_a_row
 from fedalc.data._stream import Block, LineReader
 from fedalc.data._tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
 from fedalc.data.dataset import Split
@@ -28,7 +28,7 @@ from fedalc.errors import DataError
 
 __all__ = ["ArffFile", "LabelRule", "read_arff"]
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same file would be read differently: parsed copies in the cache are told apart by it."""
 
 _SEPARATORS = separator_table(b" \t\r\n,{}")
@@ -148,6 +148,8 @@ class _RowParser:
         return self._checked(_Rows(np.tile(np.arange(width), len(counts)), values, counts))
 
     def _checked(self, rows: _Rows) -> _Rows | None:
+        if twice_in_a_row(rows.attributes, rows.counts):
+            return None
         too_large = len(rows.values) and np.abs(rows.values).max() > LARGEST
         binary = rows.values[self.only_zero_or_one[rows.attributes]]
         return None if too_large or ((binary != 0) & (binary != 1)).any() else rows
@@ -194,6 +196,8 @@ class _RowParser:
                     f"counted from 0 to {len(self.attributes) - 1}"
                 )
             row.append((int(words[0]), self._parse_value(int(words[0]), words[1])))
+        if (twice := first_twice([attribute for attribute, _ in row])) is not None:
+            raise ValueError(f"attribute {twice} ({self.attributes[twice].name!r}) is there twice: leave one of them")
         return row
 
     def _parse_dense(self, text: str) -> list[tuple[int, float]]:

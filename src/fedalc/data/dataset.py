@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -11,6 +12,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.data.images import Images
+from fedalc.data.label_names import checked_names
+from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.errors import DataError
 
 Features: TypeAlias = Any
@@ -21,7 +24,9 @@ Features: TypeAlias = Any
 class Split:
     """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty.
 
-    Whatever sparse form and number type they come in, they are brought into this one here. `Images` stay as they are.
+    Both may be given as any sparse matrix, array, list of rows or data frame, and are brought into this form here.
+    `Images` stay as they are. `labels` is a 0/1 (or bool) matrix: a row of a list is a row of that matrix, and not a
+    list of label numbers. Features that are not finite and labels that are neither 0 nor 1 are refused.
     `users` says whose each instance is, where that is known: another way to form clients.
     """
 
@@ -30,17 +35,17 @@ class Split:
     users: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.features, Images):
+            object.__setattr__(self, "features", feature_matrix(self.features))
+        object.__setattr__(self, "labels", label_matrix(self.labels))
         if self.features.shape[0] != self.labels.shape[0]:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
-        if self.users is not None and len(self.users) != self.features.shape[0]:
-            raise DataError(f"{len(self.users)} users' names for {self.features.shape[0]} instances")
-        object.__setattr__(self, "features", _checked(self.features))
-        labels = csr_matrix(self.labels, dtype=np.float32)
-        if not (labels.data == 1).all():
-            labels = labels.copy()
-            labels.eliminate_zeros()
-            labels.data[:] = 1
-        object.__setattr__(self, "labels", labels)
+        if self.users is not None:
+            if isinstance(self.users, str) or not isinstance(self.users, Iterable):
+                raise DataError(f"users should be a list of names, one per instance, and not {self.users!r:.60}")
+            object.__setattr__(self, "users", tuple(map(str, self.users)))
+            if len(self.users) != self.features.shape[0]:
+                raise DataError(f"{len(self.users)} users' names for {self.features.shape[0]} instances")
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
@@ -53,32 +58,45 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own."""
+    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own.
+
+    Without test data (None, or a split without instances) a run has no test metrics. Without names, labels are called
+    by number.
+    """
 
     name: str
     train: Split
-    test: Split
-    label_names: tuple[str, ...]
+    test: Split = None  # type: ignore[assignment]  # None becomes a split without instances
+    label_names: tuple[str, ...] = ()
     validation: Split | None = None
 
     def __post_init__(self) -> None:
-        for part, split in (("train", self.train), ("test", self.test), ("validation", self.validation)):
-            if split is None:
-                continue
-            if len(split) == 0:
+        if not isinstance(self.name, str):
+            raise DataError(f"a dataset's name is a text, and not {self.name!r:.60}")
+        for part in ("train", "test", "validation"):
+            split = getattr(self, part)
+            if not isinstance(split, Split) and (split is not None or part == "train"):
+                raise DataError(f"dataset {self.name}: {part} should be a fedalc.Split(features, labels)")
+        if self.test is None:
+            object.__setattr__(self, "test", self.train.rows(np.array([], dtype=np.int64)))
+        for part, split in self.splits.items():
+            if len(split) == 0 and part != "test":
                 raise DataError(f"dataset {self.name}: {part} has no instances")
             for what, ours, theirs in (
                 ("features", self.train.features, split.features),
                 ("labels", self.train.labels, split.labels),
             ):
+                if ours.shape[1] == 0:
+                    raise DataError(f"dataset {self.name}: there are no {what}")
                 if ours.shape[1] != theirs.shape[1]:
                     raise DataError(
                         f"dataset {self.name}: train has {ours.shape[1]} {what}, {part} has {theirs.shape[1]}"
                     )
-        if len(self.label_names) != self.train.labels.shape[1]:
-            raise DataError(
-                f"dataset {self.name}: {len(self.label_names)} label names for {self.train.labels.shape[1]} labels"
-            )
+        try:
+            names = checked_names(() if self.label_names is None else self.label_names, self.label_count)
+        except DataError as error:
+            raise DataError(f"dataset {self.name}: {error}") from None
+        object.__setattr__(self, "label_names", names)
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -110,16 +128,6 @@ class Dataset:
         if self.users is not None:
             digest.update("\0".join(self.users).encode())
         return digest.hexdigest()
-
-
-def _checked(features: Features) -> Features:
-    if isinstance(features, Images):
-        return features
-    features = csr_matrix(features, dtype=np.float32)
-    # The extremes of what has a NaN in it are NaN. (A mask of all values would take memory.)
-    if features.nnz and not np.isfinite((features.data.min(), features.data.max())).all():
-        raise DataError("a feature's value is not a finite number")
-    return features
 
 
 def _update(digest: hashlib._Hash, content: Features) -> None:

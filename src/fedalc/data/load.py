@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from fedalc.arguments import as_path
 from fedalc.data import arff, catalog, listed, xmlc
 from fedalc.data._arff_header import LabelRule, find_labels_file
 from fedalc.data._stream import LineReader
@@ -16,11 +18,12 @@ from fedalc.data.catalog import Entry
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.demo import make_demo
 from fedalc.data.images import ImageOptions
+from fedalc.data.label_names import told_apart
 from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pictures_at
 from fedalc.data.mosaics import make_mosaics
 from fedalc.data.pictures import of_size
 from fedalc.data.shapes import make_shaped
-from fedalc.errors import DataError
+from fedalc.errors import ConfigError, DataError
 
 _SPLIT_FILE = re.compile(r".*?(train|test|dev|valid|validation)\.(?:txt|arff)(?:\.gz|\.bz2)?", re.IGNORECASE)
 _SPLIT_OF = {"train": "train", "test": "test", "dev": "validation", "valid": "validation", "validation": "validation"}
@@ -40,6 +43,9 @@ def load_dataset(
     `test.csv` with pictures; and it may hold the labels' names in `labels.txt`. What was parsed is kept in the cache
     unless `cache` is false. `images` says how pictures are read, and means nothing to other datasets.
     """
+    as_path(name_or_path, "dataset")
+    if images is not None and not isinstance(images, ImageOptions):
+        raise ConfigError(f"expected fedalc.data.ImageOptions, found {images!r:.60}", "images")
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
         entry = catalog.entry(name_or_path)
         if entry.name == "demo":
@@ -124,7 +130,7 @@ def _refuse_published(folder: Path) -> None:
 
 def data_root(data_dir: Path | str | None = None) -> Path:
     """The folder of the datasets' folders."""
-    return Path(data_dir if data_dir is not None else os.environ.get("FEDALC_DATA") or "data")
+    return as_path(data_dir if data_dir is not None else os.environ.get("FEDALC_DATA") or "data", "data_dir")
 
 
 def dataset_dir(entry: Entry, data_dir: Path | str | None = None) -> Path:
@@ -203,6 +209,8 @@ def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Datas
     files = find_split_files(folder)
     parsed = {split: _parse(path, rule, cache) for split, path in files.items()}
     train = parsed["train"]
+    if len(parsed["test"].split) == 0:
+        raise DataError("has no instances to test on", files["test"])
     for split, other in parsed.items():
         if (other.feature_names, other.label_names) != (train.feature_names, train.label_names):
             raise DataError(f"has other attributes than {files['train']}, or in another order", files[split])
@@ -211,7 +219,7 @@ def _load_folder(folder: Path, name: str, rule: LabelRule, cache: bool) -> Datas
         name,
         train.split,
         parsed["test"].split,
-        train.label_names or _label_names(folder, train.split.labels.shape[1]),
+        train.label_names or _names_told_apart(folder, train.split.labels.shape[1]),
         None if validation is None else validation.split,
     )
 
@@ -272,6 +280,18 @@ def _is_arff(path: Path) -> bool:
             if line.strip():
                 return line.lstrip()[:1] in (b"@", b"%")
     return False
+
+
+def _names_told_apart(folder: Path, count: int) -> tuple[str, ...]:
+    """Label names of real datasets do repeat. Training goes by numbers, so that is worth a note and not an error."""
+    names, changed = told_apart(_label_names(folder, count))
+    if changed:
+        warnings.warn(
+            f"{folder}: {len(changed)} labels share a name with another; each is called by name and number, as in "
+            f"{names[changed[0]]!r}",
+            stacklevel=4,
+        )
+    return names
 
 
 def _label_names(folder: Path, count: int) -> tuple[str, ...]:

@@ -4,8 +4,8 @@
     l1,l2,l3 f1:v1 f2:v2 …     then one line per instance
 
 Labels and features count from 0. An instance without labels begins with its features, one without either is a blank
-line: both are instances and keep their place. A label named twice in a line counts once, a feature named twice is added
-up. Zeros are not stored.
+line: both are instances and keep their place. A label named twice in a line counts once. A feature named twice
+in a line is refused: its value could be either, or the sum. Zeros are not stored.
 
 Every block of lines goes through numpy once. A block with anything unusual in it is read again line by line: that
 slower reader is the definition of the format, and the one that says what is wrong and in which line.
@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedalc.data._sparse import RowsBuilder, as_indicator
+from fedalc.data._sparse import RowsBuilder, as_indicator, first_twice, twice_in_a_row
 from fedalc.data._stream import Block, LineReader
 from fedalc.data._tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
 from fedalc.data.dataset import Split
 from fedalc.errors import DataError
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same file would be read differently: parsed copies in the cache are told apart by it."""
 
 _SEPARATORS = separator_table(b" \t\r\n,:")
@@ -151,6 +151,8 @@ def _read_fast(text: bytes, header: Header) -> _Rows | None:
     labels_before = np.concatenate(([0], np.cumsum(is_label)))[row_starts]
     label_counts = np.diff(labels_before)
     feature_counts = (np.diff(row_starts) - label_counts) // 2
+    if twice_in_a_row(features, feature_counts):
+        return None
     return _Rows(features, values, feature_counts, labels, label_counts)
 
 
@@ -195,6 +197,8 @@ def _parse_line(line: bytes, header: Header) -> tuple[list[int], list[tuple[int,
                 "without spaces)"
             )
         features.append((_parse_index(index, "feature", header.features), _parse_value(value, word)))
+    if (twice := first_twice([feature for feature, _ in features])) is not None:
+        raise ValueError(f"feature {twice} is there twice: leave one of them, or add them up yourself")
     return labels, features
 
 

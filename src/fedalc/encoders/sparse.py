@@ -86,9 +86,28 @@ def scale_rows(features: csr_matrix, how: str) -> csr_matrix:
     if how == "raw" or not issparse(features):  # a picture has a scale of its own
         return features
     if how == "unit":
-        size = np.sqrt(np.asarray(features.multiply(features).sum(axis=1)).ravel())
+        features = _squarable(features, _lengths(features))
+        size = _lengths(features)
     else:
         size = np.diff(features.indptr).astype(np.float64)
     scale = np.divide(1.0, size, out=np.zeros(len(size)), where=size > 0)
     values = features.data * np.repeat(scale, np.diff(features.indptr)).astype(features.dtype)
     return csr_matrix((values, features.indices, features.indptr), shape=features.shape, copy=False)
+
+
+def _lengths(features: csr_matrix) -> np.ndarray:
+    return np.sqrt(np.asarray(features.multiply(features).sum(axis=1)).ravel())
+
+
+def _squarable(features: csr_matrix, lengths: np.ndarray) -> csr_matrix:
+    """Rows whose squares are beyond 32 bits divided by their largest value: they would become all zeros otherwise."""
+    odd = ~np.isfinite(lengths) | ((lengths == 0) & (np.diff(features.indptr) > 0))
+    if not odd.any():
+        return features
+    counts = np.diff(features.indptr)
+    entries = np.repeat(odd, counts)
+    largest = abs(features).max(axis=1).toarray().ravel().astype(np.float64)
+    largest[largest == 0] = 1
+    values = features.data.copy()
+    values[entries] = features.data[entries] / np.repeat(largest, counts)[entries]
+    return csr_matrix((values, features.indices, features.indptr), shape=features.shape)

@@ -13,9 +13,12 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedalc.arguments import as_count, check_scores, model_folder, writing
 from fedalc.checkpoint import load_folder, save_folder
 from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.images import Images
+from fedalc.data.matrices import feature_matrix
 from fedalc.encoders import scale_rows
 from fedalc.errors import DataError, FedalcError
 from fedalc.metrics import top_labels
@@ -122,17 +125,27 @@ class TrainedOracle:
         return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
 
     def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The k best labels of each instance, best first, and their scores. Takes dense arrays too."""
-        features = csr_matrix(features, dtype=np.float32)
+        """The k best labels of each instance, best first, and their scores; fewer where fewer labels had an instance.
+
+        `features`: instances × features, as a sparse matrix, array, list of rows or data frame. Values that are not
+        finite are refused. Scores rank labels; they are not probabilities, and their range is the oracle's own.
+        """
+        k = as_count(k, "k")
+        if isinstance(features, Images):
+            raise DataError("the model was trained on features, and these are pictures")
+        features = feature_matrix(features)
         if features.shape[1] != self.feature_count:
             raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
         labels, scores = self.scorer(features).top(k)
+        check_scores(scores.numpy())
         return labels.numpy(), scores.numpy()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
+        """As a folder of its own; an older model there is replaced."""
         tensors, own = self.oracle.parts()
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
-        save_folder(folder, {**tensors, "held": torch.from_numpy(self.held)}, facts | own)
+        with writing(model_folder(folder)) as place:
+            save_folder(place, {**tensors, "held": torch.from_numpy(self.held)}, facts | own)
 
     @classmethod
     def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:

@@ -104,7 +104,9 @@ class OracleTraining(AnyTraining):
         return {"seconds": self.seconds, "rounds_run": 1, "bytes_down": 0, "bytes_up": 0}
 
     def test(self, trained: TrainedOracle) -> dict[str, float]:
-        """The only look at the test set."""
+        """The only look at the test set. {} without one."""
+        if not len(self.dataset.test):
+            return {}
         inverse = inverse_propensity(self.dataset)
         return self._measured(trained, self._scaled_test, inverse_propensity=inverse, with_map=True)
 

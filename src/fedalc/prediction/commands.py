@@ -29,7 +29,11 @@ def predict(
     sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="how many pictures --sheet shows")] = 36,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
-    """The best labels of new instances, with names and scores."""
+    """The best labels of new instances, with names and scores.
+
+    Scores rank labels and are not probabilities: cosines in [-1, 1], or any number for models of the square loss
+    (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles.
+    """
     if run.exists() and not file.exists():  # told before anything is loaded, which takes seconds
         raise DataError("no such file or folder", file)
     from fedalc.checks import check_device

@@ -66,7 +66,10 @@ class FirstPictures:
 
 
 class PredictionWriter:
-    """CSV: one line per instance and rank. JSON lines: one line per instance, its labels best first."""
+    """CSV: one line per instance and rank. JSON lines: one line per instance, its labels best first.
+
+    Scores are `predict`'s: they rank labels, and are not probabilities.
+    """
 
     def __init__(self, out: TextIO, names: tuple[str, ...], form: Format = "csv") -> None:
         self._out, self._names, self._form = out, names, form

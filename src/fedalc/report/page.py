@@ -16,6 +16,7 @@ from fedalc.files import write_text
 from fedalc.reading import Unreadable, parse_json
 from fedalc.report import tables
 from fedalc.report.curves import Histories, panels
+from fedalc.report.differences import differences
 from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
@@ -74,6 +75,7 @@ def write_comparison_page(folder: Path, results: Iterable[Result], histories: Hi
         names=tables.name_columns(rows),
         columns=[(column.heading, tables.column_cells(column, rows)) for column in tables.columns_of(rows)],
         rows=rows,
+        differences=differences(rows),
         bars=Markup(bars_svg(rows, bar_looks)) if rows else "",
         bar_looks=_legend(bar_looks),
         markdown=tables.markdown_table(results),
@@ -112,7 +114,7 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
         how = f"Round {text(selection.get('round'))} was best on validation data and was kept."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance, hence no client." if absent else ""
-    looks = _looks_at_test(records)
+    looks = _looks_at_test(result, records)
     if by_parties(result):
         looks = (
             "Measured by the parties, on what they keep out of training: the scores of their own labels. A party knows "
@@ -145,8 +147,10 @@ def read_left_out(path: Path) -> list[tuple[str, str, str]]:
     return found
 
 
-def _looks_at_test(records: Sequence[Mapping[str, Any]]) -> str:
+def _looks_at_test(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     """Once, unless its curve was asked for (selection.test_curve)."""
+    if not result.get("metrics"):
+        return "There was no test data."
     rounds = sum(any(name.startswith("test ") for name in record.get("metrics") or ()) for record in records)
     if not rounds:
         return "The test set was looked at once, at the end."
@@ -173,7 +177,7 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
         start += f" The regressions of {unconverged:.0f} labels ended before they had converged."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance." if absent else ""
-    return f"{start}{rest} {_looks_at_test(records)}"
+    return f"{start}{rest} {_looks_at_test(result, records)}"
 
 
 def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedalc.report.differences import differences
 from fedalc.report.summary import (
     Reader,
     Result,
@@ -171,7 +172,7 @@ def name_columns(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
 
 
 def markdown_table(results: Iterable[Result]) -> str:
-    """A Markdown table of finished results, ending in a newline."""
+    """A Markdown table of finished results, and what differs between its rows. Ends in a newline."""
     rows = merge(results)
     columns = columns_of(rows)
     names = [
@@ -184,7 +185,13 @@ def markdown_table(results: Iterable[Result]) -> str:
         table.append([column.heading.replace(" /", "/"), *lines])
     rule = [":--"] * len(names) + ["--:"] * len(columns)
     header, *body = zip(*table, strict=True)
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *body))
+    lines = [f"| {' | '.join(line)} |" for line in (header, rule, *body)]
+    if (found := differences(rows)) is not None:
+        before = ""
+        for line in map(_escaped, found.as_text()):  # a list stands between blank lines
+            lines += [line] if line.startswith("- ") and before.startswith("- ") else ["", line]
+            before = line
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _mark(heading: str, row: Row) -> str:
@@ -209,7 +216,7 @@ def _escaped(name: str) -> str:
 def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
     """A table for the terminal. Columns that `width` (default: the terminal's) has no room for are named below it.
 
-    So are penalties at the edge of what was tried.
+    So are penalties at the edge of what was tried, and settings that differ between rows.
     """
     from rich import box
     from rich.table import Table
@@ -229,6 +236,8 @@ def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
         left_out.append(goes.heading.replace(" /", "/"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left")
     notes = [*([f"no room for: {', '.join(left_out)}"] if left_out else []), *edge_notes(rows)]
+    if (found := differences(rows)) is not None:
+        notes += found.as_text()
     table.caption = Text("\n".join(notes)) if notes else None  # Text: a name is not markup
     for heading, values in names:
         table.add_column(heading, no_wrap=heading == "method" and max(map(len, values), default=0) <= 24)

@@ -33,7 +33,7 @@ def read_held_out(place: str, settings: Experiment) -> tuple[Split, tuple[str, .
     """Instances with their labels' names: a file, the test file of a folder (or else its train file), or the test data
     of a known dataset. Pictures where the settings are for pictures."""
     split, names = _read(place, image_options(settings))
-    check_kind(settings, Dataset("held-out", split, split, names))
+    check_kind(settings, Dataset("held-out", split))
     return split, names
 
 

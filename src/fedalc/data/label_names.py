@@ -1,0 +1,54 @@
+"""Names of labels: each label has one of its own, so that a prediction or a pseudonym means one label."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedalc.errors import DataError
+
+
+def repeated_name(names: Sequence[str]) -> str | None:
+    """A name that two labels have, in whichever way it is written, if there is one."""
+    often = _often(names)
+    if len(often) == len(names):
+        return None
+    return next(name for name, times in often.items() if times > 1)
+
+
+def told_apart(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
+    """The names, those of several labels with the label's number behind (`bank #7`); and which labels these are."""
+    often = _often(names)
+    if len(often) == len(names):
+        return tuple(names), []
+    changed = [label for label, name in enumerate(names) if often[_one_form(name)] > 1]
+    apart = list(names)
+    for label in changed:
+        apart[label] = f"{names[label]} #{label}"
+    return tuple(apart), changed
+
+
+def checked_names(names: Any, count: int) -> tuple[str, ...]:
+    """One name for each of `count` labels. Without any, labels are called by number."""
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise DataError(f"label names should be a list of texts, one per label, and not {names!r:.60}")
+    found = tuple(name if isinstance(name, str) else str(name) for name in names) or tuple(map(str, range(count)))
+    if len(found) != count:
+        raise DataError(f"{len(found)} label names for {count} labels")
+    if (name := repeated_name(found)) is not None:
+        first, second = [label for label, other in enumerate(found) if _one_form(other) == name][:2]
+        raise DataError(f"labels {first} and {second} have the same name, {name!r}: give each a name of its own")
+    for label, name in enumerate(found):
+        if not name.strip() or "\n" in name or "\r" in name:
+            raise DataError(f"the name of label {label} is empty or has a line break in it: {name!r:.60}")
+    return found
+
+
+def _often(names: Sequence[str]) -> Counter[str]:
+    return Counter(map(_one_form, names))
+
+
+def _one_form(name: str) -> str:
+    return unicodedata.normalize("NFC", name)

@@ -1,0 +1,111 @@
+"""Features and labels as users give them, brought into one form and checked: what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, issparse
+
+from fedalc.errors import DataError
+
+_NUMERIC = "biuf"  # numpy's kinds of numbers: bool, signed, unsigned, floating
+
+
+def feature_matrix(features: Any) -> csr_matrix:
+    """Instances × features as float32, from any sparse matrix, array, list of rows or data frame.
+
+    A value that is not a finite number in float32 is refused, with its row.
+    """
+    with np.errstate(over="ignore"), warnings.catch_warnings():  # what overflows is refused below
+        warnings.simplefilter("ignore", RuntimeWarning)
+        matrix = csr_matrix(_two_dimensional(features, "features"), dtype=np.float32)
+    # The extremes of data with a NaN in it are NaN. (A mask of all values would take memory.)
+    if matrix.nnz and not np.isfinite((matrix.data.min(), matrix.data.max())).all():
+        at = int(np.flatnonzero(~np.isfinite(matrix.data))[0])
+        raise DataError(
+            f"features: the value in row {_row_of(matrix, at)}, column {matrix.indices[at]} is not a finite number "
+            "(NaN, infinite, or too large for float32); fill in missing values, or leave these rows out"
+        )
+    return matrix
+
+
+def label_matrix(labels: Any) -> csr_matrix:
+    """Instances × labels as float32 ones, from any sparse matrix, array, list of rows or data frame of 0/1 or bool.
+
+    Other numbers are refused: a -1 or a probability would count as "has this label".
+    """
+    given = _two_dimensional(labels, "labels")
+    matrix = csr_matrix(given, dtype=np.float32)
+    if (matrix.data == 1).all() and matrix.has_canonical_format:
+        return matrix
+    matrix = matrix.copy() if issparse(given) else matrix  # never change the caller's
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    wrong = np.flatnonzero(matrix.data != 1)
+    if len(wrong):
+        at = int(wrong[0])
+        raise DataError(
+            f"labels should be 0 or 1 (or False, True): found {float(matrix.data[at]):g} in row {_row_of(matrix, at)}, "
+            f"column {matrix.indices[at]}. {_how_to_convert(matrix)}"
+        )
+    return matrix
+
+
+def _how_to_convert(matrix: csr_matrix) -> str:
+    values = matrix.data
+    if values.min() < 0:
+        return "If -1 stands for 'does not have it', give Y > 0"
+    if values.max() <= 1:
+        return "If these are probabilities, choose a threshold: Y > 0.5"
+    return (
+        "If these are counts, give Y > 0; lists of label numbers become a 0/1 matrix with "
+        "sklearn.preprocessing.MultiLabelBinarizer"
+    )
+
+
+def _two_dimensional(given: Any, what: str) -> Any:
+    """A sparse matrix as it is, everything else as an array; both with two dimensions and of numbers."""
+    if given is None or isinstance(given, str | bytes):
+        raise DataError(f"{what}: expected a matrix with a row per instance, found {given!r:.60}")
+    array = given if issparse(given) else _as_array(given, what)
+    if array.ndim != 2:
+        one = "; a single instance is a matrix of one row: x.reshape(1, -1)" if array.ndim == 1 else ""
+        raise DataError(
+            f"{what}: expected two dimensions, a row per instance, found {array.ndim} (shape {array.shape}){one}"
+        )
+    if array.dtype.kind not in _NUMERIC:
+        array = _numbers_in_objects(array, what)
+    return array
+
+
+def _as_array(given: Any, what: str) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:  # rows of different lengths, …
+        hint = ""
+        if what == "labels" and isinstance(given, list | tuple):
+            hint = (
+                ": the rows have different lengths. Lists of label numbers are not taken; make a 0/1 matrix of them "
+                "with sklearn.preprocessing.MultiLabelBinarizer"
+            )
+        raise DataError(f"{what}: cannot be read as a matrix{hint or f': {error}'}") from None
+
+
+def _numbers_in_objects(array: Any, what: str) -> Any:
+    """Of an array of Python objects, as data frames of mixed columns give it. Texts are no numbers, even of digits."""
+    wrong = DataError(f"{what}: expected numbers, found values of type {array.dtype}")
+    if array.dtype.kind != "O" or issparse(array):
+        raise wrong
+    if any(isinstance(value, str | bytes | complex | np.complexfloating) for value in array.ravel()):
+        raise wrong
+    try:
+        return array.astype(np.float64)
+    except (ValueError, TypeError):
+        raise wrong from None
+
+
+def _row_of(matrix: csr_matrix, at: int) -> int:
+    """The row of the entry stored at this place."""
+    return int(np.searchsorted(matrix.indptr, at, side="right")) - 1

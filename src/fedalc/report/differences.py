@@ -1,0 +1,119 @@
+"""What differs between the rows of a comparison besides the method, in words: a reader must not have to guess."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedalc.report.summary import Row, text
+
+TITLE = "Settings that differ besides the method"
+MOST = "all others"
+#: Those that readers ask about first: said where they are the same, too.
+ASKED_FIRST = [
+    "encoder.name",
+    "encoder.dim",
+    "encoder.hidden",
+    "encoder.features",
+    "rounds",
+    "client.loss",
+    "server.optimizer",
+    "server.weights",
+    "clients",
+    "selection.metric",
+]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """`lines`: whose settings, and which. `same`: the most important ones that all rows share."""
+
+    lines: tuple[tuple[str, str], ...]
+    same: str
+
+    def as_text(self) -> list[str]:
+        """Lines for the terminal and for Markdown."""
+        if not self.lines:
+            return [f"{TITLE}: none. The same for all: {self.same}"]
+        return [f"{TITLE} (where they apply):", *(f"- {who}: {what}" for who, what in self.lines), *self._same_line]
+
+    @property
+    def _same_line(self) -> list[str]:
+        return [f"The same for all: {self.same}"] if self.same else []
+
+
+def differences(rows: Sequence[Row]) -> Differences | None:
+    """Of the settings that act on a row, those that another row has otherwise. None where there is nothing to compare.
+
+    A setting that acts on one row only is a part of that method, and no difference.
+    """
+    known = [row for row in rows if _settings(row)]
+    if len(known) < 2:
+        return None
+    names = list(dict.fromkeys(name for row in known for name in _settings(row)))
+    values = {name: [_settings(row).get(name, _ABSENT) for row in known] for name in names}
+    differing = {name: found for name, found in values.items() if len(_counted(found)) > 1}
+    usual = {name: _usual(found) for name, found in differing.items()}
+    own = [
+        "; ".join(
+            f"{name} {_shown(found[at])}"
+            for name, found in differing.items()
+            if found[at] is not _ABSENT and (usual[name] is None or repr(found[at]) != usual[name])
+        )
+        for at in range(len(known))
+    ]
+    lines: dict[str, list[str]] = {}
+    for row, what in zip(known, own, strict=True):
+        if what:
+            lines.setdefault(what, []).append(_name(row, rows))
+    said = [(", ".join(who), what) for what, who in lines.items()]
+    common = "; ".join(
+        f"{name} {_shown(next(value for value in found if repr(value) == usual[name]))}"
+        for name, found in differing.items()
+        if usual[name] is not None
+    )
+    if common:
+        said.append((MOST, common))
+    if len(known) < len(rows):
+        said.append((", ".join(_name(row, rows) for row in rows if not _settings(row)), "settings not recorded"))
+    same = "; ".join(
+        f"{name} {_shown(next(v for v in values[name] if v is not _ABSENT))}"
+        for name in ASKED_FIRST
+        if name in values and name not in differing
+    )
+    return Differences(tuple(said), same)
+
+
+_ABSENT = object()
+
+
+def _settings(row: Row) -> Mapping[str, Any]:
+    """As `fedalc.effects.acting` gives them; those of its first seed."""
+    found = row.results[0].get("settings")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _counted(found: Sequence[Any]) -> Counter[str]:
+    return Counter(repr(value) for value in found if value is not _ABSENT)
+
+
+def _usual(found: Sequence[Any]) -> str | None:
+    """The value that several rows have, and more than have any other."""
+    (first, times), *others = _counted(found).most_common(2)
+    return first if times > 1 and all(times > other for _, other in others) else None
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    """The method, with dataset and preset where those tell rows apart."""
+    more = [getattr(row, key) for key in ("dataset", "preset") if len({getattr(other, key) for other in rows}) > 1]
+    return text(" ".join([row.method, *(f"({word})" for word in more)]))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return text(" ".join(map(_shown, value)) if isinstance(value, list | tuple) else value)
