@@ -129,7 +129,9 @@ class Parties(Train):
 
         took = Took()
         config = self.problem.asked("fedalc", self.problem.SETTINGS, **more)
-        with promising(promise), mock.patch("fedalc.engines.flower.server_app.Spoken", lambda rounds: took):
+        app = "fedalc.engines.flower.server_app"
+        quiet = mock.patch(f"{app}.say", lambda line: None)
+        with promising(promise), mock.patch(f"{app}.Spoken", lambda rounds: took), quiet:
             self.problem.run(LocalGrid(self.nodes), folder / "run", config)
         return {"bits": run_bits(folder / "run"), "start": took.start, "notes": took.notes}
 
