@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
@@ -16,6 +17,7 @@ from fedalc.collection.hashing import Hasher, canonical_sparse
 from fedalc.collection.joining import join
 from fedalc.collection.keys import Key
 from fedalc.collection.messages import make_messages
+from fedalc.correlations import Correlations
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import FedalcError
 from tests.problems import small_dataset
@@ -138,6 +140,19 @@ def test_noised_counts_from_the_server(place: Path) -> None:
     facts = Collected.load("noised").facts["privacy"]
     assert facts["epsilon"] == 1 and facts["noise_multiplier"] > 3
     assert run_result("noised", "--correlations", "noised", "--key", "key")["collection"]["privacy"]["epsilon"] == 1  # type: ignore[index]
+
+
+def test_a_file_with_the_noise_of_earlier_versions_promises_nothing(place: Path) -> None:
+    run("collect", "client", "data", "--key", "key", "--out", "a.msg")
+    run("collect", "server", "a.msg", "--out", "noised", "--epsilon", "1")
+    made = Collected.load("noised")
+    known = made.correlations
+    floats = Correlations(known.instances, known.counts.astype(np.float64), known.together.astype(np.float64))
+    facts = {name: value for name, value in made.facts["privacy"].items() if name != "distribution"}
+    Collected(floats, made.pseudonyms, made.protocol, {"privacy": facts}).save("old")
+    with pytest.warns(UserWarning, match="treat them as disclosed"):
+        spent = run_result("old", "--correlations", "old", "--key", "key")["privacy"]
+    assert spent["epsilon"] is None and "earlier version" in spent["why"]  # type: ignore[index]
 
 
 def test_records_tell_equal_rows_apart(place: Path) -> None:
