@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -95,11 +96,13 @@ def data() -> tuple[Split, Split]:
     return train, test
 
 
-def cell(rule: str, attack: str | None, share: float, seed: int, asked: dict[str, Any]) -> dict[str, float]:
-    """P@1 over all labels, and over those of honest parties alone."""
+def training_of(
+    rule: str, attack: str | None, share: float, seed: int, asked: dict[str, Any]
+) -> tuple[FederatedTraining, np.ndarray]:
+    """Before its first round, and which labels are of honest parties."""
     server = asked["server"] | {"aggregation": "clip" if rule == VARIANT else rule}
     settings = experiment({**asked, "seed": seed, "server": server})
-    train, test = data()
+    train, _ = data()
     drawn = numpy_generator(seed, "parties")
     owner = drawn.permutation(np.arange(train.labels.shape[1]) % PARTIES)
     liars = set(drawn.permutation(PARTIES)[: round(share * PARTIES)].tolist())
@@ -110,10 +113,16 @@ def cell(rule: str, attack: str | None, share: float, seed: int, asked: dict[str
         return Poisoned(inner, federation, method, settings, attack, liars)
 
     training = FederatedTraining(settings, federation, engine, knowledge_for(settings, train))
+    return training, training.held & ~np.isin(owner, list(liars))
+
+
+def cell(rule: str, attack: str | None, share: float, seed: int, asked: dict[str, Any]) -> dict[str, float]:
+    """P@1 over all labels, and over those of honest parties alone."""
+    training, honest = training_of(rule, attack, share, seed, asked)
+    test = data()[1]
     with patch.dict(RULES, {"clip": ByContribution} if rule == VARIANT else {}):
-        for _ in range(settings.rounds):
+        for _ in range(training.settings.rounds):
             training.run_round()
-    honest = training.held & ~np.isin(owner, list(liars))
     everything = evaluate(training.averaged_model(), test, training.held)
     return {"P@1": everything["P@1"], "honest P@1": evaluate(training.averaged_model(), *_of(test, honest))["P@1"]}
 
@@ -167,6 +176,19 @@ def clean(memory: Memory, seeds: Sequence[int]) -> dict[str, float]:
     return {rule: statistics.mean(outcome["P@1"] for outcome in outcomes) for rule, outcomes in of.items()}
 
 
+def apart() -> dict[str, float]:
+    """How little honest parties' changes have in common, in the first round: why the rules that compare them fail."""
+    training, _ = training_of("mean", None, 0.0, 0, SETTINGS)
+    model, engine = training.model, training.engine
+    assert isinstance(engine, Poisoned)
+    party_of, chance = engine.federation.party_of, Chance(training.settings, 1, model.W)
+    changes = [engine.work_of(k, model, np.flatnonzero(party_of == k), chance, 1).change for k in range(PARTIES)]
+    rows = np.stack([change[0].to_dense().numpy().ravel() for change in changes]).astype(np.float64)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = np.abs(rows @ rows.T)[np.triu_indices(PARTIES, 1)]
+    return {"mean |cosine|": float(cosines.mean()), "medians of zero": float((np.median(rows, axis=0) == 0).mean())}
+
+
 def table(cells: list[dict[str, Any]], metric: str) -> str:
     at = {(c["rule"], c["attack"], c["poisoned"]): c[metric] for c in cells}
     lines = ["| attack | poisoned | " + " | ".join(RULES) + " |", "|---" * (2 + len(RULES)) + "|"]
@@ -194,7 +216,7 @@ def draw(cells: list[dict[str, Any]]) -> None:
         for rule, (colour, marker) in rules.items():
             values = [at[rule, None, 0.0], *(at[rule, attack, share] for share in SHARES)]
             axis.plot(percent, values, color=colour, marker=marker, label=rule)
-        axis.set_title(f"{attack}\n{how}", fontsize=10)
+        axis.set_title(f"{attack}\n{textwrap.fill(how, 30)}", fontsize=10)
         axis.set_xlabel("poisoned parties, %")
         axis.set_xticks(percent)
         axis.set_ylim(bottom=0)
@@ -210,13 +232,20 @@ def main(seeds: list[int]) -> None:
     cells, longer = figures(memory, seeds), clean(memory, seeds)
     command = "python benchmarks/poisoning.py" + "".join(f" {seed}" for seed in seeds if seeds != [0])
     seeded = "seed 0" if seeds == [0] else f"mean of {len(seeds)} seeds"
+    between = apart()
     facts = {"command": command, "seeds": seeds, "parties": PARTIES, "settings": SETTINGS, "attacks": ATTACKS}
-    write_text(OUT.with_suffix(".json"), json.dumps(facts | {"cells": cells, "clean": longer | LONG}, indent=1) + "\n")
+    facts |= {"cells": cells, "clean": longer | LONG, "apart": between}
+    write_text(
+        OUT.with_suffix(".json"),
+        json.dumps(facts, indent=1) + "\n",
+    )
     text = f"`{command}`: Bibtex in {PARTIES} parties, `fedalc`, {SETTINGS['rounds']} rounds, {seeded}\n\n"
     text += f"P@1 on all labels:\n\n{table(cells, 'P@1')}\n"
     text += f"P@1 on the labels of honest parties alone:\n\n{table(cells, 'honest P@1')}\n"
     figures_of = ", ".join(f"{rule} {value:.1f}" for rule, value in longer.items())
-    text += f"P@1 of {LONG['rounds']} rounds at the preset's rate, nobody poisoned: {figures_of}\n"
+    text += f"P@1 of {LONG['rounds']} rounds at the preset's rate, nobody poisoned: {figures_of}\n\n"
+    text += f"Two honest parties' changes of round 1: mean |cosine| {between['mean |cosine|']:.3f}; "
+    text += f"{between['medians of zero']:.0%} of the coordinates have a median of exactly zero.\n"
     write_text(OUT.with_suffix(".md"), text)
     draw(cells)
     print(text)

@@ -60,6 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dropout": {"encoder": {"dropout": 0.4}},
     "sampled clients": {"server": {"participation": 0.3}},
     "few features": {"server": {"participation": 0.15, "optimizer": "sgd", "weight_decay": 0.0, "ema": 0.0}},
+    "clipped": {"server": {"aggregation": "clip", "participation": 0.6}},
     "neighbours of few": {"server": {"participation": 0.3}, "regularizer": {"rows": "participants"}},
     "neighbours of one": {"server": {"participation": 0.15}, "regularizer": {"rows": "participants"}},
     "sampled instances": {"client": {"sample": 0.05}},  # in some rounds a process has none
@@ -84,6 +85,7 @@ CASES |= {
         "neighbours of few": {"regularizer": {"rows": "participants"}},
         "neighbours of few in a sample": {"regularizer": {"rows": "participants", "candidates": 3}},
         "momentum": {"server": {"optimizer": "momentum", "ema": 0.0}},
+        "multi-krum": {"server": {"aggregation": "multi-krum", "participation": 0.9}},
     }.items()
 }
 OF_THE_SYSTEM = ("noise", "noise in each step")

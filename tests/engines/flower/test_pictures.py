@@ -50,6 +50,7 @@ PICTURES: dict[str, Any] = {
     "server.learning_rate": 0.05,
     "server.optimizer": "momentum",
     "server.weight_decay": 0.0,
+    "server.aggregation": "mean",
     "regularizer.lambda": 10.0,
     "regularizer.rate": 0.01,
     "regularizer.neighbours": 2,
