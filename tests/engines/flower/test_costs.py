@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
 from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
 from fedalc.deployment.local import write_party
 from fedalc.engines.flower import exchange
+from fedalc.engines.flower.answers import RECORD
 from tests.engines.flower.local_grid import LocalGrid, over_the_wire
 from tests.engines.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, run
 
@@ -93,8 +94,9 @@ class Forgetful(LocalGrid):
         (message,) = messages
         over_the_wire(message)
         number = f"message {next(self._numbers)}"
-        self.waiting[number] = {"node": message.metadata.dst_node_id, "kind": message.metadata.message_type,
-                                "labels": message.content["task"].get("labels")}  # fmt: skip
+        said = message.metadata
+        about: dict[str, Any] = {"node": said.dst_node_id, "kind": said.message_type, "round": said.group_id}
+        self.waiting[number] = about | {"labels": message.content["task"].get("labels")}
         return [number]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -108,6 +110,8 @@ class Forgetful(LocalGrid):
                 copy.content["introduction"]["client"] = f"party {about['node']}"
             if "outcome" in copy.content:
                 copy.content["outcome"]["labels"] = about["labels"]
+                copy.content["outcome"]["loss"] += int(number.split()[1]) * 1e-6  # or it would be an answer sent before
+            copy.content[RECORD] = ConfigRecord({"kind": about["kind"], "round": about["round"], "question": number})
             copy.metadata.__dict__["_reply_to_message_id"] = number
             replies.append(copy)
         return replies
