@@ -22,7 +22,7 @@ from fedalc.data.images import CHANNELS, DIGEST_BYTES, PICTURES_AT_ONCE, Images
 from fedalc.data.pictures import LARGEST_FILE, Small, in_parallel, left_out, need_pillow
 from fedalc.data.places import File, Place, is_archive
 from fedalc.errors import ConfigError, DataError
-from fedalc.settings import LARGEST_SIDE, SMALLEST_SIDE
+from fedalc.settings import LARGEST_SIDE
 
 KINDS = "JPEG, PNG, WebP, GIF, BMP"
 # Hidden files are not meant: some systems leave one of their own beside each picture, under its name.
@@ -65,8 +65,8 @@ def picture_blocks(
     if broken not in ("refuse", "skip"):
         raise ConfigError(f"refuse or skip, not {broken!r}", "broken")
     path = as_path(path, "path")
-    if not SMALLEST_SIDE <= as_count(size, "size") <= LARGEST_SIDE:
-        raise ConfigError(f"a picture's side is {SMALLEST_SIDE} to {LARGEST_SIDE} pixels, not {size}", "size")
+    if as_count(size, "size") > LARGEST_SIDE:
+        raise ConfigError(f"a picture's side is at most {LARGEST_SIDE} pixels, not {size}", "size")
     names: list[str] = []
     wrong: list[str] = []
     block: list[Small] = []

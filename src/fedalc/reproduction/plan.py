@@ -12,8 +12,11 @@ from fedalc import history
 from fedalc.checks import refuse_other_kind
 from fedalc.config import Experiment
 from fedalc.data.load import has_pictures
+from fedalc.effects import acting
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.reading import read_json_object
+from fedalc.report.differences import differences
+from fedalc.report.summary import merge
 from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
 from fedalc.resolution import experiment
 from fedalc.settings import NONE
@@ -112,6 +115,21 @@ class Plan:
             ]
             if kept:
                 found.append(f"Preset {preset}: all cells with {', '.join(kept)}.")
+        return found
+
+    def differences_in_words(self) -> list[str]:
+        """What differs between the cells of a preset besides the method and λ, which has a column of its own."""
+        found = []
+        for preset in self.presets:
+            cells = {job.cell: job for job in reversed(self.jobs) if job.preset == preset}  # each with its first seed
+            results = [
+                {"name": cell, "settings": {k: v for k, v in acting(job.settings).items() if k != "regularizer.lambda"}}
+                for cell, job in reversed(cells.items())
+            ]
+            differ = differences(merge(results))
+            if differ is not None and differ.lines:
+                said = " | ".join(f"{who}: {what}" for who, what in differ.lines)
+                found.append(f"Preset {preset}, settings that differ besides the method: {said}.")
         return found
 
 

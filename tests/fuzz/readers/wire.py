@@ -14,6 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
 
+from fedalc.aggregation.lengths import norm
 from fedalc.engines.flower.collecting import _read_messages
 from fedalc.engines.flower.exchange import UNREADABLE
 from fedalc.engines.flower.introductions import read_introduction
@@ -28,7 +29,7 @@ from fedalc.engines.flower.records import (
     unpack,
     unpack_theta,
 )
-from fedalc.engines.flower.screening import bad_rows, norm
+from fedalc.engines.flower.screening import bad_rows
 from fedalc.resolution import experiment
 from tests.collection.problems import rows_of, sent
 from tests.fuzz.harness import Reader
