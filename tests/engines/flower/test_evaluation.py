@@ -108,7 +108,9 @@ def test_what_is_held_out_is_never_trained_on_nor_collected(
     """An instance that several parties hold is kept out by all of them: its digest says so to each."""
     key = Key.read(parties[7]["key"])
     digests = Hasher("hmac-sha256", key, run=RUN_ID).instances(canonical_sparse(train.features))
-    secret = [key.mac("sha256", b"fedalc/1/instance/draw/1.0\0" + digest.tobytes())[:8] for digest in digests]
+    secret = [
+        key.for_run(RUN_ID).mac("sha256", b"fedalc/1/instance/draw/1.0\0" + digest.tobytes())[:8] for digest in digests
+    ]
     keys = np.array([int.from_bytes(start, "little", signed=True) for start in secret])
     out = kept_out(train, parties)
     shared = np.asarray(train.labels.sum(axis=1)).ravel() > 1

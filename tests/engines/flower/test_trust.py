@@ -13,6 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from scipy.sparse import csr_matrix
 
+from fedalc.collection.client import SharedEncoder
 from fedalc.collection.keys import Key
 from fedalc.config import Experiment
 from fedalc.data.dataset import Split
@@ -21,7 +22,7 @@ from fedalc.engines.flower.client_app import app as client_app
 from fedalc.engines.flower.collecting import Census
 from fedalc.engines.flower.contributions import enough_contribute
 from fedalc.engines.flower.limits import BOUNDS, Limits
-from fedalc.engines.flower.party import Party
+from fedalc.engines.flower.party import Party, held_out
 from fedalc.engines.flower.records import BadMessage, pack, task
 from fedalc.errors import ConfigError
 from fedalc.resolution import experiment
@@ -66,6 +67,9 @@ class OneParty:
         party = Party.from_node_config(self.config, run=run_id)
         said = {"labels": [party.pseudonyms[0].tobytes()], "numbers": [0], "share": 0.0, **more}
         return RecordDict({"task": task(settings, run_id, **said)})
+
+    def party_held_out(self, share: float) -> np.ndarray:
+        return held_out(self.party.digests(SharedEncoder(SQUARE.encoder, SQUARE.seed)), share)
 
     def told(self, content: RecordDict, shares: np.ndarray, weights: tuple[float, ...] = (1.0,)) -> RecordDict:
         return RecordDict({**content, "told": pack({"weights": np.array(weights), "shares": shares})})
@@ -165,7 +169,7 @@ def crafted(clinic: OneParty, loss: str, **client: Any) -> RecordDict:
 
 
 @pytest.mark.parametrize("loss", ["hinge", "square"])
-@pytest.mark.parametrize("schedule", [{}, {"epochs": 3}, {"epochs": 2, "batch_size": 7}, {"batch_size": 1}])
+@pytest.mark.parametrize("schedule", [{}, {"epochs": 3}, {"epochs": 2, "batch_size": 8}, {"batch_size": 13}])
 def test_a_crafted_encoder_gets_nothing_of_a_single_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, schedule: dict[str, int]
 ) -> None:
@@ -179,6 +183,54 @@ def test_a_crafted_encoder_gets_nothing_of_a_single_record(
         found[name] = np.frombuffer(reply.content["change"]["0"].data, "f4")
     assert max(cosine(found["naive"], x) for x in naive.X) > (0.999 if len(schedule) == 0 else 0.9)
     assert not found["careful"].any()
+
+
+@pytest.mark.parametrize(
+    ("client", "why"),
+    [
+        ({"batch_size": 1}, "client.batch_size = 1 is below 8"),
+        ({"batch_size": 8, "weight_decay": 10.0}, "rate × decay = 1 is outside"),
+    ],
+)
+def test_schedules_that_leave_the_last_records_alone_are_refused(
+    clinic: OneParty, client: dict[str, Any], why: str
+) -> None:
+    assert_refused(clinic.ask("train", crafted(clinic, "hinge", **client)), why)
+
+
+def test_a_row_that_the_last_record_has_overwritten_is_not_sent(tmp_path: Path) -> None:
+    """Four batches, the last of one record, and a rate at which every step erases the row before it."""
+    naive, careful = OneParty(tmp_path, fewest=1), OneParty(tmp_path)
+    values = {"encoder.name": "linear", "encoder.dim": FEATURES, "encoder.output": "raw", "client.batch_size": 13}
+    values |= {"client.learning_rate": 1e-9, "client.row_learning_rate": 1000.0}
+    content = careful.message(settings_of("fedavg", values), round=1)
+    row = np.full((1, FEATURES), FEATURES**-0.5, dtype="f4")
+    arrays = {"theta": pack({"0": 0.05 * np.eye(FEATURES, dtype="f4")}), "rows": pack({"rows": row})}
+    content = RecordDict({**content, **arrays})
+    rows = [np.frombuffer(p.ask("train", content).content["rows"]["rows"].data, "f4") for p in (naive, careful)]
+    assert max(cosine(rows[0], x) for x in naive.X) > 0.99
+    np.testing.assert_array_equal(rows[1], row[0])
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, "enough"), (0.05, "few")])
+def test_evaluation_says_nothing_of_few_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: str
+) -> None:
+    """Neither where few are held out, nor where a crafted row gives one of them alone a score."""
+    monkeypatch.setattr(f"{__name__}.FEATURES", 60)
+    clinic = OneParty(tmp_path)
+    values = {"encoder.name": "linear", "encoder.dim": 1, "encoder.output": "raw"}
+    content = clinic.message(settings_of("fedavg", values), share=share)
+    out = clinic.party_held_out(share)
+    alone = np.zeros(RECORDS)
+    alone[np.flatnonzero(out)[0]] = 1.0
+    counted = []
+    for wanted in (np.ones(RECORDS), alone):
+        theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0].reshape(-1, 1).astype("f4")
+        arrays = {"theta": pack({"0": theta}), "rows": pack({"rows": np.ones((1, 1), "f4")})}
+        reply = clinic.ask("evaluate", RecordDict({**content, **arrays}))
+        counted.append(dict(reply.content["metrics"])["num-examples"])
+    assert counted == [int(out.sum()) if expected == "enough" else 0, 0]
 
 
 @pytest.mark.parametrize("loss", ["hinge", "square"])
@@ -339,6 +391,7 @@ def test_a_run_that_began_without_an_id_is_resumed(tmp_path: Path, parties: Node
     facts = json.loads((folder / "census" / "facts.json").read_text())
     del facts["run"], facts["roster"]["noised"]
     (folder / "census" / "facts.json").write_text(json.dumps(facts))
+    (folder / "census" / "SHA256SUMS").unlink()
     run(LocalGrid(older), folder, {"resume": True, "wait": 1.0, "round-timeout": 5.0, "num-parties": 4})
     assert (folder / "result.json").exists()
 
@@ -480,4 +533,4 @@ def test_the_bounds_themselves() -> None:
 def test_the_bounds_are_those_of_the_docs() -> None:
     docs = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text(encoding="utf-8")
     for name, bound in BOUNDS.items():
-        assert f"| `{name}` | {bound.least:g} to {int(bound.most):,} | {bound.why} |" in docs
+        assert f"| `{name}` | {bound.least:g} to {bound.most:,.{0 if bound.most >= 1 else 1}f} | {bound.why} |" in docs

@@ -15,8 +15,11 @@ import torch
 
 import fedalc
 from fedalc import history
+from fedalc.checkpoint import SUMS
 from fedalc.encoders import make_encoder
 from fedalc.model import Model
+from fedalc.privacy.accounting import Release
+from fedalc.privacy.ledger import Charge, Ledger, by_subject, total
 from fedalc.report.page import read_left_out, write_page
 from fedalc.resolution import experiment
 from fedalc.trained import TrainedModel, load_model
@@ -96,6 +99,7 @@ def _model(method: str) -> Path:
     else:
         run = fedalc.train(method=method, data=small_dataset())
         run.model.save(folder)
+    (folder / SUMS).unlink(missing_ok=True)  # which would keep every mutation from the parsers
     return folder
 
 
@@ -165,3 +169,23 @@ def pretrained_config() -> Reader:
         return _pretrained(settings, shape)
 
     return Reader("pretrained-config", "config.json of pretrained weights", [seed], read, changed_json)
+
+
+@reader
+def privacy_ledger() -> Reader:
+    """What runs have spent, added up as `fedalc privacy` does."""
+    ledger = Ledger(workplace() / "seed-ledger.jsonl")
+    for epsilon, release in ((1.0, Release("gaussian", 4.0, 1, 1.0)), (None, None)):
+        ledger.add(Charge("demo", ("name:demo",), "fedalc", 1e-5, epsilon, release))
+    seed = ledger.path.read_bytes()
+
+    def make(seed: bytes, rng: Random) -> bytes:
+        lines = seed.splitlines()
+        place = rng.randrange(len(lines))
+        lines[place] = changed_json(lines[place], rng)
+        return b"\n".join(lines) + b"\n"
+
+    def read(path: Path) -> object:
+        return [total(charges, 1e-5) for charges in by_subject(Ledger(path).charges())]
+
+    return Reader("privacy-ledger", "the privacy ledger", [seed], as_file("ledger.jsonl", read), make)

@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.common.serde import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
 
 from fedalc.aggregation.lengths import norm
+from fedalc.engines.flower.answers import RECORD, check_question, exactly
 from fedalc.engines.flower.collecting import _read_messages
 from fedalc.engines.flower.exchange import UNREADABLE
 from fedalc.engines.flower.introductions import read_introduction
 from fedalc.engines.flower.measuring import _metrics
+from fedalc.engines.flower.memory import check_unchanged
 from fedalc.engines.flower.records import (
     BadMessage,
     config,
@@ -33,8 +35,8 @@ from fedalc.engines.flower.screening import bad_rows
 from fedalc.resolution import experiment
 from tests.collection.problems import rows_of, sent
 from tests.fuzz.harness import Reader
-from tests.fuzz.mutate import changed, mutated
-from tests.fuzz.registry import reader
+from tests.fuzz.mutate import changed, changed_json, mutated
+from tests.fuzz.registry import reader, workplace
 
 Tree = dict[str, dict[str, Any]]
 KINDS = {"config": ConfigRecord, "metrics": MetricRecord}
@@ -123,7 +125,7 @@ def wire_label_sets() -> Reader:
     arrays = {"pseudonyms": messages.pseudonyms, "digests": messages.digests, "labels": messages.labels}
     sender = ConfigRecord({"client": "party", "protocol": json.dumps(asdict(messages.protocol))})
     content = RecordDict({"messages": pack(arrays), "sender": sender})
-    return _reader("wire-label-sets", "a party's label sets", [content], lambda found: _read_messages(found, who))
+    return _reader("wire-label-sets", "a party's label sets", [content], lambda found: _read_messages(found, who, ""))
 
 
 @reader
@@ -154,7 +156,7 @@ def wire_metrics() -> Reader:
 def wire_task() -> Reader:
     """What a server asks of a party: with its settings as JSON, and arrays."""
     more: dict[str, Any] = {"labels": [b"a" * 16], "numbers": [3], "share": 0.1, "round": 2}
-    content = RecordDict({"task": task(_settings(), **more), "theta": pack_theta([torch.zeros(2, 2)])})
+    content = RecordDict({"task": task(_settings(), "run-1", **more), "theta": pack_theta([torch.zeros(2, 2)])})
     settings = json.loads(str(content["task"]["settings"]))  # type: ignore[index]
 
     def read(found: RecordDict) -> None:
@@ -171,3 +173,32 @@ def wire_task() -> Reader:
         return written(RecordDict({"task": asked, "theta": content["theta"]}))
 
     return Reader(base.name, base.what, base.seeds, base.read, make)
+
+
+@reader
+def wire_answer() -> Reader:
+    """What names the question of a reply, whatever else it brings."""
+    said = {"kind": "train", "round": "2", "question": "q"}
+    content = RecordDict({RECORD: ConfigRecord(said), "metrics": MetricRecord({"score": 0.5})})
+
+    def read(found: RecordDict) -> None:
+        check_question(found, "train", "2", "q")
+        exactly(found, {"metrics": {"score"}})
+
+    return _reader("wire-answer", "the question that a reply names", [content], read)
+
+
+@reader
+def party_memory() -> Reader:
+    """What a party remembers of a run, in its own folder."""
+    folder = workplace() / "party"
+    file = folder / "runs" / "r.json"
+    context = Context(1, 1, {"state": str(folder)}, RecordDict(), {})
+    check_unchanged(context, "r", {"settings": "a" * 32}, "other settings")
+    seed = file.read_bytes()
+
+    def read(data: bytes) -> None:
+        file.write_bytes(data)
+        check_unchanged(context, "r", {"settings": "a" * 32, "shares": "b"}, "other settings")
+
+    return Reader("party-memory", "a party's memory of a run", [seed], read, changed_json)

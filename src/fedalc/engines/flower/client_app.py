@@ -24,7 +24,7 @@ from fedalc.data.clients import Federation
 from fedalc.data.images import Images
 from fedalc.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
 from fedalc.engines.flower.answers import sign_off
-from fedalc.engines.flower.contributions import CarefulEngine
+from fedalc.engines.flower.contributions import CarefulEngine, enough_measured
 from fedalc.engines.flower.limits import Limits, check_memory, sample_problem
 from fedalc.engines.flower.memory import check_same_run, check_unchanged, fingerprint
 from fedalc.engines.flower.party import SHARES, Party, held_out, instance_keys
@@ -143,22 +143,27 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     except _NothingHeldOut:
         return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
     model, federation = work.model(), work.federation
-    hinge, loss, score = work.settings.client.loss == "hinge", 0.0, 0.0
+    hinge = work.settings.client.loss == "hinge"
+    scores, losses, pairs = np.zeros((2, federation.labels.shape[0])), np.zeros(federation.labels.shape[0]), 0
     with torch.no_grad():
         for client, instances in work.blocks():
             work.limits.check_time()
             batch = make_batch(federation.features[instances], instances, work.dtype, work.settings.device)
             g, row = model.encoder(batch), model.W[client]
             own = torch.full_like(batch.keys, client)
+            pairs += len(instances)
             for part in work.method.parts:
-                scores = g[:, part] @ row[part]
-                score += scores.sum().item()
+                found = g[:, part] @ row[part]
+                scores[:, instances] += torch.stack([found, found.abs()]).double().cpu().numpy()
                 if hinge:
-                    loss += work.method.loss(scores, g[:, part].square().sum(1), own, batch.keys).sum().item()
-    pairs = int(federation.counts.sum())
-    metrics = MetricRecord({"score": score / pairs, "num-examples": pairs})
+                    lost = work.method.loss(found, g[:, part].square().sum(1), own, batch.keys)
+                    losses[instances] += lost.double().cpu().numpy()
+    if not (work.enough_measured(scores[1]) and work.enough_measured(losses)):
+        log.info("too few held-out records would have made up the answer: none was given")
+        return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
+    metrics = MetricRecord({"score": float(scores[0].sum()) / pairs, "num-examples": pairs})
     if hinge:
-        metrics["loss"] = loss / pairs
+        metrics["loss"] = float(losses.sum()) / pairs
     return RecordDict({"metrics": metrics})
 
 
@@ -192,8 +197,12 @@ class _Work:
         square = self.settings.client.loss == "square" and not on_held_out
         told = self._told(digests[mine], digests[~out]) if square else None
         self.method = make_method(self.settings, self.labels, told=told)
-        _, records = distinct(digests[mine])
-        self.engine = CarefulEngine(self.federation, self.method, self.settings, self.limits, records)
+        _, self.records = distinct(digests[mine])
+        self.engine = CarefulEngine(self.federation, self.method, self.settings, self.limits, self.records)
+
+    def enough_measured(self, influence: np.ndarray) -> bool:
+        """Whether enough records make up a mean over what is held out. `influence`: of each row."""
+        return enough_measured(np.bincount(self.records, influence), self.limits.fewest)
 
     def log_left_out(self) -> None:
         if self.engine.left_out:

@@ -2,8 +2,9 @@
 
 A server chooses θ and the settings. With a crafted θ all records of a label but one have (almost) no gradient, and the
 label's change is that record's. So a party watches the gradient of every record, in every part of θ by itself and in
-the label's row, over all local steps, and leaves out a label whose change comes from too few. docs/deployment.md has
-the rule, and what it does not catch.
+the label's row, over all local steps, and leaves out a label whose change comes from too few. What later steps shrink
+(weight decay, a row that is brought back to length 1) counts less. docs/deployment.md has the rule, and what it does
+not catch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedalc.methods import Method
 from fedalc.model import Model
 
 SMALL = 3  # of a label with fewer than SMALL × `fewest` records, one in so many has to contribute
+SMALLEST_SCALE = 1e-60  # far from where doubles end
 DOMINANT = 0.5  # the largest part of Σ c² that is one record's, in a label that is not small
 
 
@@ -50,6 +52,15 @@ def enough_contribute(influence: np.ndarray, fewest: int) -> bool:
     return fewest == 1 or n < SMALL * fewest or 1 / squares <= DOMINANT
 
 
+def enough_measured(influence: np.ndarray, fewest: int) -> bool:
+    """Whether a mean over held-out records says little of each: at least `fewest` of them make it up.
+
+    >>> enough_measured(np.ones(8), 8), enough_measured(np.ones(7), 8), enough_measured(np.array([1.0] + [0.0] * 59), 8)
+    (True, False, False)
+    """
+    return len(influence) >= fewest and enough_contribute(influence, fewest)
+
+
 class CarefulEngine(ClientsEngine):
     """Engine `clients` at a party: a label to whose change too few records contribute stays as it is. `records` says
     which rows of the federation are the same record. `left_out` counts such labels."""
@@ -62,6 +73,8 @@ class CarefulEngine(ClientsEngine):
         self.records = records
         self.left_out = 0
         self._influence = _Influence(federation.labels.shape[0])
+        self._parts_left = 0  # of the present step
+        self._pull = torch.empty(0)  # on the row: its gradient, with momentum
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         self._server = model
@@ -70,6 +83,7 @@ class CarefulEngine(ClientsEngine):
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
         self._influence.watch(local.encoder)
         self._influence.clear()
+        self._pull = torch.zeros_like(local.W[0])
         row, loss = super()._local_work(local, client, chance, round_number)
         if self._enough(self._influence.of_each(), self._influence.seen):
             return row, loss
@@ -101,7 +115,28 @@ class CarefulEngine(ClientsEngine):
             watched = _WatchedRows(rows, self._squares[instances], self._influence)
         loss = super()._add_gradient(local, row, client, instances, watched, chance, counted)
         self._influence.end()
+        self._parts_left -= 1
+        if self._parts_left == 0:
+            self._influence.end_step(self._kept_of_theta, self._kept_of_row(row))
         return loss
+
+    def _counted(self, client: int, batch: np.ndarray) -> float:
+        """Asked once at the beginning of each step."""
+        self._parts_left = len(self._parts(batch))
+        return super()._counted(client, batch)
+
+    @property
+    def _kept_of_theta(self) -> float:
+        """What a step leaves of the steps before it: weight decay takes the rest."""
+        return 1 - self.settings.client.learning_rate * self.settings.client.weight_decay
+
+    def _kept_of_row(self, row: Tensor) -> float:
+        """What a step leaves of the row, its own part included: it is brought back to length 1."""
+        if row.grad is None:
+            return 1.0
+        client = self.settings.client
+        self._pull = client.momentum * self._pull + row.grad
+        return 1 / max(float((row.detach() - client.row_rate * self._pull).norm()), SMALLEST_SCALE)
 
     @property
     def _squares(self) -> np.ndarray:
@@ -130,10 +165,13 @@ class CarefulEngine(ClientsEngine):
 
 class _Influence:
     """Per record and part of θ, Σ over steps of ‖∂loss/∂part‖: of a matrix that is multiplied by a, and whose product
-    has the gradient δ, that is ‖a‖‖δ‖. For a convolution it is a bound on it."""
+    has the gradient δ, that is ‖a‖‖δ‖. For a convolution it is a bound on it. The sum of a part is kept over `_scale`,
+    so that a step that shrinks what came before touches one number."""
 
     def __init__(self, rows: int) -> None:
         self._total: dict[int, np.ndarray] = {}
+        self._scale: dict[int, float] = {}
+        self._row_part = -1  # the part that is the label's row
         self._rows = rows
         self._seen = np.zeros(rows, dtype=bool)
         self._watched: nn.Module | None = None
@@ -154,6 +192,7 @@ class _Influence:
 
     def clear(self) -> None:
         self._total.clear()
+        self._scale.clear()
         self._seen[:] = False
 
     @property
@@ -171,8 +210,16 @@ class _Influence:
     def end(self) -> None:
         for part, squares in self._squares.items():
             total = self._total.setdefault(part, np.zeros(self._rows))
-            total[self._instances] += squares.sqrt().cpu().numpy()
+            total[self._instances] += squares.sqrt().cpu().numpy() / self._scale.setdefault(part, 1.0)
         self._squares = {}
+
+    def end_step(self, kept_of_theta: float, kept_of_row: float) -> None:
+        """Of θ, the next step shrinks what is there before it adds its own; of the row, this one has."""
+        for part in self._total:
+            self._scale[part] *= kept_of_row if part == self._row_part else kept_of_theta
+            if not SMALLEST_SCALE < self._scale[part] < 1 / SMALLEST_SCALE:
+                self._total[part] *= self._scale[part]
+                self._scale[part] = 1.0
 
     def product(self, a_squared: Tensor, output: Tensor) -> None:
         """`output` is what some part of θ makes of numbers whose squares add up to `a_squared`."""
@@ -188,6 +235,7 @@ class _Influence:
         self.product(_squares(inputs[0]) + with_bias, output)
 
     def _output(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self._row_part = self._part
         self.product(_squares(output), output)
 
 

@@ -33,7 +33,8 @@ BOUNDS = {
     "steps": Bound(0, 1_000_000, "client.epochs × batches of one answer: an answer has to end"),
     "client.learning_rate": Bound(0, 1_000, "a huge rate blows single gradients up"),
     "client.row_learning_rate": Bound(0, 1_000, "the same, of rows"),
-    "client.weight_decay": Bound(0, 10, "it only shrinks weights"),
+    "client.weight_decay": Bound(0, 10, "it shrinks what steps have made"),
+    "rate × decay": Bound(0, 0.1, "more, and a step erases those before it: the last records would stand alone"),
     "client.margin": Bound(0, 1, "a hinge margin below 0 leaves only the worst instances active"),
     "encoder.dim": Bound(1, 65_536, "memory"),
     "encoder.embedding": Bound(1, 65_536, "memory"),
@@ -81,6 +82,12 @@ class Limits:
         for name in ("epochs", "learning_rate", "weight_decay", "margin"):
             self.check(f"client.{name}", getattr(client, name))
         self.check("client.row_learning_rate", client.row_rate)
+        self.check("rate × decay", client.learning_rate * client.weight_decay)
+        if client.batch_size is not None and client.batch_size < self.fewest:
+            raise BadMessage(
+                f"client.batch_size = {client.batch_size} is below {self.fewest}, the fewest records that this party "
+                "takes a step on (--fewest)"
+            )
         for name in ("dim", "embedding"):
             self.check(f"encoder.{name}", getattr(encoder, name))
         for width in encoder.hidden:
@@ -147,7 +154,7 @@ def sample_problem(counts: np.ndarray, sample: float, say_counts: bool = True) -
     if not say_counts:
         return (
             f"client.sample = {sample:g} draws, or leaves out, fewer than {FEWEST} of a label's instances on average, "
-            "and no party answers for so few; use one nearer to 0.5, or 1"
+            "and no party answers for so few; use 1"
         )
     least = math.ceil(1000 * FEWEST / few) / 1000
     instead = f"{least:g} to {1 - least:g}, or 1" if least <= 0.5 else "1"

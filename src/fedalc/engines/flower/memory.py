@@ -61,10 +61,17 @@ def _remembered(context: Context, run: str) -> Iterator[dict[str, str]]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # answers to several messages may be made at once
-            known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            known = _read(file)
             before = len(known)
             yield known
             if len(known) > before:
                 write_text(file, json.dumps(known))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FedalcError(f"{file}: what this party remembers of the run cannot be read or kept: {error}") from None
+
+
+def _read(file: Path) -> dict[str, str]:
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
+        raise ValueError("not a table of digests")
+    return known
