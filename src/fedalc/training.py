@@ -298,7 +298,7 @@ class Training(AnyTraining):
             return *loaded, False
         damage = damage or Damaged(f"{newest}: damaged, as another process of this run has found")
         if not newest.exists() or not previous(newest).exists():
-            raise damage
+            raise Damaged(f"{damage}; there is no other checkpoint: start the run again with --overwrite")
         try:
             tensors, facts = load_folder(previous(newest))
         except Damaged as error:

@@ -17,6 +17,7 @@ import pytest
 from fedalc.data._unpack import unpack
 from fedalc.data.arff import read_arff
 from fedalc.data.limits import largest_content, longest_line
+from fedalc.data.load import load_dataset
 from fedalc.data.places import Place
 from fedalc.data.xmlc import read_xmlc
 from fedalc.errors import ConfigError, DataError
@@ -68,12 +69,12 @@ def test_many_short_lines_that_unpack_to_too_much(tmp_path: Path, pack: object) 
 
 def test_both_limits_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "train.txt"
-    file.write_bytes(b"1 9 1\n0" + b" 1:1" * 500 + b"\n")
+    file.write_text("1 500 1\n0 " + " ".join(f"{feature}:1" for feature in range(500)) + "\n")
     monkeypatch.setenv("FEDALC_MAX_LINE", "1KiB")
     with pytest.raises(DataError, match=r"train.txt:2: the line is longer than 1 KiB"):
         read_xmlc(file)
     monkeypatch.setenv("FEDALC_MAX_LINE", "4KB")
-    assert read_xmlc(file).features.nnz == 1
+    assert read_xmlc(file).features.nnz == 500
     assert largest_content(1 << 20) == 200 << 20
     monkeypatch.setenv("FEDALC_MAX_EXPANSION", "1000")
     assert largest_content(1 << 20) == 1000 << 20
@@ -193,3 +194,11 @@ def test_a_zip_that_cannot_be_unpacked_for_another_reason(tmp_path: Path) -> Non
     (tmp_path / "a.zip").write_bytes(content)
     with pytest.raises(DataError, match="password"):
         unpack(tmp_path / "a.zip", "a.zip", tmp_path / "more")
+
+
+def test_more_labels_than_any_dataset_has_are_refused(tmp_path: Path) -> None:
+    """Each would get a name and counts: twenty bytes would fill the memory."""
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / name).write_text("1 5 300000000\n0 3:1\n")
+    with pytest.raises(DataError, match="300000000 labels are more than 10,000,000"):
+        load_dataset(str(tmp_path))

@@ -11,6 +11,7 @@ import pytest
 
 from fedalc.data import catalog, load_dataset
 from fedalc.data.check import check, check_files
+from fedalc.data.label_names import told_apart
 from fedalc.data.load import dataset_dir, load_file
 from fedalc.errors import DataError, FedalcError
 from tests.data.conftest import real_data
@@ -194,6 +195,10 @@ def test_labels_that_share_a_name_are_told_apart(write: Write, tmp_path: Path) -
     write("bank\nriver\nbank\n", "set/labels.txt")
     with pytest.warns(UserWarning, match="2 labels share a name with another; .* as in 'bank #0'"):
         assert load_dataset(tmp_path / "set").label_names == ("bank #0", "river", "bank #2")
+
+
+def test_a_number_behind_a_name_does_not_make_it_that_of_another() -> None:
+    assert told_apart(["a", "a", "a #1"])[0] == ("a #0", "a #1'", "a #1")
 
 
 def test_a_test_file_without_instances_is_refused(write: Write, tmp_path: Path) -> None:

@@ -119,3 +119,30 @@ def test_without_test_data_and_names() -> None:
 def test_rows_whose_squares_do_not_fit_are_scaled_too(size: float) -> None:
     scaled = scale_rows(sp.csr_matrix((X * size).astype(np.float32)), "unit").toarray()
     np.testing.assert_allclose(scaled, X / np.linalg.norm(X, axis=1, keepdims=True), rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", [99, -1, 100_000_000])
+def test_a_sparse_matrix_with_indices_out_of_range_is_refused(place: int) -> None:
+    """Compiled code would read foreign memory."""
+    for good in (X, Y):
+        bad = sp.csr_matrix(good, dtype=np.float32)
+        bad.indices[0] = place
+        with pytest.raises(DataError, match="damaged"):
+            Split(bad, Y) if good is X else Split(X, bad)
+
+
+def test_masked_values_are_refused() -> None:
+    with pytest.raises(DataError, match="masked"):
+        Split(np.ma.masked_array(X, mask=X > 1), Y)
+    assert Split(np.ma.masked_array(X), Y).features.toarray().tolist() == X.tolist()
+
+
+def test_almost_one_is_not_one() -> None:
+    with pytest.raises(DataError, match="should be 0 or 1"):
+        Split(X, np.array([[0.99999999, 0], [1, 1]]))
+
+
+@pytest.mark.parametrize("name", ["a\x00", "\u2028", "a\nb", "\ud800", " "])
+def test_label_names_that_cannot_be_written_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match="name of label 1"):
+        Dataset("mine", Split(X, Y), None, ["good", name])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedalc.errors import DataError
+
+_UNSUITABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # lone surrogates cannot be written
 
 
 def repeated_name(names: Sequence[str]) -> str | None:
@@ -24,9 +27,12 @@ def told_apart(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
     if len(often) == len(names):
         return tuple(names), []
     changed = [label for label, name in enumerate(names) if often[_one_form(name)] > 1]
-    apart = list(names)
+    apart, taken = list(names), set(often)
     for label in changed:
         apart[label] = f"{names[label]} #{label}"
+        while _one_form(apart[label]) in taken:  # another label has that name in the file
+            apart[label] += "'"
+        taken.add(_one_form(apart[label]))
     return tuple(apart), changed
 
 
@@ -41,8 +47,10 @@ def checked_names(names: Any, count: int) -> tuple[str, ...]:
         first, second = [label for label, other in enumerate(found) if _one_form(other) == name][:2]
         raise DataError(f"labels {first} and {second} have the same name, {name!r}: give each a name of its own")
     for label, name in enumerate(found):
-        if not name.strip() or "\n" in name or "\r" in name:
-            raise DataError(f"the name of label {label} is empty or has a line break in it: {name!r:.60}")
+        if not name.strip() or _UNSUITABLE.search(name):
+            raise DataError(
+                f"the name of label {label} is empty or has a line break, or another control character: {name!r:.60}"
+            )
     return found
 
 

@@ -23,6 +23,8 @@ ALWAYS_READ = 64 << 20
 """Bytes that any file may unpack to."""
 MOST_MEMBERS = 1_000_000
 """Files in an archive that is unpacked."""
+MOST_LABELS = 10_000_000
+"""That the first line of a text file may announce: each has a name and counts in memory, whether it occurs or not."""
 LONGEST_MEMBER_HEADER = 64 << 10
 """Bytes of a tar member's extended header (long names and the like). Reading one takes time that grows with their
 square."""

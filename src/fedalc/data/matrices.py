@@ -37,9 +37,10 @@ def label_matrix(labels: Any) -> csr_matrix:
     Other numbers are refused: a -1 or a probability would count as "has this label".
     """
     given = _two_dimensional(labels, "labels")
-    matrix = csr_matrix(given, dtype=np.float32)
+    # Doubles are compared as such: float32 would make a 1 of what is only close to it.
+    matrix = csr_matrix(given, dtype=np.float64 if given.dtype == np.float64 else np.float32)
     if (matrix.data == 1).all() and matrix.has_canonical_format:
-        return matrix
+        return matrix.astype(np.float32, copy=False)
     matrix = matrix.copy() if issparse(given) else matrix  # never change the caller's
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
@@ -47,10 +48,10 @@ def label_matrix(labels: Any) -> csr_matrix:
     if len(wrong):
         at = int(wrong[0])
         raise DataError(
-            f"labels should be 0 or 1 (or False, True): found {float(matrix.data[at]):g} in row {_row_of(matrix, at)}, "
+            f"labels should be 0 or 1 (or False, True): found {float(matrix.data[at]):.9g} in row {_row_of(matrix, at)}, "
             f"column {matrix.indices[at]}. {_how_to_convert(matrix)}"
         )
-    return matrix
+    return matrix.astype(np.float32, copy=False)
 
 
 def _how_to_convert(matrix: csr_matrix) -> str:
@@ -67,9 +68,11 @@ def _how_to_convert(matrix: csr_matrix) -> str:
 
 def _two_dimensional(given: Any, what: str) -> Any:
     """A sparse matrix as it is, everything else as an array; both with two dimensions and of numbers."""
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise DataError(f"{what}: a masked array with masked values; fill them in first: X.filled(0)")
     if given is None or isinstance(given, str | bytes):
         raise DataError(f"{what}: expected a matrix with a row per instance, found {given!r:.60}")
-    array = given if issparse(given) else _as_array(given, what)
+    array = _checked_sparse(given, what) if issparse(given) else _as_array(given, what)
     if array.ndim != 2:
         one = "; a single instance is a matrix of one row: x.reshape(1, -1)" if array.ndim == 1 else ""
         raise DataError(
@@ -78,6 +81,16 @@ def _two_dimensional(given: Any, what: str) -> Any:
     if array.dtype.kind not in _NUMERIC:
         array = _numbers_in_objects(array, what)
     return array
+
+
+def _checked_sparse(given: Any, what: str) -> Any:
+    """Compiled code trusts the indices: one out of range reads or writes foreign memory."""
+    if given.format in ("csr", "csc", "bsr"):
+        try:
+            given.check_format(full_check=True)
+        except ValueError as error:
+            raise DataError(f"{what}: the sparse matrix is damaged: {error}") from None
+    return given
 
 
 def _as_array(given: Any, what: str) -> np.ndarray:

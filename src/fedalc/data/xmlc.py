@@ -26,6 +26,7 @@ from fedalc.data._sparse import RowsBuilder, as_indicator, first_twice, twice_in
 from fedalc.data._stream import Block, LineReader
 from fedalc.data._tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
 from fedalc.data.dataset import Split
+from fedalc.data.limits import MOST_LABELS
 from fedalc.errors import DataError
 
 VERSION = 2
@@ -91,10 +92,11 @@ def read_header(reader: LineReader) -> Header:
             reader.path,
             1,
         )
-    for word, what in zip(words, ("instances", "features", "labels"), strict=True):
-        if len(word) >= 20 or int(word) > _MAX_COUNT:
+    most = {"instances": _MAX_COUNT, "features": _MAX_COUNT, "labels": MOST_LABELS}
+    for word, what in zip(words, most, strict=True):
+        if len(word) >= 20 or int(word) > most[what]:
             raise DataError(
-                f"{word[:40].decode()} {what} are more than {_MAX_COUNT:,}, the most that is read", reader.path, 1
+                f"{word[:40].decode()} {what} are more than {most[what]:,}, the most that is read", reader.path, 1
             )
     return Header(*(int(word) for word in words))
 
