@@ -20,7 +20,7 @@ from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
-from fedalc.run_folder import PARTIES_LOG, SHEET, read_result
+from fedalc.run_folder import PARTIES_LOG, SHEET, read_partial_result
 
 NAME = "report.html"
 SHOWN = 30  # lines of who was left out
@@ -33,7 +33,7 @@ EXPLAINED = (
 
 def write_page(folder: Path) -> Path:
     """Write the page of the finished run in `folder`, from its files alone."""
-    result = read_result(folder)
+    result = read_partial_result(folder)
     config = folder / "config.toml"
     records = history.read(folder / "history.jsonl")
     name = text(result.get("method"))
