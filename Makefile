@@ -36,7 +36,7 @@ deploy-demo: $(READY)  ## about two minutes: a server and three parties as real 
 deploy-test: $(READY)  ## a real deployment and what can go wrong with it (minutes)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment
 
-fuzz: $(READY)  ## 100,000 mutated inputs for every reader, into docs/results/fuzz.md (about an hour on two cores; goes on where it stopped; FUZZ="--only arff")
+fuzz: $(READY)  ## 100,000 mutated inputs for every reader, into docs/results/fuzz.md (about half an hour on two cores; goes on where it stopped; FUZZ="--only arff")
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ)
 
 lint: $(READY)  ## ruff and mypy

@@ -138,7 +138,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return parse_toml(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (Unreadable, OSError) as error:
+    except (Unreadable, OSError, ValueError) as error:  # ValueError: a path that cannot be one
         raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
 
 

@@ -49,34 +49,45 @@ def read_settings(folder: Path) -> Experiment:
     return experiment(file=folder / "config.toml", defaults=BEFORE)
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("dataset", "method", "preset"), (str,)),
-    **dict.fromkeys(("engine",), (str, type(None))),
-    **dict.fromkeys(("rounds", "seed", "clients", "labels", "labels_without_client"), (int,)),
-    **dict.fromkeys(("metrics", "versions"), (dict,)),
-    **dict.fromkeys(("selection", "collapse", "collection", "privacy"), (dict, type(None))),
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("dataset", "method", "preset", "engine"), str),
+    **dict.fromkeys(("rounds", "seed", "clients", "labels", "labels_without_client"), int),
+    **dict.fromkeys(("metrics", "versions", "selection", "collapse", "collection", "privacy"), dict),
 }
-"""Of what a result's values are. Older results lack some."""
+"""Of what a result's values are, where there are any."""
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished run has found: result.json."""
-    file = folder / "result.json"
-    instead = f"remove the file and make it again with: fedalc train --resume {folder}"
+    """What a finished run has found: result.json. Values that others rely on are there, and of the right kind."""
+    result = read_partial_result(folder)
+    if result.get("metrics") is None:
+        raise _damaged(folder, "it has no `metrics`")
+    return result
+
+
+def read_partial_result(folder: Path) -> dict[str, Any]:
+    """The same, where any value may be missing: of an older version, or made by hand."""
     try:
-        result = read_json_object(file, instead)
+        result = read_json_object(folder / "result.json", _made_again(folder))
     except FileNotFoundError:
         raise FedalcError(f"{folder}: no result.json: this run has not finished") from None
-    for key, kinds in _KINDS.items():
-        if key in result and type(result[key]) not in kinds:
-            raise FedalcError(f"{file}: damaged: `{key}` is not what it should be; {instead}")
+    for key, kind in _KINDS.items():
+        if result.get(key) is not None and type(result[key]) is not kind:
+            raise _damaged(folder, f"`{key}` is not what it should be")
     chosen = result.get("selection") or {}
     if not isinstance(chosen.get("metrics", {}), dict):
-        raise FedalcError(f"{file}: damaged: `selection.metrics` is not what it should be; {instead}")
-    metrics = result.get("metrics")
-    if metrics is None or not all(type(value) in (int, float) for value in metrics.values()):
-        raise FedalcError(f"{file}: damaged: `metrics` are missing, or not numbers; {instead}")
+        raise _damaged(folder, "`selection.metrics` is not what it should be")
+    if not all(type(value) in (int, float) for value in (result.get("metrics") or {}).values()):
+        raise _damaged(folder, "`metrics` are not numbers")
     return result
+
+
+def _damaged(folder: Path, what: str) -> FedalcError:
+    return FedalcError(f"{folder / 'result.json'}: damaged: {what}; {_made_again(folder)}")
+
+
+def _made_again(folder: Path) -> str:
+    return f"remove the file and make it again with: fedalc train --resume {folder}"
 
 
 def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from tests.fuzz.harness import CHUNK, CORPUS, SECONDS, Escape, Present, as_record, keep, limit_memory, outcome_of
 from tests.fuzz.harness import run_chunk as run_one
 from tests.fuzz.page import write_results
-from tests.fuzz.registry import built, names
+from tests.fuzz.registry import PLACE, built, in_memory, names
 
 STUCK = 30 * SECONDS
 """Seconds without a new input after which a worker is taken to hang in code that hears no alarm."""
@@ -89,11 +89,12 @@ def _fuzz_reader(name: str, seed: int, chunks: range, folder: Path, stop: thread
 
 def _run_worker(name: str, seed: int, chunks: list[int], file: Path, stop: threading.Event) -> None:
     """One process for as many chunks as it survives. Each goes into the file when it is done."""
-    temporary = Path(tempfile.mkdtemp(prefix="fedalc-fuzz-worker-"))
+    temporary = Path(tempfile.mkdtemp(prefix="fedalc-fuzz-worker-", dir=in_memory()))
     present = temporary / "present"
     command = [sys.executable, "-m", "tests.fuzz", "--seed", str(seed)]
     command += ["--work", name, ",".join(map(str, chunks)), str(present)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "FEDALC_CACHE": str(temporary)}
+    environment[PLACE] = str(temporary)
     errors = (temporary / "errors").open("w+b")
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
     watch = threading.Thread(target=_watch, args=(process, present, stop), daemon=True)

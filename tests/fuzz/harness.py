@@ -71,6 +71,7 @@ class Outcome:
     inputs: int = 0
     accepted: int = 0
     seconds: float = 0.0
+    """Of processor time, as is the next: other work on the machine does not count."""
     slowest: float = 0.0
     kinds: set[str] = field(default_factory=set)
     """The different refusals."""
@@ -102,16 +103,16 @@ def run_chunk(
     outcome, learnt = Outcome(), []
     with suppress(FedalcError):
         reader.read(reader.seeds[0])  # what is imported on first use is not the first input's fault
-    begun = time.perf_counter()
+    begun = time.process_time()
     source = inputs(reader, seed, chunk, learnt)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for data, _ in zip(source, range(count), strict=False):
             if present is not None:
                 present(data)
-            started = time.perf_counter()
+            started = time.process_time()
             kind, escape = outcome_of(reader, data)
-            outcome.slowest = max(outcome.slowest, time.perf_counter() - started)
+            outcome.slowest = max(outcome.slowest, time.process_time() - started)
             outcome.inputs += 1
             outcome.accepted += kind == "" and escape is None
             if escape is not None:
@@ -120,7 +121,7 @@ def run_chunk(
                 outcome.kinds.add(kind)
                 if len(learnt) < MOST_LEARNT:
                     learnt.append(data)
-    outcome.seconds = time.perf_counter() - begun
+    outcome.seconds = time.process_time() - begun
     return outcome
 
 

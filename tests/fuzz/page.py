@@ -18,8 +18,8 @@ parses). A reader may return a value or raise a `FedalcError`. Anything else is 
 
     make fuzz          # python -m tests.fuzz --inputs {inputs} --seed {seed}
 
-Seed {seed}; {total:,} inputs for {count} readers, **{escapes} escapes**. Code: commit {commits}. Inputs per second
-are those of one process on a shared machine. *Mended* counts the inputs that escaped once: they are in
+Seed {seed}; {total:,} inputs for {count} readers, **{escapes} escapes**. Code: commit {commits}. Seconds are
+of processor time, in one process. *Mended* counts the inputs that escaped once: they are in
 `tests/fuzz/corpus`, and every test run reads them again.
 
 | reader | reads | inputs | accepted | kinds of refusal | per second | slowest, ms | escapes | mended |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from tests.fuzz.harness import Reader
 
+PLACE = "FEDALC_FUZZ_PLACE"
+"""An environment variable: where folders of workers go, so that their parent can clear up after a killed one."""
 _MODULES = ("texts", "pictures", "archives", "settings", "runs", "collection", "wire", "deployment")
 _BUILDERS: dict[str, Callable[[], Reader]] = {}
 
@@ -36,11 +39,15 @@ def built(name: str) -> Reader:
     return _BUILDERS[name]()
 
 
+def in_memory() -> Path | None:
+    folder = Path("/dev/shm")
+    return folder if folder.is_dir() else None
+
+
 @cache
 def workplace() -> Path:
     """A folder of this process's own, in memory where the system has such a place: every input is written once."""
-    memory = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="fedalc-fuzz-", dir=memory if memory.is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="fedalc-fuzz-", dir=os.environ.get(PLACE) or in_memory()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +204,8 @@ def _label_names(labels_file: Path) -> set[str]:
 def _content(labels_file: Path) -> bytes:
     try:
         with labels_file.open("rb") as file:
-            content = file.read(_LARGEST_LIST + 1)
+            # Python sets aside as much memory as it is asked to read.
+            content = file.read(min(_LARGEST_LIST, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", labels_file) from None
     if len(content) > _LARGEST_LIST:

@@ -48,8 +48,8 @@ def label_matrix(labels: Any) -> csr_matrix:
     if len(wrong):
         at = int(wrong[0])
         raise DataError(
-            f"labels should be 0 or 1 (or False, True): found {float(matrix.data[at]):.9g} in row {_row_of(matrix, at)}, "
-            f"column {matrix.indices[at]}. {_how_to_convert(matrix)}"
+            f"labels should be 0 or 1 (or False, True): found {float(matrix.data[at]):.9g} in row "
+            f"{_row_of(matrix, at)}, column {matrix.indices[at]}. {_how_to_convert(matrix)}"
         )
     return matrix.astype(np.float32, copy=False)
 

@@ -21,7 +21,7 @@ from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
-from fedalc.run_folder import PARTIES_LOG, SHEET, read_result
+from fedalc.run_folder import PARTIES_LOG, SHEET, read_partial_result
 
 NAME = "report.html"
 SHOWN = 30  # lines of who was left out
@@ -34,7 +34,7 @@ EXPLAINED = (
 
 def write_page(folder: Path, result: Result | None = None) -> Path:
     """Write the page of the finished run in `folder`, from its files alone, or before its `result` is written."""
-    result = read_result(folder) if result is None else result
+    result = read_partial_result(folder) if result is None else result
     config = folder / "config.toml"
     records = history.read(folder / "history.jsonl")
     name = text(result.get("method"))
