@@ -8,7 +8,11 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,7 +45,7 @@ returned from, and left no temporary files behind. [How it works](../checkpoints
 def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--tiny", action="store_true", help="a few of each, in seconds: for make test")
-    asked.add_argument("--kills", type=int, default=120, help="at random moments")
+    asked.add_argument("--kills", type=int, default=40, help="at random moments, for each of three scenarios")
     asked.add_argument("--step", type=int, default=1, help="only every n-th file operation, for a shorter test")
     asked.add_argument("--out", type=Path, help="a Markdown file for the outcome")
     options = asked.parse_args()
@@ -61,6 +65,8 @@ def main() -> int:
 
 
 Row = tuple[str, str, int]
+Counted = tuple[str, int]
+Part = Callable[[Bench, int, int], list[Counted]]
 
 
 def told(row: Row) -> Row:
@@ -81,30 +87,50 @@ def tiny(place: Path) -> list[Row]:
 
 
 def everything(place: Path, kills: int, step: int) -> list[Row]:
-    chance = random.Random(SEED)
-    rows: list[Row] = []
-    held = place / "parties"
-    held.mkdir()
-    for scenario in (Train(), Parties(held), Overwrite(), State()):
-        bench, name = Bench(scenario, place), scenario.name
-        rows.append(
-            told(
-                ("killed at each of its file operations, one after the other", name, kills_at_every_write(bench, step))
-            )
-        )
-        cuts, states = power_cuts(bench, chance, step)
-        rows.append(told(("power cut after each of its file operations", name, cuts)))
-        rows.append(told(("of these: different states of the disk that were resumed from", name, states)))
-        if isinstance(scenario, State):
-            continue
-        rows.append(told(("killed at a random moment", name, kills_at_random(bench, kills, chance))))
-        if type(scenario) is Train:
-            failed, how = full_disk(bench, max(24 // step, 6))
-            rows.append(told((f"no space left on the disk, somewhere in the run ({how})", name, failed)))
-        if not isinstance(scenario, Overwrite):
-            flips = flipped_bits(bench, max(40 // step, 3), chance)
-            rows.append(told(("a bit flipped in the newest checkpoint", name, flips)))
-    return rows
+    """Each part in a process of its own, as many at once as there are cores."""
+    parts = [
+        *((scenario, part) for scenario in (Train, Parties, Overwrite) for part in (every_write, cuts, at_random)),
+        (State, every_write),
+        (State, cuts),
+        (Train, flips),
+        (Parties, flips),
+        (Train, full),
+    ]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("fork")) as pool:
+        running = [pool.submit(one_part, scenario, part, place, kills, step) for scenario, part in parts]
+        return [row for done in running for row in done.result()]
+
+
+def one_part(scenario: Callable[..., Any], part: Part, place: Path, kills: int, step: int) -> list[Row]:
+    own = Path(tempfile.mkdtemp(dir=place))
+    held = Path(tempfile.mkdtemp(dir=place))
+    bench = Bench(scenario(held) if scenario is Parties else scenario(), own)
+    return [told((what, bench.scenario.name, count)) for what, count in part(bench, kills, step)]
+
+
+def every_write(bench: Bench, kills: int, step: int) -> list[Counted]:
+    return [("killed at each of its file operations, one after the other", kills_at_every_write(bench, step))]
+
+
+def cuts(bench: Bench, kills: int, step: int) -> list[Counted]:
+    count, states = power_cuts(bench, random.Random(SEED), step)
+    return [
+        ("power cut after each of its file operations", count),
+        ("of these: different states of the disk that were resumed from", states),
+    ]
+
+
+def at_random(bench: Bench, kills: int, step: int) -> list[Counted]:
+    return [("killed at a random moment", kills_at_random(bench, kills, random.Random(SEED)))]
+
+
+def flips(bench: Bench, kills: int, step: int) -> list[Counted]:
+    return [("a bit flipped in the newest checkpoint", flipped_bits(bench, max(40 // step, 3), random.Random(SEED)))]
+
+
+def full(bench: Bench, kills: int, step: int) -> list[Counted]:
+    failed, how = full_disk(bench, max(24 // step, 6))
+    return [(f"no space left on the disk, somewhere in the run ({how})", failed)]
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ def test_a_model_of_pictures_that_cannot_be(place: Path, tmp_path: Path, feature
     shutil.copytree(place / "run" / "model", tmp_path / "model")
     file = tmp_path / "model" / "facts.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"features": features}))
+    (tmp_path / "model" / "SHA256SUMS").unlink()
     expected = f"damaged, its parts do not fit together: {features!r} numbers are no picture of 8 to 1024 pixels a side"
     with pytest.raises(FedalcError, match=re.escape(expected)):
         fedalc.TrainedModel.load(tmp_path / "model")
