@@ -12,6 +12,8 @@ from fedalc.report.differences import differences
 from fedalc.report.page import write_comparison_page
 from fedalc.report.summary import merge
 from fedalc.report.tables import markdown_table, rich_table
+from fedalc.reproduction.plan import make_plan
+from fedalc.reproduction.tables import read_table
 from fedalc.resolution import experiment
 from fedalc.settings import FEDERATED
 from tests.report.results import result
@@ -74,3 +76,9 @@ def test_the_demo_compares_like_with_like() -> None:
     keys = {"preset": "demo", "dataset": "mosaics"}
     of_pictures = [experiment({**keys, "method": method}) for method in ("fedavg", "fedalc", "fedalc-exact")]
     assert len({(s.encoder.name, s.rounds, s.selection.keep, s.server.optimizer) for s in of_pictures}) == 1
+
+
+def test_a_reproduced_table_says_it_too(tmp_path: Path) -> None:
+    table = read_table(Path(__file__).parents[2] / "experiments" / "bibtex")
+    (said,) = make_plan(table, tmp_path, presets=["paper"]).differences_in_words()
+    assert "fedavg-fixed, fedalc-fixed: rounds 500" in said and "regularizer.lambda" not in said
