@@ -126,10 +126,10 @@ def test_a_bad_header(write: Write, header: str) -> None:
 
 
 def test_a_header_with_more_than_can_be_counted(write: Write) -> None:
-    path = write("1 2147483647 2147483648\n0 0:1\n")
+    path = write("1 2147483648 10000000\n0 0:1\n")
     with pytest.raises(DataError) as error:
         read_xmlc(path)
-    assert str(error.value) == f"{path}:1: 2147483648 labels are more than 2,147,483,647, the most that is read"
+    assert str(error.value) == f"{path}:1: 2147483648 features are more than 2,147,483,647, the most that is read"
 
 
 def test_too_few_instances(write: Write) -> None:

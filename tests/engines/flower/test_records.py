@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalc.engines.flower.records import RAW, BadMessage, config, pack, read_task, task, unpack
+from fedalc.engines.flower.records import RAW, VERSION, BadMessage, config, pack, read_task, task, unpack
 from fedalc.resolution import experiment
 
 WANTED = {"x": ("float32", (2, 3))}
@@ -110,7 +110,7 @@ def test_values_of_another_kind(value: Any) -> None:
     ],
 )
 def test_settings_that_are_none(settings: str, why: str) -> None:
-    content = RecordDict({"task": ConfigRecord({"version": 1, "settings": settings})})
+    content = RecordDict({"task": ConfigRecord({"version": VERSION, "run": "run-1", "settings": settings})})
     with pytest.raises(BadMessage, match=why) as error:
         read_task(content, "cpu")
     assert len(str(error.value)) < 500
@@ -119,18 +119,18 @@ def test_settings_that_are_none(settings: str, why: str) -> None:
 def test_parties_are_told_what_concerns_them_and_no_more() -> None:
     secret = {"collection": {"key": "/home/server/key"}, "privacy": {"epsilon": 7.25}, "dataset": "the-server's"}
     settings = experiment({"method": "fedalc", **secret})
-    written = str(task(settings)["settings"])
+    written = str(task(settings, "run-1")["settings"])
     assert set(json.loads(written)) == {
         "method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "server",
     }  # fmt: skip
     assert "/home" not in written and "7.25" not in written
-    read, _ = read_task(RecordDict({"task": task(settings)}), "cpu")
+    read, _ = read_task(RecordDict({"task": task(settings, "run-1")}), "cpu")
     assert (read.encoder, read.client, read.engine) == (settings.encoder, settings.client, "flower")
 
 
 def test_the_servers_pretrained_weights_are_no_business_of_parties() -> None:
     encoder = {"name": "resnet18", "norm": "frozen", "pretrained": "/home/server/weights"}
     settings = experiment({"method": "fedavg", "encoder": encoder})
-    assert json.loads(str(task(settings)["settings"]))["encoder"]["pretrained"] == "sent"
-    read, _ = read_task(RecordDict({"task": task(settings)}), "cpu")
+    assert json.loads(str(task(settings, "run-1")["settings"]))["encoder"]["pretrained"] == "sent"
+    read, _ = read_task(RecordDict({"task": task(settings, "run-1")}), "cpu")
     assert (read.encoder.pretrained, read.encoder.norm, read.images) == (None, "frozen", settings.images)
