@@ -25,7 +25,7 @@ from typing import Any, TextIO
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.errors import ConfigError, FedalcError, Locked
-from fedalc.files import PART, make_folder, remove_folder, sync_folder, write_text
+from fedalc.files import PART, WriteFailed, failures_named, make_folder, remove_folder, sync_folder, write_text
 from fedalc.reading import read_json_object
 from fedalc.resolution import experiment
 
@@ -125,7 +125,7 @@ def clear_leftovers(folder: Path) -> None:
 def open_folder(folder: Path, settings: Experiment) -> None:
     """Begin a run here, and forget an earlier one: first that it was finished, then the rest. So a crash meanwhile
     leaves a run that can be resumed, the old one or the new one."""
-    try:
+    with failures_named(folder):
         (folder / "result.json").unlink(missing_ok=True)
         sync_folder(folder)
         for old in FOLDERS:
@@ -135,8 +135,6 @@ def open_folder(folder: Path, settings: Experiment) -> None:
         sync_folder(folder)
         write_text(folder / "config.toml", settings.to_toml())
         history.rewrite(folder / "history.jsonl", [])
-    except OSError as error:
-        raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
 @contextmanager
@@ -170,7 +168,7 @@ def _lock(folder: Path, busy: str) -> tuple[bool, TextIO]:
         except FileNotFoundError:
             continue  # the one before us has just taken its folder away
         except OSError as error:
-            raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+            raise WriteFailed(folder, error) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -189,6 +189,8 @@ def fill_folder(
             if place is not None and writes:
                 _save(place, settings, trained, result, training.dataset.test)
         except WriteFailed as error:
+            if place is None or not (place / "config.toml").exists():
+                raise  # nothing has begun that could be resumed
             raise FedalcError(
                 f"{error}. What was saved before is intact: resume the run afterwards (--resume {place})"
             ) from error
@@ -210,12 +212,18 @@ def _save(
     """What a finished run has. result.json, which says that it is finished, comes last: nothing is missing or left over
     where it is. But a report that cannot be drawn is no reason to lose a result."""
     trained.save(place / "model")
+    undrawn = None
     try:
         _write_sheet(place, settings, trained, test)
         _write_page(place, result)
-    finally:
-        remove_folder(place / "checkpoint.old")
-        write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
+    except WriteFailed:
+        raise  # make room and resume
+    except Exception as error:
+        undrawn = error
+    remove_folder(place / "checkpoint.old")
+    write_text(place / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
+    if undrawn is not None:
+        raise undrawn
 
 
 def _write_sheet(place: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:

@@ -226,7 +226,8 @@ def full_disk(bench: Bench, steps: int) -> tuple[int, str]:
                     raise Broken(f"not the error it should be:\n{ended.error}")
                 if ended.value:
                     failed += 1
-                    if "cannot be written" not in ended.value or "resume" not in ended.value:
+                    begun = (folder / "run" / "config.toml").exists()
+                    if "cannot be written" not in ended.value or ("--resume" in ended.value) != begun:
                         raise Broken(f"not clear: {ended.value}")
                 if filler is not None:
                     filler.unlink()
