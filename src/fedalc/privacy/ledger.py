@@ -24,6 +24,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.errors import FedalcError
+from fedalc.files import sync_folder
 from fedalc.privacy.accounting import Release, epsilon_of
 
 LEDGER = "FEDALC_PRIVACY_LEDGER"
@@ -109,7 +110,7 @@ class Ledger:
             self._drop_torn_line(file)
             if not file.seek(0, os.SEEK_END):
                 self._append(file, {"fedalc-privacy-ledger": _VERSION, "key": secrets.token_hex(32)})
-                _sync_folder(self.path.parent)
+                sync_folder(self.path.parent)
             file.seek(0)
             yield file
 
@@ -246,11 +247,3 @@ def _charge_from(values: dict[str, Any]) -> Charge:
     if (release is None) != (values["epsilon"] is None) or not values["marks"]:
         raise ValueError
     return Charge(**values | {"marks": tuple(values["marks"]), "release": release})
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
