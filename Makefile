@@ -27,7 +27,7 @@ demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-crash-test: $(READY)  ## kills, power cuts, full disks and flipped bits: resumed runs give the same bits (about ten minutes; Linux)
+crash-test: $(READY)  ## kills, power cuts, full disks and flipped bits: resumed runs give the same bits (about a quarter of an hour; Linux)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash --out docs/results/crash-test.md
 
 deploy-demo: $(READY)  ## about two minutes: a server and three parties as real processes, with TLS and keys

@@ -77,8 +77,8 @@ def told(row: Row) -> Row:
 def tiny(place: Path) -> list[Row]:
     chance = random.Random(SEED)
     bench = Bench(Train(), place)
-    kills = kills_at_every_write(bench, step=71)
-    cuts, states = power_cuts(bench, chance, step=97, shuffles=1)
+    kills = kills_at_every_write(bench, step=131)
+    cuts, states = power_cuts(bench, chance, step=149, shuffles=1)
     return [
         told(("killed at an operation", "training", kills)),
         told(("power cut", "training", cuts)),
