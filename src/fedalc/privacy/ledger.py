@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 from scipy.sparse import csr_matrix
 
 from fedalc.errors import FedalcError
@@ -238,12 +239,35 @@ def check_budget(known: Sequence[Charge], charge: Charge, budget: float | None) 
     )
 
 
+class _Noise(BaseModel):
+    """A `Release`, as a line of the ledger has it. The bounds are far beyond what any run has."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    kind: Literal["gaussian", "discrete"]
+    noise: Annotated[float, Field(ge=1e-6, le=1e12)]
+    times: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    sample_rate: Annotated[float, Field(ge=1e-12, le=1)] = 1.0
+
+
+class _Line(BaseModel):
+    """A `Charge`, as a line of the ledger has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    subject: str
+    marks: Annotated[list[str], Field(min_length=1)]
+    what: str
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    release: _Noise | None
+    noise: Literal["system", "seeded"] = "system"
+    run: str | None = None
+    id: str = ""
+    time: str = ""
+
+
 def _charge_from(values: dict[str, Any]) -> Charge:
-    release = values["release"]
-    if release is not None:
-        release = Release(**release)
-        if not (release.noise > 0 and release.times >= 1 and 0 < release.sample_rate <= 1):
-            raise ValueError
-    if (release is None) != (values["epsilon"] is None) or not values["marks"]:
-        raise ValueError
-    return Charge(**values | {"marks": tuple(values["marks"]), "release": release})
+    line = _Line.model_validate(values)
+    if (line.release is None) != (line.epsilon is None):
+        raise ValueError("ε and the noise that gives it belong together")
+    release = None if line.release is None else Release(**line.release.model_dump())
+    return Charge(**line.model_dump() | {"marks": tuple(line.marks), "release": release})
