@@ -1,4 +1,4 @@
-"""For all tests: nothing goes into the user's own privacy ledger."""
+"""For all tests: nothing goes into the user's own privacy ledger. For those that ask: pages without curves."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def privacy_ledger(_ledgers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = _ledgers / f"{next(_number)}.jsonl"
     monkeypatch.setenv("FEDALC_PRIVACY_LEDGER", str(path))
     return path
+
+
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without their curves, for tests about other things that train often: drawing takes longer than training."""
+    monkeypatch.setattr("fedalc.report.page.panel_svg", lambda *_: "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,19 +18,10 @@ import fedalc
 from fedalc.cli import main
 from fedalc.data.demo import DemoSize, make_demo
 from fedalc.settings import FEDERATED
+from tests.commands import run
 from tests.data.layouts import write_files
 
 TINY = ["--set", "rounds=6", "--set", "encoder.dim=8", "--set", "selection.every=2"]
-
-
-def run(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "FEDALC_CACHE": str(cwd / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "fedalc.cli", *arguments], cwd=cwd, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def write_xmlc(path: Path, split: object) -> None:
@@ -64,11 +54,18 @@ def test_help_is_enough_to_start(tmp_path: Path) -> None:
 
 
 def test_version(tmp_path: Path) -> None:
-    assert run("--version", cwd=tmp_path).stdout.split() == ["fedalc", version("fedalc")]
+    """As a process of its own, as a person starts it."""
+    command = [sys.executable, "-m", "fedalc.cli", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["fedalc", version("fedalc")] and not done.stderr
 
 
-def test_help_does_not_load_torch(tmp_path: Path) -> None:
-    code = "import sys, fedalc.cli; print(sorted({'torch', 'matplotlib', 'sklearn'} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("loaded", "slow"),
+    [("fedalc.cli", {"torch", "matplotlib", "sklearn"}), ("fedalc.runs", {"sklearn", "scipy.stats"})],
+)
+def test_only_what_is_needed_is_loaded(tmp_path: Path, loaded: str, slow: set[str]) -> None:
+    code = f"import sys, {loaded}; print(sorted({slow} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 

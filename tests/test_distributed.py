@@ -25,6 +25,8 @@ from fedalc.geometry import collapse_of
 from fedalc.sharding import Shard, shard_of
 from tests.problems import StopAfter, changed, federated, random_pictures, random_split, small_dataset
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 ROOT = Path(__file__).parent.parent
 TRAIN, TEST = random_split(50, 20, 7, seed=11), random_split(23, 20, 7, seed=12)
 SPARSE = random_split(50, 400, 7, seed=12)

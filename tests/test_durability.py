@@ -30,6 +30,8 @@ from tests.problems import StopAfter, changed
 from tests.test_training import DATA, same_bits
 from tests.test_training import SMALL as LARGER
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 SMALL = {**LARGER, "rounds": 4}
 
 

@@ -21,6 +21,8 @@ from fedalc.settings import FEDERATED, METHODS, PRESETS, Settings
 from fedalc.trained import TrainedModel
 from tests.problems import small_dataset, small_pictures
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 TINY = ["rounds=3", "encoder.dim=4", "selection.every=1", "encoder.features=unit"]
 TINY_MLP = ["encoder.name=mlp", "encoder.embedding=4", "encoder.hidden=[5]", "encoder.dropout=0"]
 

@@ -21,6 +21,8 @@ from fedalc.training import Training
 from fedalc.training_base import Callback
 from tests.problems import federated, random_split, real_data, small_dataset
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 TRAIN = random_split(60, 20, 8, seed=4)
 DATA = small_dataset()
 SMALL: dict[str, Any] = {

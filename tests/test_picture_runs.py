@@ -24,6 +24,8 @@ from fedalc.training_base import Callback
 from tests.encoders.weights import save_resnet
 from tests.problems import StopAfter, random_pictures, small_dataset, small_pictures
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 pytest.importorskip("transformers")
 
 MOSAICS = make_mosaics(MosaicsSize(train=40, test=16))

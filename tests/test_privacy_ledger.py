@@ -23,6 +23,8 @@ from fedalc.training_base import Callback
 from tests.collection.test_commands import run
 from tests.problems import small_dataset
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 pytest.importorskip("dp_accounting")
 DATA = small_dataset(instances=40)
 PRIVATE: dict[str, Any] = {

@@ -25,6 +25,8 @@ from fedalc.training import Training
 from fedalc.training_base import Callback
 from tests.problems import StopAfter, random_split, small_dataset
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 DATA = small_dataset()
 SMALL: dict[str, Any] = {
     "rounds": 12,

@@ -19,6 +19,8 @@ from fedalc.progress import LiveProgress
 from fedalc.training_base import Callback
 from tests.data.layouts import from_pixels, pack, write_files
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 pytest.importorskip("transformers")
 
 TRAIN, TEST = 20, 4

@@ -36,6 +36,8 @@ from fedalc.training_base import Callback
 from tests.oracles.following import Counting
 from tests.problems import real_data, small_dataset
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 DATA = make_demo(DemoSize(train=200, test=60, words=200))
 SMALL: dict[str, Any] = {"sleec": {"dim": 10, "neighbours": 20, "nearest": 10}}
 

@@ -28,6 +28,8 @@ from fedalc.report.contact_sheet import write_contact_sheet, write_test_sheet
 from fedalc.run_folder import SHEET, open_folder
 from tests.data.layouts import from_pixels, pack, picture, write_files
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 SETTINGS = {
     "encoder": {"name": "resnet-small", "dim": 8}, "rounds": 1, "selection": {"validation": 0.0}, "engine": "fused",
     "dataset": "mosaics", "method": "fedavg",

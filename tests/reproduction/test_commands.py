@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedalc.cli import main
+from tests.commands import run
 from tests.reproduction.problems import TINY, write_data, write_table
-from tests.test_cli import run
 
 TINY_SET = [part for setting in TINY for part in ("--set", setting)]
 

@@ -13,9 +13,9 @@ from fedalc.reproduction.data import absent_data, client_sizes
 from fedalc.reproduction.outcome import Result
 from fedalc.reproduction.plan import Plan, make_plan
 from fedalc.reproduction.tables import find_folder, read_table
+from tests.commands import run
 from tests.data.layouts import pack, picture, voc
 from tests.reproduction.problems import cell, line, outcome, write_table
-from tests.test_cli import run
 
 SMALL = ["encoder.name=resnet-small", "encoder.dim=8", "images.size=16", "selection.validation=0"]
 

@@ -24,8 +24,8 @@ from fedalc.reproduction.tables import read_table
 from fedalc.reproduction.worker import _follower
 from fedalc.reproduction.writing import alone_in
 from fedalc.run_folder import only_writer
+from tests.commands import run
 from tests.reproduction.problems import TINY, write_data, write_table
-from tests.test_cli import run
 
 
 @pytest.fixture(scope="module")

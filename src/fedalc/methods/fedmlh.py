@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from sklearn.utils import murmurhash3_32
 from torch import Tensor
 
 from fedalc.config import Experiment
@@ -38,6 +37,8 @@ class FedMLH(FedAvgFixed):
     @cached_property
     def buckets(self) -> list[np.ndarray]:
         """h_r(l), per table, of every label."""
+        from sklearn.utils import murmurhash3_32  # slow to load
+
         hashing, labels = self.settings.hashing, np.arange(self.label_count, dtype=np.int32)
         hashes = [murmurhash3_32(labels, seed=table, positive=True) for table in range(hashing.tables)]
         return [(hash_ % hashing.buckets).astype(np.int64) for hash_ in hashes]

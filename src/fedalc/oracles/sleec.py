@@ -16,10 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
-from sklearn.cluster import KMeans
-from sklearn.linear_model import Ridge
-from sklearn.neighbors import NearestNeighbors
-from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from fedalc.config import Experiment
@@ -56,6 +52,8 @@ class Cluster:
 
     def nearest(self, features: csr_matrix, k: int) -> np.ndarray:
         """Row numbers of the k nearest members of each instance (all of them, where there are fewer)."""
+        from sklearn.neighbors import NearestNeighbors  # slow to load, as below
+
         search = NearestNeighbors(n_neighbors=min(k, len(self.members)), algorithm="brute")
         found = search.fit(self.embedded.numpy()).kneighbors(self.map(features), return_distance=False)
         return self.members.numpy()[found]
@@ -203,6 +201,8 @@ def cluster_count(settings: SleecSettings, instances: int) -> int:
 
 def fit_learner(train: Split, settings: SleecSettings, seed: int, number: int, follow: Follow) -> tuple[Cluster, ...]:
     """Learners differ in where k-means starts, and so in their clusters."""
+    from sklearn.cluster import KMeans
+
     X, count = train.features, cluster_count(settings, len(train))
     means = KMeans(
         count, init="random", n_init=1, max_iter=KMEANS_STEPS, random_state=derived_seed(seed, "sleec", number) % 2**32
@@ -228,6 +228,8 @@ def fit_cluster(
     X: csr_matrix, Y: csr_matrix, settings: SleecSettings, random: int, check: Callable[[], None]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The map from features to embeddings, for the features that occur, and which these are."""
+    from sklearn.linear_model import Ridge
+
     products = largest_products(scale_rows(Y, "unit"), settings.neighbours)
     Z = embedding(products, settings.dim, settings.steps, settings.tolerance, random, check)
     features = np.unique(X.indices).astype(np.int64)
@@ -263,6 +265,8 @@ def embedding(
 
     The decomposition takes what is outside Ω for zero; the steps do not.
     """
+    from sklearn.utils.extmath import randomized_svd
+
     U, sizes, Vt = randomized_svd(products, min(dim, products.shape[0]), random_state=random)
     Z, V = (np.ascontiguousarray(part * np.sqrt(sizes), dtype=np.float32) for part in (U, Vt.T))
     length = float(np.linalg.norm(products.data))

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from scipy.optimize import brentq
-
 from fedalc.errors import ConfigError, FedalcError
 
 MOST_EPSILON = 1000.0
@@ -61,6 +59,8 @@ def noise_multiplier(epsilon: float, delta: float, steps: int, sample_rate: floa
 
     Smallest within 0.1%, from above: what is returned always keeps the promise.
     """
+    from scipy.optimize import brentq  # slow to load
+
     _check_epsilon(epsilon)
     _check(delta, steps, sample_rate)
     # Zero-concentrated privacy gives a multiplier that suffices without sampling (Bun & Steinke 2016, Prop. 1.3):
