@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,32 @@ def test_a_model_is_saved_under_a_text_and_nothing_else_is_replaced(
     with pytest.raises(FedalcError, match="cannot be written"):
         model.save("file/within")
     assert (tmp_path / "mine" / "thesis.txt").exists() and (tmp_path / "file").read_text() == "more of it"
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_what_stands_beside_a_saved_model_stays(model: fedalc.TrainedModel, tmp_path: Path, earlier: bool) -> None:
+    if earlier:
+        model.save(tmp_path / "m1")
+    for name in ("m1.part", "m1.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("years of work")
+    with pytest.raises(FedalcError, match=r"m1\.old: in the way, .* rename or remove it"):
+        model.save(tmp_path / "m1")
+    (tmp_path / "m1.old").rename(tmp_path / "m1.mine")
+    model.save(tmp_path / "m1")
+    assert len(list(tmp_path.rglob("thesis.txt"))) == 2 and len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_model_that_does_not_fit_on_the_disk_says_so(
+    model: fedalc.TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FedalcError, match=r"m1: cannot be written: No space left.*free some disk space"):
+        model.save(tmp_path / "m1")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("k", [-1, 0, 2.0, "3", None, True])

@@ -207,6 +207,12 @@ def test_a_full_disk_is_a_clear_error_and_the_run_goes_on_afterwards(
     assert not list(stopped.glob("*.part")) and not list(stopped.glob("checkpoint.*"))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has such a device")
+def test_a_device_that_is_full_is_a_clear_error() -> None:
+    with pytest.raises(FedalcError, match="/dev/full: cannot be written: No space left"):
+        files.write_text(Path("/dev/full"), "text")
+
+
 def test_tensors_that_do_not_fit_on_the_disk_are_no_traceback(tmp_path: Path) -> None:
     """safetensors has an error of its own for that. Here by a limit on the size of files."""
     code = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedalc.errors import ConfigError, DataError, FedalcError
+from fedalc.files import previous
 
 
 def as_path(value: Any, name: str) -> Path:
@@ -39,6 +38,8 @@ def model_folder(value: Any) -> Path:
 
     folder = as_path(value, "folder")
     try:
+        if (before := previous(folder)).exists():
+            raise FedalcError(f"{before}: in the way, saving needs this name for a moment; rename or remove it")
         if folder.is_dir():
             others = [path.name for path in folder.iterdir()]
             if others and FACTS not in others:
@@ -48,15 +49,6 @@ def model_folder(value: Any) -> Path:
     except OSError as error:
         raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return folder
-
-
-@contextmanager
-def writing(place: Path) -> Iterator[Path]:
-    """Says in words that a place cannot be written to."""
-    try:
-        yield place
-    except OSError as error:
-        raise FedalcError(f"{place}: cannot be written: {error.strerror or error}") from None
 
 
 def check_scores(scores: np.ndarray) -> None:

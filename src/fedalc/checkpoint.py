@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedalc.errors import FedalcError
-from fedalc.files import PART, failures_named, make_folder, previous, replace_folder, sync_file
+from fedalc.files import failures_named, make_folder, previous, replace_folder, sync_file, temporary
 
 TENSORS, FACTS, SUMS = "tensors.safetensors", "facts.json", "SHA256SUMS"
 OTHER_SUM = f"a file has another checksum than {SUMS} says"
@@ -33,16 +33,19 @@ def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any],
     """Write tensors and facts as one folder. It is on the disk, whole, before it takes the place of an older one,
     which goes, or is kept as `folder`.old.
     """
-    part = folder.with_name(folder.name + PART)
+    part = temporary(folder)
     with failures_named(folder):
-        shutil.rmtree(part, ignore_errors=True)
-        make_folder(part)
-        _save_tensors(part / TENSORS, tensors)
-        (part / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        (part / SUMS).write_text(_sums(part), encoding="ascii")
-        for name in (TENSORS, FACTS, SUMS):
-            sync_file(part / name)
-        replace_folder(part, folder, keep_previous)
+        try:
+            make_folder(part)
+            _save_tensors(part / TENSORS, tensors)
+            (part / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            (part / SUMS).write_text(_sums(part), encoding="ascii")
+            for name in (TENSORS, FACTS, SUMS):
+                sync_file(part / name)
+            replace_folder(part, folder, keep_previous)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

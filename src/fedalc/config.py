@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -116,6 +117,14 @@ class Experiment(Settings):
             if isinstance(table, dict):
                 lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
         return "\n".join(lines) + "\n"
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Experiment.to_dict` gives, each setting under its full name, as `encoder.name`."""
+    named: dict[str, Any] = {}
+    for key, value in settings.items():
+        named |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+    return named
 
 
 def _explained(error: ValidationError, file: Path | None) -> ConfigError:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from fedalc.config import Experiment
+from fedalc.config import Experiment, flat
 from fedalc.settings import FEDERATED, FIXED_ROWS, ORACLES, EncoderSettings
 
 ENCODERS = get_args(EncoderSettings.model_fields["name"].annotation)
@@ -119,14 +119,10 @@ def acting(settings: Experiment) -> dict[str, Any]:
     Method, dataset, preset and seed are not among them, as tables show these, nor what changes memory and speed alone.
     """
     found: dict[str, Any] = {}
-    for key, value in settings.to_dict().items():
-        fields = (
-            {f"{key}.{field}": entry for field, entry in value.items()} if isinstance(value, dict) else {key: value}
-        )
-        for name, entry in fields.items():
-            looks_only = name in LOOKS and settings.selection.keep == "last" and settings.method in FEDERATED
-            if name not in OF_THE_TABLE and not looks_only and _without_effect(settings, name) is None:
-                found[name] = entry
+    for name, entry in flat(settings.to_dict()).items():
+        looks_only = name in LOOKS and settings.selection.keep == "last" and settings.method in FEDERATED
+        if name not in OF_THE_TABLE and not looks_only and _without_effect(settings, name) is None:
+            found[name] = entry
     return found
 
 

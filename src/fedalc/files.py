@@ -64,12 +64,12 @@ def whole_binary(path: Path) -> Iterator[BinaryIO]:
     The temporary name is unique: when two processes write the same file at once, the last one wins.
     """
     path = path.resolve()
-    if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
-        with path.open("wb") as file:
-            yield file
-        return
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
     with failures_named(path):
+        if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
+            with path.open("wb") as file:
+                yield file
+            return
+        part = temporary(path)
         make_folder(path.parent)
         try:
             with part.open("wb") as file:
@@ -122,7 +122,7 @@ def replace_folder(part: Path, folder: Path, keep_previous: bool = False) -> Non
         discarded = None
         if folder.exists():  # otherwise a crash has left only the older one, and it must stay
             if old.exists():
-                discarded = _rename(old, _unwanted(old))
+                discarded = _rename(old, temporary(old))
             _rename(folder, old)
         _rename(part, folder)
         sync_folder(folder.parent)
@@ -140,7 +140,7 @@ def previous(folder: Path) -> Path:
 def remove_folder(folder: Path) -> None:
     """All of it at once: nobody finds half a folder under its name."""
     with suppress(FileNotFoundError):
-        unwanted = _rename(folder, _unwanted(folder))
+        unwanted = _rename(folder, temporary(folder))
         sync_folder(folder.parent)
         shutil.rmtree(unwanted, ignore_errors=True)
 
@@ -188,7 +188,8 @@ def failures_named(path: Path) -> Iterator[None]:
         raise WriteFailed(path, error) from error
 
 
-def _unwanted(path: Path) -> Path:
+def temporary(path: Path) -> Path:
+    """A name beside it for what is not whole yet, or no longer wanted. Unique: nobody else's files are touched."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
 
 

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc import distributed
-from fedalc.collection.client import SharedEncoder, distinct_names, make_hasher
+from fedalc.collection.client import SharedEncoder, make_hasher
 from fedalc.collection.collected import Collected
 from fedalc.collection.joining import Joined
 from fedalc.collection.simulation import Collection, collect
@@ -102,7 +102,7 @@ def learn_labels(
     `looks` is how often noised figures may be taken from label sets, over all phases of the run. `needed` marks the
     labels that a file has to cover: those with an instance in `train`, unless another phase has more.
     """
-    names = distinct_names([str(label) for label in range(train.labels.shape[1])] if names is None else names)
+    names = [str(label) for label in range(train.labels.shape[1])] if names is None else list(names)
     if settings.collection.correlations is not None:
         needed = train.labels.getnnz(axis=0) > 0 if needed is None else needed
         return _from_file(settings, Path(settings.collection.correlations), names, needed)

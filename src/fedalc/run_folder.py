@@ -34,7 +34,7 @@ SHEET = "contact-sheet.png"  # of runs on pictures
 CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
 BEFORE = {"server": {"aggregation": "mean"}}  # what earlier versions did, where their config.toml does not say
 FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG)
-FOLDERS = ("model", "checkpoint", "checkpoint.old", CENSUS)
+FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS)
 LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
 LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
 

@@ -98,7 +98,8 @@ def train(
         settings = experiment(keys)
         note_without_effect([settings], asked)
     if place is not None and resume and (place / "result.json").exists() and not (place / "report.html").exists():
-        write_report(place, data_dir)  # it was lost; nothing else is left to do
+        if distributed.started_as().rank == 0:
+            write_report(place, data_dir)  # it was lost; nothing else is left to do
         return load_run(place)
     return _train(settings, place, resume, overwrite, data, data_dir, followers, epsilon_budget)[0]
 
@@ -211,6 +212,7 @@ def _save(
 ) -> None:
     """What a finished run has. result.json, which says that it is finished, comes last: nothing is missing or left over
     where it is. But a report that cannot be drawn is no reason to lose a result."""
+    remove_folder(place / "model.old")  # of a save that a power cut interrupted
     trained.save(place / "model")
     undrawn = None
     try:

@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedalc.arguments import as_count, as_path, check_scores, model_folder, writing
+from fedalc.arguments import as_count, as_path, check_scores, model_folder
 from fedalc.checkpoint import load_facts, load_folder, save_folder
 from fedalc.checks import check_device
 from fedalc.data.images import CHANNELS, Images, side_of
@@ -84,8 +84,7 @@ class TrainedModel:
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
         }
-        with writing(model_folder(folder)) as place:
-            save_folder(place, tensors, facts)
+        save_folder(model_folder(folder), tensors, facts)
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> TrainedModel:

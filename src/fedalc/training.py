@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedalc import distributed, history
 from fedalc.checkpoint import Damaged, load_folder, save_folder
-from fedalc.config import Experiment
+from fedalc.config import Experiment, flat
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import ConfigError, FedalcError, Interrupted
 from fedalc.evaluation import evaluate
@@ -322,7 +322,7 @@ class Training(AnyTraining):
         and a setting that only one version knows is no edit."""
         if not isinstance(began, dict):
             return
-        before, now = _flat(began), _flat(self.settings.to_dict())
+        before, now = flat(began), flat(self.settings.to_dict())
         changed = [key for key in before.keys() & now.keys() if before[key] != now[key]]
         if "device" in changed:
             self._tell(
@@ -361,11 +361,3 @@ class Training(AnyTraining):
         if self.chosen_tensors:
             last = f"chosen.{len(self.chosen_tensors) - 1}"
             self.chosen_tensors[last] = self.federated.model.own_rows(self.chosen_tensors[last]).clone()
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Each setting under its full name, `section.key`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
-    return flat

@@ -22,7 +22,7 @@ from tests.commands import run
 from tests.problems import StopAfter
 
 TEXTS = DemoSize(train=60, test=20, words=80)
-KEY = "fedalc-key 1\n" + "07" * 32 + "\n"  # of no party but these
+KEY = "fedalc-key 1\n" + bytes(range(7, 39)).hex() + "\n"  # of no party but these
 LINEAR: dict[str, Any] = {"rounds": 4, "encoder": {"dim": 4}, "selection": {"every": 2, "refit": False}}
 FINISHED: dict[str, dict[str, Any]] = {
     "fedalc": {"method": "fedalc"},
@@ -75,7 +75,8 @@ def deployed(place: Path, folder: Path) -> None:
         if (place / "deployed" / "server" / path).exists():
             (folder / "state" / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(place / "deployed" / "server" / path, folder / "state" / path)
-    shutil.copytree(place / "deployed" / "server" / "runs", folder / "state" / "runs")
+    without_logs = shutil.ignore_patterns("*.log")
+    shutil.copytree(place / "deployed" / "server" / "runs", folder / "state" / "runs", ignore=without_logs)
 
 
 def collected(place: Path, folder: Path) -> None:

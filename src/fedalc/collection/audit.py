@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedalc.collection.attack import Found, Learnt, dictionary_attack, frequency_attack, what_the_server_learns
-from fedalc.collection.client import distinct_names
 from fedalc.collection.hashing import Hasher, canonical_features, features_identity
 from fedalc.collection.joining import join, read_messages
 from fedalc.collection.keys import Key
@@ -32,7 +31,6 @@ class Attempt:
 
 def attack_every_mode(split: Split, names: Sequence[str]) -> list[Attempt]:
     """The candidates themselves are collected, plain and keyed, and then guessed: the best dictionary there can be."""
-    names = distinct_names(names)
     key = Key.fresh()
     attempts = []
     for algorithm in MODES:
@@ -64,7 +62,7 @@ def attack_files(
     stolen = None if key is None else Key.read(key)
     if stolen is not None and not any(_made_with(stolen, sent) for sent in messages):
         raise FedalcError(f"{key}: not the key any of these messages were made with")
-    return list(_attempts(messages, split, distinct_names(names), stolen)), notes
+    return list(_attempts(messages, split, names, stolen)), notes
 
 
 def _made_with(key: Key, sent: Messages) -> bool:
@@ -72,7 +70,7 @@ def _made_with(key: Key, sent: Messages) -> bool:
     return sent.protocol.key_check == (key.for_run(run) if run else key).check
 
 
-def _attempts(messages: list[Messages], split: Split, names: list[str], stolen: Key | None) -> Iterator[Attempt]:
+def _attempts(messages: list[Messages], split: Split, names: Sequence[str], stolen: Key | None) -> Iterator[Attempt]:
     joined = join(messages, shared_labels=True)
     messages = [sent for sent in messages if sent.protocol == joined.protocol]
     algorithm = joined.protocol.algorithm

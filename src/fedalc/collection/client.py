@@ -23,7 +23,6 @@ from fedalc.collection.hashing import (
 )
 from fedalc.collection.keys import Key
 from fedalc.data.images import Images
-from fedalc.data.label_names import repeated_name
 from fedalc.encoders import PICTURES_AT_ONCE, make_batch, make_encoder, scale_rows
 from fedalc.errors import ConfigError
 from fedalc.seeds import torch_generator
@@ -116,10 +115,3 @@ class Identity:
         if self.settings.identity != "embedding":
             return features_identity(self.settings.identity, features)
         return f"{embedding_identity(self.settings.quantum)}/{self.encoder.tag(features.shape[1])}"
-
-
-def distinct_names(names: Sequence[str]) -> list[str]:
-    """Names as they are hashed; where two labels share one, every label's place is added."""
-    if repeated_name(names) is None:
-        return list(names)
-    return [f"{name}#{place}" for place, name in enumerate(names)]

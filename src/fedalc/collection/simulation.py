@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedalc.collection.client import Identity, SharedEncoder, distinct_names, make_hasher
+from fedalc.collection.client import Identity, SharedEncoder, make_hasher
 from fedalc.collection.joining import join, set_sizes
 from fedalc.collection.messages import messages_with
 from fedalc.settings import CollectionSettings
@@ -30,7 +30,7 @@ def collect(
     settings: CollectionSettings, features: csr_matrix, labels: csr_matrix, names: Sequence[str], encoder: SharedEncoder
 ) -> Collection:
     """Every client hashes its instances and its label, the server joins. Nothing of Y reaches it in another way."""
-    hasher, identity, names = make_hasher(settings), Identity(settings, encoder), distinct_names(names)
+    hasher, identity = make_hasher(settings), Identity(settings, encoder)
     kind = identity.name(features)
     records = [str(row) for row in range(features.shape[0])]
     digests = hasher.instances(identity.canonical(features, records), kind)

@@ -13,7 +13,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedalc.arguments import as_count, check_scores, model_folder, writing
+from fedalc.arguments import as_count, check_scores, model_folder
 from fedalc.checkpoint import load_folder, save_folder
 from fedalc.config import Experiment
 from fedalc.data.dataset import Dataset, Split
@@ -144,8 +144,7 @@ class TrainedOracle:
         """As a folder of its own; an older model there is replaced."""
         tensors, own = self.oracle.parts()
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
-        with writing(model_folder(folder)) as place:
-            save_folder(place, {**tensors, "held": torch.from_numpy(self.held)}, facts | own)
+        save_folder(model_folder(folder), {**tensors, "held": torch.from_numpy(self.held)}, facts | own)
 
     @classmethod
     def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:
