@@ -217,6 +217,9 @@ def test_the_usual_length_is_the_median_over_parties_of_their_last() -> None:
     again = Lengths()
     again.restore(lengths.tensors())
     assert (again.last, again.usual) == (lengths.last, lengths.usual)
+    lengths.largest = 7.0
+    again.restore(lengths.tensors())
+    assert again.largest == 7.0
     again = Lengths()
     again.restore({})
     assert again.usual == 0.0

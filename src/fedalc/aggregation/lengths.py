@@ -67,11 +67,14 @@ class Lengths:
             "lengths.party": torch.tensor(list(self.last), dtype=torch.int64),
             "lengths.last": torch.tensor(list(self.last.values()), dtype=torch.float64),
             "lengths.usual": torch.tensor(self.usual, dtype=torch.float64),
+            "lengths.largest": torch.tensor(self.largest, dtype=torch.float64),
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checkpoints of earlier versions have none of this."""
+        """Checkpoints of earlier versions have none of this, or all but the largest."""
         if "lengths.party" in tensors:
             parties, last = tensors["lengths.party"].tolist(), tensors["lengths.last"].tolist()
             self.last = dict(zip(parties, last, strict=True))
-            self.usual = self.largest = tensors["lengths.usual"].item()
+            self.usual = tensors["lengths.usual"].item()
+        if "lengths.largest" in tensors:
+            self.largest = tensors["lengths.largest"].item()
