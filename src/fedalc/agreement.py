@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedalc.errors import ConfigError
-from fedalc.settings import FIXED_ROWS, ORACLES, SQUARE_ONLY, is_keyed
+from fedalc.settings import FIXED_ROWS, ORACLES, SQUARE_ONLY, is_keyed, solves_one_objective
 
 if TYPE_CHECKING:
     from fedalc.config import Experiment
@@ -71,7 +71,7 @@ def _aggregation_agrees(settings: Experiment) -> None:
     if rule == "mean":
         return
     solver = "fedalc-oneshot" if settings.method == "fedalc-oneshot" else 'server.optimizer = "cg"'
-    if settings.method == "fedalc-oneshot" or settings.server.optimizer == "cg":
+    if solves_one_objective(settings.method, settings.server.optimizer):
         raise ConfigError(
             f"{solver} solves one objective, the sum over all parties; with {rule} there is none. Use mean (real "
             "parties are then screened by length), or another method or optimizer",
@@ -93,7 +93,7 @@ def _sample_agrees(settings: Experiment) -> None:
             "is for the one step of a round; batches go through all instances, so leave one of the two out",
             "client.sample",
         )
-    if settings.method == "fedalc-oneshot" or settings.server.optimizer == "cg":
+    if solves_one_objective(settings.method, settings.server.optimizer):
         raise ConfigError("an exact solution is of all instances, and not of a sample of them", "client.sample")
 
 
@@ -159,7 +159,7 @@ def _square_agrees(settings: Experiment) -> None:
     linear = settings.encoder.name == "linear" or (settings.encoder.shortcut and not one_round)
     if settings.server.optimizer == "cg" and not one_round and settings.rounds < 2:
         raise ConfigError("cg asks in round 1 and steps from round 2 on: at least 2", "rounds")
-    if settings.server.optimizer == "cg" or one_round:
+    if solves_one_objective(settings.method, settings.server.optimizer):
         for possible, need in (
             (square, 'client.loss = "square"'),
             (linear, 'encoder.name = "linear"' + ("" if one_round else ", or an mlp with encoder.shortcut")),

@@ -20,7 +20,7 @@ from fedalc.config import Experiment
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
 from fedalc.reading import DEEPEST, Unreadable, parse_toml
-from fedalc.settings import METHODS, PRESETS, SQUARE_ONLY
+from fedalc.settings import METHODS, PRESETS, SQUARE_ONLY, solves_one_objective
 
 
 def experiment(
@@ -80,7 +80,7 @@ def _choose_aggregation(values: dict[str, Any], method: str) -> None:
     """`auto`: real parties may lie; those of a simulation do not. What solves one objective needs the plain mean."""
     server = values.setdefault("server", {})
     if isinstance(server, dict) and server.get("aggregation", "auto") == "auto":
-        solves = method == "fedalc-oneshot" or server.get("optimizer") == "cg"
+        solves = solves_one_objective(method, server.get("optimizer"))
         server["aggregation"] = "clip" if values.get("engine") == "flower" and not solves else "mean"
 
 

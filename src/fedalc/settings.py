@@ -21,6 +21,11 @@ def is_keyed(algorithm: str) -> bool:
     return algorithm.startswith("hmac-")
 
 
+def solves_one_objective(method: str, optimizer: str | None) -> bool:
+    """Exactly, and so the one of all parties and instances, rather than taking steps towards it."""
+    return method == "fedalc-oneshot" or optimizer == "cg"
+
+
 METHODS: tuple[str, ...] = get_args(MethodName)
 ORACLES = ("sleec", "ovr")  # centralised: they see all data in one place, and are there to compare with
 FEDERATED = tuple(method for method in METHODS if method not in ORACLES)

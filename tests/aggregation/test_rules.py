@@ -80,8 +80,14 @@ def test_clip_cuts_to_the_median_of_earlier_rounds() -> None:
 def test_clip_in_the_first_round_cuts_to_its_own_median() -> None:
     """Lengths 1, 8, 4, 3: the lower of the two in the middle is 3. (1 - 3 + 3 + 3) / 4."""
     assert combined("clip", along(1.0, -8.0, 4.0, 3.0))[0] == pytest.approx(1.0)
-    # Most stand still, so nothing is known of the others' lengths: they are not cut.
+    # One alone moves, so nothing is known of its length: it is not cut.
     assert combined("clip", along(0.0, 0.0, 6.0))[0] == pytest.approx(2.0)
+
+
+def test_clip_cuts_also_where_most_stand_still() -> None:
+    """Lengths 2 and 2e9 beside five zeros: both become 2."""
+    assert combined("clip", along(0.0, 0.0, 0.0, 0.0, 0.0, 2.0, -2e9))[0] == pytest.approx(0.0)
+    assert combined("clip", along(0.0, 0.0, 0.0, 2.0, 3.0, -2e9))[0] == pytest.approx((2 + 3 - 3) / 6)
 
 
 def test_clip_keeps_directions() -> None:
@@ -211,9 +217,22 @@ def test_the_usual_length_is_the_median_over_parties_of_their_last() -> None:
     again = Lengths()
     again.restore(lengths.tensors())
     assert (again.last, again.usual) == (lengths.last, lengths.usual)
+    lengths.largest = 7.0
+    again.restore(lengths.tensors())
+    assert again.largest == 7.0
     again = Lengths()
     again.restore({})
     assert again.usual == 0.0
+
+
+def test_where_most_stand_still_the_others_say_what_is_usual() -> None:
+    lengths = Lengths()
+    lengths.note(dict.fromkeys(range(5), 0.0) | {5: 2e9})
+    assert (lengths.usual, lengths.largest) == (0.0, 0.0)  # one alone would set its own bound
+    lengths.note({6: 2.0})
+    assert (lengths.usual, lengths.largest) == (2.0, 0.0)  # of two one could put it as low as it likes, for good
+    lengths.note({5: 2.0, 6: 1e-9, 7: 3.0})
+    assert (lengths.usual, lengths.largest) == (2.0, 2.0)
 
 
 def test_the_length_of_a_sparse_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from fedalc.collection.container import MAX_HEADER, read_container, write_container
 from fedalc.collection.joining import read_messages
 from fedalc.collection.messages import Messages
-from fedalc.errors import DataError
+from fedalc.errors import DataError, FedalcError
 from tests.collection.problems import PLAIN, rows_of, sent
 
 ARRAYS = {
@@ -134,6 +135,23 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError):
             write_container(path, "messages", facts, arrays)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_container(path, "correlations", {}, {})
+    before = path.read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for place in (path, Path("/dev/full")):
+        with pytest.raises(FedalcError) as told:
+            write_container(place, "correlations", {}, ARRAYS)
+        said = f"{place}: cannot be written: No space left on device; free some disk space and try again"
+        assert str(told.value) == said
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,8 @@ from fedalc.deployment.node_signatures import signing_bodies
 
 NODE = 4711
 P384 = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973
-PRIVATE, PUBLIC = generate_key_pairs()
+PAIR = PRIVATE, PUBLIC = generate_key_pairs()
+OTHERS = [generate_key_pairs() for _ in range(2)]  # of two more registered parties
 LIMITS = Limits(
     request=1000, reply=2500, party_body=100, party_requests=2, party_rate=20, parties_bodies=1500, stranger_body=50,
     stranger_requests=2, strangers_requests=3, stranger_rate=4096, stranger_seconds=0.01,
@@ -69,8 +70,8 @@ class Service:
 class House:
     def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
         self.clock, self.service, self.said = clock, Service(), list[str]()
-        key = public_key_to_bytes(PUBLIC)
-        self.gate = Gate(self.service, limits, lambda k: NODE if k == key else None, self.said.append, clock)
+        nodes = {public_key_to_bytes(public): NODE + place for place, (_, public) in enumerate([PAIR, *OTHERS])}
+        self.gate = Gate(self.service, limits, nodes.get, self.said.append, clock)
         clock.seconds += 10  # after the start
 
     def signed(self, private: Any = PRIVATE, public: Any = PUBLIC, age: float = 0.0) -> dict[str, str]:
@@ -248,23 +249,69 @@ def test_a_reply_is_bounded_until_the_next_question(house: House) -> None:
     assert any("--max-reply-mb" in line and str(NODE) in line for line in house.said)
 
 
-def test_parties_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(Clock(monkeypatch), replace(LIMITS, party_requests=4, reply=10_000))
+async def settled(done: Callable[[], bool]) -> None:
+    """Until that is so, and a while longer. Signatures are checked in threads."""
+    while not done():
+        await asyncio.sleep(0.001)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+def test_large_bodies_of_parties_wait_for_room(house: House) -> None:
+    """Room for 2000 bytes, of which a party has 1000 at most."""
 
     async def go() -> None:
         house.service.go_on = asyncio.Event()
-        headers = [house.signed() for _ in range(3)]
-        tasks = [asyncio.create_task(house.ask(PUSH, [b"a" * 700], signed)) for signed in headers]
-        while len(house.service.bodies) < 2:
-            await asyncio.sleep(0.001)
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        assert len(house.service.bodies) == 2 and house.gate.room.taken == 1400, "the third is not read yet"
+        tasks = [asyncio.create_task(house.ask(PUSH, [b"a" * 700], house.signed(*pair))) for pair in [PAIR, *OTHERS]]
+        await settled(lambda: len(house.service.bodies) >= 2)
+        assert len(house.service.bodies) == 2 and house.gate.room.taken == 1400, "the third party's is not read yet"
         house.service.go_on.set()
         assert [await task for task in tasks] == [200] * 3
         assert house.gate.room.taken == 0
 
     asyncio.run(go())
+
+
+def test_one_party_leaves_room_for_others_and_small_requests_never_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pushes send nothing, and its second one waits for its own first."""
+    house = House(Clock(monkeypatch), replace(LIMITS, party_requests=6, reply=10_000, party_seconds=60.0))
+
+    async def go() -> None:
+        silent = [
+            asyncio.create_task(house.ask(PUSH, [], house.signed(), length=length, stuck=True))
+            for length in ("1000", None, "1000", "1000")
+        ]
+        await settled(lambda: house.gate.parties.requests == 4)
+        assert house.gate.room.taken == 1000
+        async with asyncio.timeout(5):
+            assert await house.ask(PUSH, [b"a" * 1000], house.signed(*OTHERS[0])) == 200
+            assert await house.ask(PULL, [b"a" * 100], house.signed()) == 200, "its own too"
+            house.gate.room.taken += 1000  # as if another party pushed
+            assert await house.ask(PULL, [b"a" * 100], house.signed(*OTHERS[1])) == 200
+            assert await house.ask(PUSH, [b"a" * 100], house.signed(*OTHERS[1])) == 200
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+        assert house.gate.room.taken == 1000
+
+    asyncio.run(go())
+
+
+def test_a_partys_body_has_to_come_at_some_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of a second, and a second for every 1000 bytes that came. So nobody keeps room that it does not use."""
+    house = House(Clock(monkeypatch), replace(LIMITS, party_seconds=0.1, slowest=1000))
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        for sent, at_least, at_most in ((0, 0.05, 1.0), (200, 0.25, 1.0)):
+            began = loop.time()
+            parts = [b"a" * sent] if sent else []
+            assert await house.ask(PUSH, parts, house.signed(), length="1000", stuck=True) == 408
+            assert at_least < loop.time() - began < at_most
+        assert house.gate.room.taken == 0
+
+    asyncio.run(go())
+    assert Limits().party_pace.allows(0) == 30 and Limits().party_pace.allows(64 << 20) == 1054
 
 
 def test_the_log_stays_short(house: House) -> None:

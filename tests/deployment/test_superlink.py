@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedalc.deployment.gate import Gate, is_allowed
 from fedalc.deployment.gate_limits import MIB, Limits
-from fedalc.deployment.superlink import Gate, is_allowed, own_replies_only
+from fedalc.deployment.superlink import own_replies_only
 
 ELSEWHERE = ("198.51.100.4", 5000)
 

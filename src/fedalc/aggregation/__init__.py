@@ -16,6 +16,7 @@ from fedalc.aggregation.krum import MultiKrum, krum_withstands
 from fedalc.aggregation.lengths import Lengths
 from fedalc.aggregation.mean import Mean
 from fedalc.config import Experiment
+from fedalc.settings import solves_one_objective
 
 RULES: dict[str, type[Aggregation]] = {
     "mean": Mean,
@@ -36,7 +37,7 @@ def described(settings: Experiment, parties: int) -> str:
     server = settings.server
     text = f"server.aggregation {server.aggregation}: "
     if server.aggregation == "mean":
-        solves = settings.method == "fedalc-oneshot" or server.optimizer == "cg"
+        solves = solves_one_objective(settings.method, server.optimizer)
         why = " (a method that solves one objective needs the plain mean)" if solves else ""
         return text + f"a lying party is held back only where its answer is of absurd length{why}"
     if server.aggregation == "clip":

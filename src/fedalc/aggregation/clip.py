@@ -8,15 +8,15 @@ from torch import Tensor
 
 from fedalc.aggregation.base import Aggregation, WeightedSum, capped
 from fedalc.aggregation.held import HeldChanges
-from fedalc.aggregation.lengths import Lengths, median_length
+from fedalc.aggregation.lengths import Lengths, usual_length
 from fedalc.config import Experiment
 
 
 class Clip(Aggregation):
     """Σ P_k min(1, C/‖Δ_k‖) Δ_k / Σ P_k: the mean of changes that are cut to length C, and keep their direction.
 
-    C is the median length of the parties' last changes in earlier rounds (`Lengths`), so changes are added up as they
-    come. In the first round it is the median of that round, for which all changes are held (`HeldChanges`).
+    C is the median length of the parties' last changes in earlier rounds (`usual_length`), so changes are added up as
+    they come. In the first round it is that of the round itself, for which all changes are held (`HeldChanges`).
 
     A change is cut by its own length and not by P_k·length, which would make large parties small and costs quality
     (docs/robust.md). But weights are what parties say of themselves, so they are cut too (`capped`).
@@ -40,7 +40,7 @@ class Clip(Aggregation):
     def result(self) -> list[Tensor]:
         if self.held is None or not len(self.held):
             return self.sum.mean()
-        bound = median_length(self._own.values())  # zero: most have nothing to learn, so nothing is known of the others
+        bound = usual_length(self._own.values())  # zero: at most one has anything to say, so nothing is known of it
         parties = self.held.parties
         factors = [self.weights[k] * (_factor(bound, self._own[k]) if bound else 1.0) for k in parties]
         try:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+JUDGES = 3  # lengths among which one can be called absurd
+
 
 def norm(tensors: Iterable[Tensor]) -> float:
     """The length of a change: of all its numbers as one vector."""
@@ -26,11 +28,26 @@ def median_length(lengths: Iterable[float]) -> float:
     return statistics.median_low(lengths)
 
 
+def usual_length(lengths: Iterable[float], least: int = 2) -> float:
+    """The median; where most are zero (nothing left to learn, or nothing that a party may say), that of the others, if
+    there are at least `least` of these. Otherwise zero: one party alone cannot say what is usual.
+
+    >>> usual_length([1.0, 2.0, 9.0]), usual_length([0.0, 0.0, 0.0, 2.0, 2e9]), usual_length([0.0, 0.0, 2e9])
+    (2.0, 2.0, 0.0)
+    """
+    known = list(lengths)
+    moving = [length for length in known if length > 0]
+    if len(known) > 1 and (median := median_length(known)) > 0:
+        return median
+    return median_length(moving) if len(moving) >= max(least, 2) else 0.0
+
+
 class Lengths:
     """The length of each party's last change, also of those that were not drawn for the last round.
 
-    `usual` is their median, `largest` the largest that has been. One party alone has no median, and a median of zero
-    (most parties have nothing left to learn) says nothing of the others: then both stay as they were.
+    `usual` is what is usual among them, `largest` the largest such length that has been. Where nobody can say what is
+    usual, they stay as they were. `largest` never falls, and who is above a hundred times it is refused. So where most
+    lengths are zero it takes JUDGES others: of two, one could put it so low that nobody is heard any more.
     """
 
     def __init__(self) -> None:
@@ -41,9 +58,8 @@ class Lengths:
     def note(self, lengths: Mapping[int, float]) -> None:
         """After a round: of those whose change was taken, before it was cut."""
         self.last.update(lengths)
-        if len(self.last) > 1 and (median := median_length(self.last.values())) > 0:
-            self.usual = median
-            self.largest = max(self.largest, median)
+        self.usual = usual_length(self.last.values()) or self.usual
+        self.largest = max(self.largest, usual_length(self.last.values(), JUDGES))
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint."""
@@ -51,11 +67,14 @@ class Lengths:
             "lengths.party": torch.tensor(list(self.last), dtype=torch.int64),
             "lengths.last": torch.tensor(list(self.last.values()), dtype=torch.float64),
             "lengths.usual": torch.tensor(self.usual, dtype=torch.float64),
+            "lengths.largest": torch.tensor(self.largest, dtype=torch.float64),
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checkpoints of earlier versions have none of this."""
+        """Checkpoints of earlier versions have none of this, or all but the largest."""
         if "lengths.party" in tensors:
             parties, last = tensors["lengths.party"].tolist(), tensors["lengths.last"].tolist()
             self.last = dict(zip(parties, last, strict=True))
-            self.usual = self.largest = tensors["lengths.usual"].item()
+            self.usual = tensors["lengths.usual"].item()
+        if "lengths.largest" in tensors:
+            self.largest = tensors["lengths.largest"].item()

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedalc.errors import DataError
-from fedalc.files import whole_binary
+from fedalc.files import failures_named, whole_binary
 
 Kind = Literal["messages", "correlations"]
 VERSION = 2  # what is written. 1 had no run id, and is read too
@@ -49,15 +49,12 @@ def write_container(path: Path | str, kind: Kind, facts: dict[str, Any], arrays:
         raise DataError(f"the header has {len(header)} bytes, more than the {MAX_HEADER} allowed", path)
     path = Path(path).resolve()
     digest = hashlib.sha256()
-    try:
-        with whole_binary(path) as file:
-            pieces: list[bytes | memoryview] = [_magic(kind), header, *map(_raw, arrays.values())]
-            for piece in pieces:
-                digest.update(piece)
-                file.write(piece)
-            file.write(digest.digest())
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror}", path) from None
+    with failures_named(path), whole_binary(path) as file:
+        pieces: list[bytes | memoryview] = [_magic(kind), header, *map(_raw, arrays.values())]
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
+        file.write(digest.digest())
     return digest.hexdigest()
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fedalc.deployment.gate_limits import KIB, Account, Accounts, Limits, Refused, Room, host_of
+from fedalc.deployment.gate_limits import KIB, Account, Accounts, Limits, Pace, Refused, Room, host_of
 from fedalc.deployment.node_signatures import Registered, Signatures
 
 _FLEET = "/v1/fleet/"
@@ -46,7 +46,7 @@ class Gate:
         self.limits = limits = limits or Limits()
         self.strangers = Accounts(limits.stranger_requests, limits.stranger_rate, clock)
         self.parties = Accounts(limits.party_requests, limits.party_rate, clock)
-        self.room = Room(max(limits.parties_bodies, limits.request))
+        self.room = Room(limits.room)
         self.signatures = Signatures(registered)
         self._checks = asyncio.Semaphore(_CHECKS_AT_ONCE)
         self._log = _Log(say, clock)
@@ -75,8 +75,8 @@ class Gate:
         size = _content_length(headers)
         node = await self._signer(headers) if scope["path"].startswith(_FLEET) else None
         visit = self._stranger(scope, size) if node is None else self._party(scope["path"], str(node), size)
-        async with visit as (account, limit, seconds):
-            body = await _read_body(receive, limit, seconds)
+        async with visit as (account, limit, pace):
+            body = await _read_body(receive, limit, pace)
             if body is None:
                 return  # the sender has gone
             if node is not None:
@@ -94,17 +94,17 @@ class Gate:
         return found[0]
 
     @asynccontextmanager
-    async def _stranger(self, scope: Scope, size: int | None) -> AsyncIterator[tuple[Account, int, float]]:
+    async def _stranger(self, scope: Scope, size: int | None) -> AsyncIterator[tuple[Account, int, Pace]]:
         limits = self.limits
         limit = _checked_size(size, limits.stranger_body, "without the signature of a registered node")
         if self.strangers.requests >= limits.strangers_requests:
             raise Refused(503, "too many requests at once without the signature of a registered node")
         own_health = scope["path"] == "/health" and _from_this_machine(scope)
         with self.strangers.admit(_host(scope), 0 if own_health else max(limit, KIB)) as account:
-            yield account, limit, limits.stranger_seconds
+            yield account, limit, Pace(limits.stranger_seconds)
 
     @asynccontextmanager
-    async def _party(self, path: str, node: str, size: int | None) -> AsyncIterator[tuple[Account, int, float]]:
+    async def _party(self, path: str, node: str, size: int | None) -> AsyncIterator[tuple[Account, int, Pace]]:
         pushes = path in _PUSHES
         limit = _checked_size(size, self.limits.request if pushes else self.limits.party_body, "for this request")
         with self.parties.admit(node, 1) as account:
@@ -112,8 +112,19 @@ class Gate:
                 if account.pushed + limit > self.limits.reply:
                     raise Refused(413, f"node {node}: a reply of more than {self.limits.reply} bytes (--max-reply-mb)")
                 account.pushed += limit
-            async with self.room.reserve(limit):
-                yield account, limit, self.limits.body_seconds(limit)
+            async with self._place(account, limit):
+                yield account, limit, self.limits.party_pace
+
+    @asynccontextmanager
+    async def _place(self, account: Account, size: int) -> AsyncIterator[None]:
+        """Room for a body. A party waits for its own bodies first, so that it never keeps others out of more than its
+        share. Small requests do not wait: heartbeats, and asking for work."""
+        if size <= self.limits.party_body:
+            yield
+            return
+        account.room = account.room or Room(self.limits.request)
+        async with account.room.reserve(size), self.room.reserve(size):
+            yield
 
 
 def is_allowed(scope: Scope) -> bool:
@@ -156,10 +167,11 @@ def _checked_size(size: int | None, limit: int, whose: str) -> int:
     return limit if size is None else size
 
 
-async def _read_body(receive: Receive, limit: int, seconds: float) -> bytes | None:
+async def _read_body(receive: Receive, limit: int, pace: Pace) -> bytes | None:
     parts, size = [], 0
+    began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout_at(began + pace.allows(0)) as waiting:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -170,10 +182,11 @@ async def _read_body(receive: Receive, limit: int, seconds: float) -> bytes | No
                     raise Refused(413, f"a body of more than {limit} bytes")
                 if part:
                     parts.append(part)
+                    waiting.reschedule(began + pace.allows(size))
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
-        raise Refused(408, f"a body that took more than {seconds:.0f} seconds") from None
+        raise Refused(408, "a body that came too slowly") from None
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

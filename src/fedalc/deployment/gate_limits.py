@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,11 +21,11 @@ class Limits:
 
     request: int = 64 * MIB  # the body of a party's push; Flower sends arrays in pieces of 5 MiB
     reply: int = 1024 * MIB  # all that a party may push for one question
-    party_body: int = 64 * KIB  # any other request of a party
+    party_body: int = 64 * KIB  # any other request of a party; up to here none waits for room
     party_requests: int = 16  # of one party at once
     party_rate: int = 3000  # requests of one party in a minute
-    parties_bodies: int = 128 * MIB  # bodies of all parties at once; more wait
-    party_seconds: float = 30.0  # for a body, and for a large one a second more for every `slowest` bytes
+    parties_bodies: int = 128 * MIB  # larger bodies of all parties at once; more wait
+    party_seconds: float = 30.0  # for a body, and a second more for every `slowest` bytes that have come
     slowest: int = 64 * KIB
     stranger_body: int = 16 * KIB
     stranger_requests: int = 8  # of one address at once
@@ -39,8 +40,26 @@ class Limits:
         if not 0 < self.request <= self.reply:
             raise ValueError("the largest request should be above 0, and not above the largest reply")
 
-    def body_seconds(self, size: int) -> float:
-        return self.party_seconds + size / self.slowest
+    @property
+    def room(self) -> int:
+        """For larger bodies of all parties. One party has `request` of it at most, so half is left for the others."""
+        return max(self.parties_bodies, 2 * self.request)
+
+    @property
+    def party_pace(self) -> Pace:
+        return Pace(self.party_seconds, self.slowest)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How slowly a body may come: within `seconds`, and a second more for every `slowest` bytes that are there."""
+
+    seconds: float
+    slowest: float = math.inf
+
+    def allows(self, received: int) -> float:
+        """Seconds since its beginning in which the next bytes have to come."""
+        return self.seconds + received / self.slowest
 
 
 class Refused(Exception):
@@ -68,6 +87,28 @@ def host_of(address: str) -> str:
     return str(ipaddress.ip_network((int(found) >> _PRIVATE_BITS << _PRIVATE_BITS, 128 - _PRIVATE_BITS)))
 
 
+class Room:
+    """Bytes that may be in memory at once. Who finds no room waits, in the order of arrival."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.taken = size, 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def reserve(self, size: int) -> AsyncIterator[None]:
+        async with self._turn:
+            while self.taken and self.taken + size > self.size:
+                self._freed.clear()
+                await self._freed.wait()
+            self.taken += size
+        try:
+            yield
+        finally:
+            self.taken -= size
+            self._freed.set()
+
+
 @dataclass
 class Account:
     """Of one address or one party."""
@@ -76,6 +117,7 @@ class Account:
     spent: float = 0.0  # of the minute's allowance
     at: float = 0.0  # when `spent` was worked out
     pushed: int = 0  # bytes since the party's last question
+    room: Room | None = None  # a party's own share of the room for larger bodies
 
 
 class Accounts:
@@ -119,25 +161,3 @@ class Accounts:
             if oldest is None:
                 return
             del self._known[oldest]
-
-
-class Room:
-    """Bytes that may be in memory at once. Who finds no room waits, in the order of arrival."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.taken = size, 0
-        self._turn = asyncio.Lock()
-        self._freed = asyncio.Event()
-
-    @asynccontextmanager
-    async def reserve(self, size: int) -> AsyncIterator[None]:
-        async with self._turn:
-            while self.taken and self.taken + size > self.size:
-                self._freed.clear()
-                await self._freed.wait()
-            self.taken += size
-        try:
-            yield
-        finally:
-            self.taken -= size
-            self._freed.set()

@@ -15,11 +15,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fedalc.deployment.gate import Gate, is_allowed
+from fedalc.deployment.gate import Gate
 from fedalc.deployment.gate_limits import MIB, Limits
 from fedalc.deployment.processes import end_with_parent
-
-__all__ = ["Gate", "is_allowed", "main"]
 
 _UNKNOWN_FLOWER = "this version of Flower cannot be run behind fedalc's gate; install flwr 1.41"
 _BESIDE_THE_GATE = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")

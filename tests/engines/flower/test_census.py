@@ -101,7 +101,7 @@ def test_a_sample_that_some_will_not_answer(tmp_path: Path, parties: Nodes, monk
     half = asked("fedavg", SETTINGS | {"client.sample": 0.5}, **ONE)
     with pytest.raises(ConfigError, match=r"client.sample = 0.5 draws, .* of a label's 6 instances .*; use 1$"):
         run(LocalGrid(parties), tmp_path / "nobody", half)
-    monkeypatch.setattr("fedalc.engines.flower.limits.FEWEST", 5)
+    monkeypatch.setattr("fedalc.engines.flower.collecting.FEWEST", 5)
     run(LocalGrid(parties), tmp_path / "run", half)
     assert [(t, party) for t, party, why in notes(tmp_path / "run") if "; use 1" in why] == [
         (0, "party 7"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedalc.collection.hashing import Hasher, canonical_sparse
 from fedalc.collection.keys import Key
@@ -18,6 +19,7 @@ from fedalc.data.clients import Federation
 from fedalc.data.dataset import Split
 from fedalc.deployment.local import write_xmlc
 from fedalc.encoders import SparseRows, scale_rows
+from fedalc.engines.flower.measuring import PartyEvaluation
 from fedalc.engines.flower.party import held_out
 from fedalc.engines.flower.roster import Roster
 from fedalc.engines.flower.server_data import read_held_out, server_data
@@ -93,7 +95,29 @@ def test_metrics_that_are_none_are_left_out(
     score, loss, pairs = by_hand(found, train, parties, [0, 4, 5, 6])
     wanted = {"party score": score / pairs, "party loss": loss / pairs}
     assert result(tmp_path / "run") == pytest.approx(wanted, rel=1e-5)
-    assert notes(tmp_path / "run") == [(3, "party 7", "no metrics, or none that are finite numbers")]
+    why = "there is no metrics" if bad is None else "no metrics, or none that are finite numbers"
+    assert notes(tmp_path / "run") == [(3, "party 7", why)]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "more", "why"),
+    [
+        ({"num-examples": 0}, {"extra": ConfigRecord({"x": b"z" * 1000})}, "brings what nobody asked for: extra"),
+        ({"num-examples": 0, "junk": [1.0] * 1000}, {}, "metrics has what nobody asked for: junk"),
+        ({"num-examples": 0, "score": 0.5}, {}, "metrics has what nobody asked for: score"),
+        ({"num-examples": 0}, {}, None),
+    ],
+)
+def test_who_has_nothing_to_measure_brings_nothing_else(
+    metrics: dict[str, Any], more: dict[str, Any], why: str | None
+) -> None:
+    said: list[str] = []
+    roster = SimpleNamespace(parties=["party 7"], held_out=np.array([9]))
+    known = SimpleNamespace(node_of={0: 7}, leave_out=lambda t, party, reason: said.append(reason))
+    measuring = PartyEvaluation(known, SimpleNamespace(roster=roster), Experiment())  # type: ignore[arg-type]
+    reply: Any = SimpleNamespace(content=RecordDict({"metrics": MetricRecord(metrics), **more}))
+    assert measuring.aggregate_evaluate(1, {0: np.array([0])}, [(7, reply)]) == {}
+    assert said == ([] if why is None else [why])
 
 
 def test_the_last_model_is_measured_once(tmp_path: Path, parties: Nodes) -> None:

@@ -169,6 +169,16 @@ def test_how_small_a_sample_may_be(counts: list[int], sample: float, instead: st
     assert problem == ("" if instead is None else start + instead)
 
 
+def test_how_small_a_sample_may_be_is_the_partys_own_choice(parties: Nodes, honest: RecordDict) -> None:
+    """Its labels have 6 instances and more."""
+    halves = with_settings(honest, client__sample=0.5)
+    for fewest, taken in ((1, True), (3, True), (4, False), (8, False)):
+        reply = ask(parties[NODE] | {"fewest": fewest}, "train", halves)
+        assert reply.has_content() == taken
+        if not taken:
+            assert_refused(reply, f"client.sample = 0.5 draws, or leaves out, fewer than {fewest} of a label's")
+
+
 def drawn(parties: Nodes, content: RecordDict, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """Which instances the party draws to answer this, label after label."""
     masks: list[np.ndarray] = []
@@ -188,7 +198,6 @@ def test_the_digests_do_not_tell_whom_a_sample_draws(
     parties: Nodes, honest: RecordDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that could work the draws out would try rounds until the one it wants is drawn almost alone."""
-    monkeypatch.setattr("fedalc.engines.flower.limits.FEWEST", 1)  # the parties here have few
     party = Party.from_node_config(parties[NODE], run=RUN_ID)
     settings = experiment({"method": "fedavg", "client": {"sample": 0.5}}, overrides=[])
     digests = party.digests(SharedEncoder(settings.encoder, settings.seed))
@@ -212,7 +221,6 @@ def test_samples_of_almost_one_size_are_not_almost_the_same(
     parties: Nodes, honest: RecordDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else their answers would differ by one instance's gradient."""
-    monkeypatch.setattr("fedalc.engines.flower.limits.FEWEST", 1)
     one, again, other = (
         drawn(parties, with_settings(honest, client__sample=sample), monkeypatch) for sample in (0.5, 0.5, 0.501)
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from safetensors.torch import load_file, save_file
 
 from fedalc.engines.flower import collecting
@@ -18,7 +18,7 @@ from fedalc.errors import FedalcError, Locked
 from fedalc.model import Model
 from fedalc.run_folder import Taken, only_writer
 from tests.engines.flower.local_grid import LocalGrid
-from tests.engines.flower.problem import LINEAR, SETTINGS, Nodes, asked, notes, run
+from tests.engines.flower.problem import LINEAR, SETTINGS, Nodes, asked, in_round, notes, run
 
 EVALUATING = {"held-out-share": 0.2}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -136,20 +136,50 @@ def test_stopped_before_its_census_was_saved(tmp_path: Path, parties: Nodes) -> 
     assert_bit_for_bit(resumed.model, whole.model)
 
 
-def test_the_usual_length_of_changes_outlives_a_stop(tmp_path: Path, parties: Nodes) -> None:
+@pytest.mark.parametrize("of_earlier_version", [False, True])
+def test_the_usual_length_of_changes_outlives_a_stop(tmp_path: Path, parties: Nodes, of_earlier_version: bool) -> None:
     grid, folder = LocalGrid(parties), tmp_path / "run"
     crash_in(grid, "train", 2, after=0)
     with pytest.raises(Crash):
         run(grid, folder, asked("fedavg", SETTINGS))
-    facts = folder / "checkpoint" / "facts.json"
-    saved = json.loads(facts.read_text())
-    assert saved["federated"]["usual_length"] > 0
-    saved["federated"]["usual_length"] = 1e-9
-    facts.write_text(json.dumps(saved))
+    (state,) = (folder / "checkpoint").glob("*.safetensors")
+    saved = load_file(state)
+    (length,) = (name for name in saved if name.endswith("lengths.largest"))
+    assert saved[length] > 0
+    if of_earlier_version:
+        facts = folder / "checkpoint" / "facts.json"
+        said = json.loads(facts.read_text())
+        said["federated"]["usual_length"] = 1e-9
+        facts.write_text(json.dumps(said))
+        saved = {name: tensor for name, tensor in saved.items() if name != length and "answers." not in name}
+    else:
+        saved[length].fill_(1e-9)
+    save_file(saved, state)
     (folder / "checkpoint" / "SHA256SUMS").unlink()
     with pytest.raises(TooFew):  # so much longer than usual are they all
         run(LocalGrid(parties), folder, {"resume": True, "wait": 1.0, "round-timeout": 1.0, "num-parties": 4})
     assert "credible" in notes(folder)[-1][2]
+
+
+def test_a_change_that_was_sent_before_the_stop_is_refused_after_it(tmp_path: Path, parties: Nodes) -> None:
+    grid, folder = LocalGrid(parties), tmp_path / "run"
+    sent: list[RecordDict] = []
+
+    def keep(message: Message, reply: Message) -> Message:
+        sent.append(RecordDict(dict(reply.content)))
+        return reply
+
+    def send_again(message: Message, reply: Message) -> Message:
+        return Message(RecordDict({**sent[0], "answer": reply.content["answer"]}), reply_to=message)
+
+    grid.tampering[7] = in_round(1, keep)
+    crash_in(grid, "train", 2, after=0)
+    with pytest.raises(Crash):
+        run(grid, folder, asked("fedavg", SETTINGS))
+    again = LocalGrid(parties)
+    again.tampering[7] = in_round(2, send_again)
+    run(again, folder, asked("fedavg", SETTINGS, resume=True))
+    assert notes(folder) == [(2, "party 7", "its change is the one that it sent in an earlier round")]
 
 
 @pytest.fixture(scope="module")

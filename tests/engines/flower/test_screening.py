@@ -95,8 +95,23 @@ def test_from_the_second_round_on_nobody_waits_for_others() -> None:
     assert isinstance(next(iter(screen.sift(endless))), Change)
 
 
-def test_where_most_stand_still_nothing_is_absurd() -> None:
-    assert sifted(screening(), 0.0, 0.0, 5.0, 7.0) == [0, 1, 2, 3]
+def test_where_most_stand_still_the_first_three_others_are_judged_together() -> None:
+    assert sorted(sifted(screening(), 0.0, 0.0, 2e9, 0.0, 0.0, 5.0, 7.0)) == [0, 1, 3, 4, 5, 6]
+    assert sorted(sifted(screening(), 0.0, 5.0, 0.0, 2e9, 0.0, 0.0, 0.0, 7.0, 1e9)) == [0, 1, 2, 4, 5, 6, 7]
+    assert sorted(sifted(screening(), 0.0, 0.0, 5.0, 7e9)) == [0, 1, 2, 3]  # two: nobody can say whose is absurd
+
+
+def test_one_that_moves_beside_another_cannot_have_all_others_refused() -> None:
+    screen = screening()
+    for _ in range(2):
+        assert sorted(sifted(screen, 0.0, 0.0, 0.0, 2.0, 1e-9)) == [0, 1, 2, 3, 4]
+    assert sorted(sifted(screen, 2.0, 2.0, 2.0, 2.0, 1e-9)) == [0, 1, 2, 3, 4]
+
+
+def test_while_most_stand_still_later_rounds_are_judged_too() -> None:
+    screen = screening()
+    sifted(screen, 0.0, 0.0, 0.0, 0.0, 5.0, 6.0, 7.0)
+    assert sifted(screen, 2e9, 0.0, 0.0, 0.0, 0.0, 5.0, 6.0) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_length_that_is_no_number_is_refused_also_without_a_bound() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedalc.engines.flower.records import BadMessage, config
 
 RECORD = "answer"
+_DIGEST = 16  # bytes
 _REFUSED_NAMES = 5  # of records, in an error
 
 
@@ -63,7 +66,7 @@ class Repeats:
     The same question asked again (too few had answered) may well have the same answer. A change that is zero says
     nothing, and may come as often as it likes. The loss counts as part of the answer: far from the margins of a linear
     encoder the gradient does not depend on θ, and honest changes repeat, with another loss.
-    Kept: 32 bytes of each answer, for the length of the run. A resumed run starts without.
+    Kept: a digest of each answer and of its θ, for the length of the run; they are in the checkpoint.
     """
 
     def __init__(self) -> None:
@@ -85,9 +88,28 @@ class Repeats:
         if theta != self._theta:
             raise BadMessage("its change is the one that it sent in an earlier round")
 
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {
+            "answers.digest": _matrix(self._seen),
+            "answers.theta": _matrix(theta for _, theta in self._seen.values()),
+            "answers.party": torch.tensor([party for party, _ in self._seen.values()], dtype=torch.int64),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Checkpoints of earlier versions have none of this."""
+        if "answers.digest" in tensors:
+            digests, thetas = (tensors[f"answers.{name}"].numpy() for name in ("digest", "theta"))
+            whose = zip(tensors["answers.party"].tolist(), (theta.tobytes() for theta in thetas), strict=True)
+            self._seen = dict(zip((digest.tobytes() for digest in digests), whose, strict=True))
+
 
 def _digest(tensors: Iterable[Tensor], more: bytes = b"") -> bytes:
     found = hashlib.sha256(more)
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.digest()
+    return found.digest()[:_DIGEST]
+
+
+def _matrix(digests: Iterable[bytes]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(b"".join(digests), np.uint8).reshape(-1, _DIGEST).copy())

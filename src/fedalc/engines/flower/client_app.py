@@ -108,7 +108,8 @@ def train(message: Message, context: Context) -> RecordDict:
     t = work.said["round"]
     work.limits.check("round", t)
     work.limits.check_steps(work.settings, work.federation.counts)
-    if problem := sample_problem(work.federation.counts, work.settings.client.sample, say_counts=False):
+    sample, fewest = work.settings.client.sample, work.limits.fewest
+    if problem := sample_problem(work.federation.counts, sample, fewest, say_counts=False):
         raise BadMessage(problem)
     model = work.model()
     result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)

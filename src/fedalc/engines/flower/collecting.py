@@ -24,7 +24,7 @@ from fedalc.config import Experiment
 from fedalc.correlations import Correlations
 from fedalc.engines.flower.answers import exactly
 from fedalc.engines.flower.introductions import Introduction
-from fedalc.engines.flower.limits import sample_problem
+from fedalc.engines.flower.limits import FEWEST, sample_problem
 from fedalc.engines.flower.parties import Parties
 from fedalc.engines.flower.records import BadMessage, config, read_json, task, unpack
 from fedalc.engines.flower.roster import Roster
@@ -184,11 +184,12 @@ def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int
 def _enough_drawn(
     parties: Parties, settings: Experiment, known: dict[int, Introduction], say_counts: bool
 ) -> dict[int, Introduction]:
-    """Those that will answer with the sample of each label that is wanted."""
+    """Those that will answer with the sample of each label that is wanted, unless they chose another `--fewest`."""
     sample = settings.client.sample
-    problems = {node: sample_problem(np.array(who.counts), sample, say_counts) for node, who in known.items()}
+    problems = {node: sample_problem(np.array(who.counts), sample, FEWEST, say_counts) for node, who in known.items()}
     if all(problems.values()):
-        raise ConfigError(sample_problem(np.concatenate([who.counts for who in known.values()]), sample, say_counts))
+        counts = np.concatenate([who.counts for who in known.values()])
+        raise ConfigError(sample_problem(counts, sample, FEWEST, say_counts))
     for node, problem in problems.items():
         if problem:
             parties.leave_out(0, known[node].client, problem)

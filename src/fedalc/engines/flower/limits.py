@@ -139,27 +139,27 @@ def _short(value: float) -> str:
     return f"{value:.6g}" if abs(value) < 1e300 else "a number of hundreds of digits"
 
 
-def sample_problem(counts: np.ndarray, sample: float, say_counts: bool = True) -> str:
+def sample_problem(counts: np.ndarray, sample: float, fewest: int = FEWEST, say_counts: bool = True) -> str:
     """Why no party answers with such a sample of labels with so many instances each, or nothing.
 
     A few instances' gradient tells too much of each; and what a sample leaves out is what two answers differ by.
-    `say_counts`: whether the message may say how many there are.
+    `fewest`: the party's own. `say_counts`: whether the message may say how many there are.
 
     >>> sample_problem(np.array([320, 0, 500]), 0.025)
     ''
     """
     few = int(counts[counts > 0].min(initial=np.iinfo(np.int64).max))
-    if sample == 1 or min(sample, 1 - sample) * few >= FEWEST:
+    if sample == 1 or min(sample, 1 - sample) * few >= fewest:
         return ""
     if not say_counts:
         return (
-            f"client.sample = {sample:g} draws, or leaves out, fewer than {FEWEST} of a label's instances on average, "
+            f"client.sample = {sample:g} draws, or leaves out, fewer than {fewest} of a label's instances on average, "
             "and no party answers for so few; use 1"
         )
-    least = math.ceil(1000 * FEWEST / few) / 1000
+    least = math.ceil(1000 * fewest / few) / 1000
     instead = f"{least:g} to {1 - least:g}, or 1" if least <= 0.5 else "1"
     return (
-        f"client.sample = {sample:g} draws, or leaves out, fewer than {FEWEST} of a label's {few} instances on "
+        f"client.sample = {sample:g} draws, or leaves out, fewer than {fewest} of a label's {few} instances on "
         f"average, and no party answers for so few; use {instead}"
     )
 

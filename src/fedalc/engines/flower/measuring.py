@@ -57,7 +57,9 @@ class PartyEvaluation:
         totals, weights = dict.fromkeys(names, 0.0), 0
 
         def read(content: RecordDict, party: int) -> tuple[int, dict[str, float]]:
-            if _has_nothing(content):
+            nothing = _has_nothing(content)
+            exactly(content, {"metrics": {"num-examples"} if nothing else {*names, "num-examples"}})
+            if nothing:
                 return 0, dict.fromkeys(names, 0.0)
             return int(self.roster.held_out[asked[party]].sum()), _metrics(content, names)
 
@@ -78,5 +80,4 @@ def _metrics(content: RecordDict, names: tuple[str, ...]) -> dict[str, float]:
     values = {name: said.get(name) for name in names} if isinstance(said, MetricRecord) else {}
     if not values or not all(isinstance(v, float) and math.isfinite(v) for v in values.values()):
         raise BadMessage("no metrics, or none that are finite numbers")
-    exactly(content, {"metrics": {*names, "num-examples"}})
     return {name: float(value) for name, value in values.items() if isinstance(value, float)}

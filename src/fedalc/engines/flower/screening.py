@@ -4,16 +4,14 @@ credible length depends on `server.aggregation`."""
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedalc.aggregation.lengths import Lengths
+from fedalc.aggregation.lengths import JUDGES, Lengths, usual_length
 
 FACTOR = 100.0  # a change this many times as long as the usual one is absurd
-FIRST = 3  # replies from which the usual length is taken when there is no earlier round
 ROW_ERROR = 1e-3  # how far a row's length may be from 1
 
 
@@ -42,8 +40,9 @@ class NormScreen:
 
     The usual length is the largest median over parties so far (`Lengths`). It does not fall with the gradients, for at
     the end most of them may be zero; and no party alone can raise it, whoever else is heard. In the first round it is
-    the median of the first three replies, which wait for each other. With fewer than three parties nobody can say whose
-    length is the absurd one, so until two have been heard only a `limit` helps.
+    that of the first three replies, which wait for each other; if most are zero, of the first three that are not. With
+    fewer than three parties nobody can say whose length is the absurd one, so until two have been heard only a `limit`
+    helps.
     """
 
     def __init__(self, lengths: Lengths, limit: float | None = None) -> None:
@@ -52,15 +51,20 @@ class NormScreen:
 
     def sift(self, changes: Iterable[Change]) -> Iterator[Change | Refusal]:
         """Those that are in order, and of the others who and why."""
-        waiting: list[Change] = []
+        waiting: list[Change] = []  # never more than two
+        heard: list[float] = []
         bound = self._bound(self.lengths.largest)
         for change in changes:
-            waiting.append(change)
-            if bound is None and len(waiting) < FIRST:
+            if bound is None and math.isfinite(change.norm):
+                heard.append(change.norm)
+                bound = self._bound(usual_length(heard, JUDGES)) if len(heard) >= JUDGES else None
+            if bound is None and 0 < change.norm < math.inf:
+                waiting.append(change)
                 continue
-            bound = bound or self._bound(statistics.median(c.norm for c in waiting))
-            yield from _judged(waiting, bound)
-            waiting = []
+            if bound is not None:
+                yield from _judged(waiting, bound)
+                waiting = []
+            yield from _judged([change], bound)
         yield from _judged(waiting, bound)
 
     def _bound(self, usual: float) -> float | None:

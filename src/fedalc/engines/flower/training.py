@@ -112,13 +112,20 @@ class PartyTraining(Training):
 
 
 class ScreenedTraining(FederatedTraining):
-    """What length of change is usual goes into the checkpoint too: a resumed run must not judge otherwise."""
+    """What was sent before goes into the checkpoint too: a resumed run must not judge otherwise."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        assert isinstance(self.engine, FlowerStrategy)
+        return super().tensors() | self.engine.repeats.tensors()
 
     def facts(self) -> dict[str, Any]:
         assert isinstance(self.engine, FlowerStrategy)
-        return super().facts() | {"usual_length": self.engine.lengths.largest, "loss": self.engine.loss}
+        return super().facts() | {"loss": self.engine.loss}
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         super().restore(tensors, facts)
         assert isinstance(self.engine, FlowerStrategy)
-        self.engine.lengths.largest, self.engine.loss = float(facts["usual_length"]), float(facts["loss"])
+        self.engine.loss = float(facts["loss"])
+        self.engine.repeats.restore(tensors)
+        if "usual_length" in facts:  # of an earlier version
+            self.engine.lengths.largest = float(facts["usual_length"])
