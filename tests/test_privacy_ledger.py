@@ -147,6 +147,15 @@ def test_files_of_the_same_label_sets_under_another_key_are_the_same_data(
     assert "collect server" in listed and "spent in 1 runs" in listed and "plain sum" in listed
 
 
+def test_published_lists_of_labels_are_counted_in_delta() -> None:
+    file = charge(release=replace(ONE, selection=5e-6))
+    one, two = total([file], 1e-5), total([file, file], 1e-5)
+    assert one.delta == 1e-5 and one.epsilon == epsilon_of([replace(ONE, selection=5e-6)], 1e-5)
+    assert two.delta == pytest.approx(1.5e-5)  # at 10⁻⁵ nothing would be left for the noise
+    assert two.epsilon == pytest.approx(epsilon_of([ONE, ONE], 5e-6), abs=1e-4)
+    assert total([charge(), charge()], 1e-5).delta == 1e-5
+
+
 def test_charges_with_a_mark_in_common_are_on_the_same_data() -> None:
     charges = [charge("a"), charge("b"), charge("c", "b"), charge("d"), charge("a", "e"), charge("e", "f")]
     groups = [[c.marks for c in group] for group in by_subject(charges)]

@@ -64,6 +64,6 @@ def _show(console: Console, charges: Sequence[Charge], delta: float) -> None:
     console.print(table)
     spent = total(charges, delta)
     console.print(
-        f"spent in {spent.runs} runs: ε = {spent.epsilon:.4g} at δ = {delta:g} "
+        f"spent in {spent.runs} runs: ε = {spent.epsilon:.4g} at δ = {spent.delta:.3g} "
         f"(plain sum: ε = {spent.plain:.4g} at δ = {spent.plain_delta:.3g})"
     )

@@ -154,7 +154,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Total:
-    """`epsilon` is that of all charges at δ, composed; `plain` the sum of each one's ε, at `plain_delta`."""
+    """`epsilon` is that of all charges at `delta`, composed; `plain` the sum of each one's ε, at `plain_delta`."""
 
     epsilon: float
     delta: float
@@ -216,11 +216,13 @@ def by_subject(charges: Sequence[Charge]) -> list[list[Charge]]:
 
 
 def total(charges: Iterable[Charge], delta: float) -> Total:
-    """Of those that protect anything."""
+    """Of those that protect anything, at this δ. At a larger one, where published lists of labels take more than half
+    of it: the noise has at least the other half."""
     counted = [charge for charge in charges if charge.release is not None]
     releases = [charge.release for charge in counted if charge.release is not None]
     plain = sum(charge.epsilon or 0.0 for charge in counted)
     plain_delta = sum(charge.delta for charge in counted)
+    delta = max(delta, delta / 2 + sum(release.selection for release in releases))
     return Total(epsilon_of(releases, delta), delta, plain, plain_delta, len(counted))
 
 
@@ -233,7 +235,7 @@ def check_budget(known: Sequence[Charge], charge: Charge, budget: float | None) 
         return
     before = total(earlier, charge.delta)
     raise BudgetError(
-        f"this run would bring what was spent on {charge.subject} to ε = {after.epsilon:.4g} at δ = {charge.delta:g}, "
+        f"this run would bring what was spent on {charge.subject} to ε = {after.epsilon:.4g} at δ = {after.delta:.3g}, "
         f"and the budget is {budget:g} (--epsilon-budget). Spent so far: ε = {before.epsilon:.4g} in {before.runs} "
         f"runs; this one: ε = {charge.epsilon:.4g}. Nothing was written. `fedalc privacy` lists the runs"
     )
@@ -247,6 +249,7 @@ class _Noise(BaseModel):
     noise: Annotated[float, Field(ge=1e-6, le=1e12)]
     times: Annotated[int, Field(ge=1, le=1_000_000_000)]
     sample_rate: Annotated[float, Field(ge=1e-12, le=1)] = 1.0
+    selection: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class _Line(BaseModel):
