@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import fedalc
+from fedalc import history
 from fedalc.errors import FedalcError
 from fedalc.privacy import Release, epsilon_of
 from fedalc.privacy.accounts import CHARGED, deployment_account
@@ -75,6 +77,79 @@ def test_the_entry_is_there_before_the_first_checkpoint_and_a_resumed_run_has_it
         assert len(Ledger(privacy_ledger).charges()) == 1
     fedalc.train(settings, data=DATA, folder=folder, resume=True, epsilon_budget=1.0)
     assert len(Ledger(privacy_ledger).charges()) == 1
+
+
+def test_a_private_round_is_saved_before_anybody_is_told_of_it(tmp_path: Path) -> None:
+    """A kill afterwards must not draw its noise again: what was told before it and what is kept are of one draw."""
+    gradients = {**PRIVATE, "rounds": 3, "privacy": {"epsilon": 1.0, "mechanism": "gradients"}}
+    gradients["regularizer"] = {"weighting": "sigma"}
+    settings, folder = fedalc.experiment({**gradients, "dataset": DATA.name}), tmp_path / "run"
+
+    class PowerCut(Callback):
+        def __init__(self) -> None:
+            self.told: list[dict[str, Any]] = []
+
+        def evaluated(self, record: dict[str, Any]) -> None:
+            self.told.append(record)
+            if record["round"] == 2:
+                raise RuntimeError("power cut")
+
+    cut = PowerCut()
+    with pytest.raises(RuntimeError, match="power cut"):
+        fedalc.train(settings, data=DATA, folder=folder, callbacks=[cut])
+    fedalc.train(settings, data=DATA, folder=folder, resume=True)
+    kept = history.read(folder / "history.jsonl")
+    assert [(record["phase"], record["round"]) for record in kept][:3] == [("select", round_) for round_ in (1, 2, 3)]
+    assert [r["collapse"] for r in kept[:2]] == [r["collapse"] for r in cut.told]
+    assert len(kept) == len({(record["phase"], record["round"]) for record in kept})
+
+
+def test_an_id_stands_for_one_run(privacy_ledger: Path) -> None:
+    """Before, one that was known passed with any noise, whatever the budget."""
+    ledger = Ledger(privacy_ledger)
+    ledger.add(charge("dataset:old place", "data:1", id="x"))
+    for act in (ledger.add, ledger.check):
+        act(charge("dataset:new place", "data:1", id="x"), 0.5)  # a resumed run, whose data has moved
+        with pytest.raises(FedalcError, match=r"entered with other noise.*delete privacy\.json"):
+            act(charge("data:1", id="x", epsilon=50.0, release=Release("discrete", 0.5, 7)), 1.5)
+        with pytest.raises(FedalcError, match="entered with other noise"):
+            act(charge("data:1", id="x", epsilon=None, release=None, noise="seeded"), 1.5)
+        with pytest.raises(FedalcError, match="entered on other data"):
+            act(charge("data:2", id="x"), 1.5)
+    assert len(ledger.charges()) == 1
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "fcntl.flock"])
+def test_a_ledger_on_a_full_disk_is_one_clear_line(
+    privacy_ledger: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    Ledger(privacy_ledger).add(charge())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"fedalc.privacy.ledger.{call}", full)
+    with pytest.raises(FedalcError, match=rf"{privacy_ledger.name}: cannot be written: No space left.*free some"):
+        Ledger(privacy_ledger).add(charge())
+
+
+def test_all_processes_hear_of_an_error_at_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one tells the others before it stops; otherwise they would wait for it for ever."""
+    told: list[bool] = []
+
+    def any_of(here: bool) -> bool:
+        told.append(here)
+        return here
+
+    def unreadable(self: Training) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    training = Training(fedalc.experiment({**PRIVATE, "dataset": DATA.name}), DATA, None, [])
+    monkeypatch.setattr("fedalc.training.distributed.any_of", any_of)
+    monkeypatch.setattr(Training, "_account", unreadable)
+    with pytest.raises(PermissionError):
+        training._charge()
+    assert told == [True]
 
 
 def test_neither_deleting_nor_overwriting_a_run_gives_anything_back(tmp_path: Path, privacy_ledger: Path) -> None:

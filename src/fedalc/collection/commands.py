@@ -230,8 +230,8 @@ def server(
     if epsilon is not None:
         least = collected.facts["privacy"]["label_threshold"]
         errors.print(
-            f"note: labels are in the file if their noised count is at least {least}; for a training that has others too: "
-            "--set collection.missing_labels=allow",
+            f"note: labels are in the file if their noised count is at least {least}; for a training that has others "
+            "too: --set collection.missing_labels=allow",
             markup=False,
         )
 
