@@ -79,29 +79,44 @@ def test_the_entry_is_there_before_the_first_checkpoint_and_a_resumed_run_has_it
     assert len(Ledger(privacy_ledger).charges()) == 1
 
 
+class PowerCut(Callback):
+    """In the middle of the second round's evaluation."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.told.append(record)
+        if record["round"] == 2:
+            raise RuntimeError("power cut")
+
+
+GRADIENTS = {**PRIVATE, "rounds": 3, "dataset": DATA.name, "regularizer": {"weighting": "sigma"}}
+
+
 def test_a_private_round_is_saved_before_anybody_is_told_of_it(tmp_path: Path) -> None:
     """A kill afterwards must not draw its noise again: what was told before it and what is kept are of one draw."""
-    gradients = {**PRIVATE, "rounds": 3, "privacy": {"epsilon": 1.0, "mechanism": "gradients"}}
-    gradients["regularizer"] = {"weighting": "sigma"}
-    settings, folder = fedalc.experiment({**gradients, "dataset": DATA.name}), tmp_path / "run"
-
-    class PowerCut(Callback):
-        def __init__(self) -> None:
-            self.told: list[dict[str, Any]] = []
-
-        def evaluated(self, record: dict[str, Any]) -> None:
-            self.told.append(record)
-            if record["round"] == 2:
-                raise RuntimeError("power cut")
-
+    settings = fedalc.experiment({**GRADIENTS, "privacy": {"epsilon": 1.0, "mechanism": "gradients"}})
     cut = PowerCut()
     with pytest.raises(RuntimeError, match="power cut"):
-        fedalc.train(settings, data=DATA, folder=folder, callbacks=[cut])
-    fedalc.train(settings, data=DATA, folder=folder, resume=True)
-    kept = history.read(folder / "history.jsonl")
+        fedalc.train(settings, data=DATA, folder=tmp_path / "run", callbacks=[cut])
+    fedalc.train(settings, data=DATA, folder=tmp_path / "run", resume=True)
+    kept = history.read(tmp_path / "run" / "history.jsonl")
     assert [(record["phase"], record["round"]) for record in kept][:3] == [("select", round_) for round_ in (1, 2, 3)]
-    assert [r["collapse"] for r in kept[:2]] == [r["collapse"] for r in cut.told]
+    assert [record["collapse"] for record in kept[:2]] == [record["collapse"] for record in cut.told]
     assert len(kept) == len({(record["phase"], record["round"]) for record in kept})
+
+
+def test_a_round_that_was_saved_first_is_evaluated_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """As if nothing had happened: the choice among rounds has it too."""
+    privacy = {"epsilon": 1.0, "mechanism": "gradients", "noise": "seeded"}
+    settings = fedalc.experiment({**GRADIENTS, "privacy": privacy})
+    whole = fedalc.train(settings, data=DATA)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fedalc.train(settings, data=DATA, folder=tmp_path / "run", callbacks=[PowerCut()])
+    resumed = fedalc.train(settings, data=DATA, folder=tmp_path / "run", resume=True)
+    assert all(resumed.result[key] == whole.result[key] for key in ("selection", "rounds", "rounds_run", "metrics"))
+    assert resumed.result["collapse"] == whole.result["collapse"]
 
 
 def test_an_id_stands_for_one_run(privacy_ledger: Path) -> None:
