@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedalc.privacy import (
     counts_epsilon,
     counts_multiplier,
     epsilon_of,
+    label_threshold,
     noise_multiplier,
     sensitivity,
     spent_epsilon,
@@ -138,6 +140,37 @@ def test_releases_of_different_kinds_compose() -> None:
     assert together == pytest.approx(spent_epsilon(1 / math.sqrt(7 / 400 + 4 / 100), DELTA, 1), rel=1e-3)
     assert epsilon_of([counts] * 3, DELTA) == epsilon_of([Release("discrete", 20.0, 21)], DELTA)
     assert epsilon_of([], DELTA) == 0
+
+
+@pytest.mark.parametrize("others", [0, 1, 4])
+@pytest.mark.parametrize("too_low", [0, 2])
+def test_a_published_list_of_labels_keeps_the_promise_in_every_outcome(others: int, too_low: int) -> None:
+    """N, and n of a label if it is shown, of one instance and `others` with that label; δ by summing over all outcomes.
+    A threshold that is too low would be found."""
+    sigma, delta = 2.0, 0.02
+    release = Release("discrete", sigma, 2, selection=delta / 2)
+    epsilon = epsilon_of([release], delta)
+    least = label_threshold(1, sigma / sensitivity(1), delta / 2) - too_low
+    x = np.arange(-60, 61)
+    weight = np.exp(-(x**2) / (2 * sigma**2))
+    noise = weight / weight.sum()
+
+    def world(count: int) -> np.ndarray:
+        """The probability of each pair of values; the last column is that of no label."""
+        n = np.roll(noise, count) * (x >= least) if count else np.zeros(len(x))
+        return np.outer(np.roll(noise, count), np.append(n, 1 - n.sum()))
+
+    present, absent = world(others + 1), world(others)
+    needed = max(np.maximum(p - math.exp(epsilon) * q, 0).sum() for p, q in ((present, absent), (absent, present)))
+    assert (needed <= delta) == (too_low == 0 or others > 0)
+
+
+def test_a_selection_takes_its_part_of_delta() -> None:
+    counts = Release("discrete", 20.0, 7)
+    selected = replace(counts, selection=DELTA / 2)
+    assert epsilon_of([selected], DELTA) == pytest.approx(epsilon_of([counts], DELTA / 2), abs=1e-5)
+    assert epsilon_of([selected], DELTA) > epsilon_of([counts], DELTA / 2)
+    assert epsilon_of([selected] * 2, DELTA) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,38 @@ value that the second formula cannot give proved that its pair occurs.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, eye_array, kron
 from scipy.stats import beta, norm
 
+import fedalc
+import fedalc.knowledge
 from fedalc.collection.collected import Collected
 from fedalc.collection.hashing import Hasher
+from fedalc.collection.joining import Joined, join
 from fedalc.collection.messages import make_messages
 from fedalc.correlations import Correlations
-from fedalc.privacy import Release, SecureGenerator, counts_multiplier, epsilon_of, noisy_correlations, sensitivity
-from fedalc.privacy.counts import _noise_on_absent_pairs, _threshold
-from fedalc.privacy.tables import discrete_gaussian
+from fedalc.knowledge import learn_labels, noised
+from fedalc.privacy import (
+    Release,
+    SecureGenerator,
+    counts_multiplier,
+    epsilon_of,
+    label_threshold,
+    noisy_correlations,
+    published_correlations,
+    sensitivity,
+)
+from fedalc.privacy.accounts import files_account
+from fedalc.privacy.counts import _noised_pairs, _threshold
+from fedalc.privacy.ledger import Ledger
+from fedalc.privacy.tables import ONE, discrete_gaussian
 from tests.collection.test_commands import run
+from tests.problems import random_split
 
 pytest.importorskip("dp_accounting")
 EPSILON, DELTA, M = 1.0, 1e-5, 3
@@ -54,9 +71,9 @@ def proves_presence(value: float, labels: int) -> bool:
     return not (SIGMA * norm.isf(chance * (1.0 - u)) == value).any()
 
 
-def is_impossible(value: float, labels: int) -> bool:
+def is_impossible(value: float, labels: int, sigma: float = SIGMA) -> bool:
     """The same test of what is published now: not a whole number, or one that no noise on an absent pair gives."""
-    noise = discrete_gaussian(SIGMA)
+    noise = discrete_gaussian(sigma)
     threshold = _threshold(noise, labels)
     return value != 0 and not (value == int(value) > threshold and noise.tail(int(value) - 1) > noise.tail(int(value)))
 
@@ -108,51 +125,113 @@ def violations(present: np.ndarray, absent: np.ndarray, epsilon: float, confiden
     return found
 
 
-@pytest.mark.parametrize(("labels", "trials"), [(3, 300), (10, 300), (79, 100)])
-def test_no_event_separates_the_worlds_beyond_epsilon_and_delta(labels: int, trials: int) -> None:
-    """Of the pair's own value, of each count the instance is in, and of the likeliest tell: their sum."""
-    generator = SecureGenerator.seeded(100 + labels)
-
-    def world(together: bool) -> np.ndarray:
-        Y = label_sets(labels, together)
-        return np.array([view(noisy_correlations(Y, M, Z, generator)) for _ in range(trials)])
-
-    def view(known: Correlations) -> tuple[int, ...]:
-        seen = (known.instances, *known.counts[:2].tolist(), int(known.together[0, 1]))
-        return (*seen, sum(seen))
-
-    present, absent = world(True), world(False)
-    for column in range(present.shape[1]):
-        assert violations(present[:, column], absent[:, column], EPSILON) == 0
+def published(labels: int, together: bool, sigma: float, draws: int = 200_000) -> np.ndarray:
+    """What is released of the counts of one instance with three labels, or of the same counts without it, many times:
+    N, three n and three c, with 0 where a pair is not shown. The last column is the likeliest tell: their sum."""
+    generator, noise = SecureGenerator.seeded(2 * labels + together), discrete_gaussian(sigma)
+    alone = int(together) + noise.draw(generator, 4 * draws)
+    present = np.arange(3 * draws if together else 0)
+    threshold = _threshold(noise, labels)
+    pair, value = _noised_pairs(present, np.ones_like(present), 3 * draws, noise, threshold, generator)
+    pairs = np.zeros(3 * draws, dtype=np.int64)
+    pairs[pair] = value
+    assert len(value) == 0 or value.min() > threshold
+    seen = np.hstack([alone.reshape(draws, 4), pairs.reshape(draws, 3)])
+    return np.column_stack([seen, seen.sum(1)])
 
 
-def published(pairs: int, together: bool, sigma: float, threshold: int) -> np.ndarray:
-    """The values of many pairs at once: of each that one instance has, or that none has. 0: not published."""
-    generator, noise = SecureGenerator.seeded(together), discrete_gaussian(sigma)
-    if together:
-        values = 1 + noise.draw(generator, pairs)
-        return np.where(values > threshold, values, 0)
-    values = np.zeros(pairs, dtype=np.int64)
-    place, value = _noise_on_absent_pairs(np.zeros(0, dtype=np.int64), pairs, noise, threshold, generator)
-    values[place] = value
-    return values
+def violations_of_counts(labels: int, sigma: float) -> int:
+    """Of all counts together, and of each alone, which may spend what it does alone and no more."""
+    present, absent = (published(labels, together, sigma) for together in (True, False))
+    one = epsilon_of([Release("discrete", SIGMA, 1)], DELTA)
+    assert one < EPSILON / 2
+    found = violations(present[:, -1], absent[:, -1], EPSILON)
+    return found + sum(violations(present[:, count], absent[:, count], one) for count in range(7))
 
 
 @pytest.mark.parametrize("labels", [3, 10, 79])
-def test_no_value_of_200000_pairs_does(labels: int) -> None:
-    """Of ε = 1, one of seven counts may spend no more than it does alone: far less, and that is tested too."""
-    threshold = _threshold(discrete_gaussian(SIGMA), labels)
-    present, absent = (published(200_000, together, SIGMA, threshold) for together in (True, False))
-    alone = epsilon_of([Release("discrete", SIGMA, 1)], DELTA)
-    assert alone < EPSILON / 2
-    assert violations(present, absent, EPSILON) == violations(present, absent, alone) == 0
-    assert set(np.unique(absent)) <= {0, *range(threshold + 1, 200)} >= set(np.unique(present))
+def test_no_event_separates_the_worlds_beyond_epsilon_and_delta(labels: int) -> None:
+    assert violations_of_counts(labels, SIGMA) == 0
 
 
-def test_the_test_of_events_has_teeth() -> None:
-    """With an eighth of the noise it finds what is wrong."""
-    present, absent = (published(200_000, together, SIGMA / 8, 0) for together in (True, False))
-    assert violations(present, absent, EPSILON) > 0
+@pytest.mark.parametrize("labels", [3, 10, 79])
+def test_half_of_the_noise_would_be_found(labels: int) -> None:
+    """The same test, of the same size: otherwise that it finds nothing would say little."""
+    assert violations_of_counts(labels, SIGMA / 2) > 0
+
+
+# --- the list of labels ---
+
+
+def joined_files(one_more: bool) -> Joined:
+    """Six labels with many instances; and one more instance, alone with its label, or not there."""
+    Y = csr_matrix(np.vstack([np.eye(7)[np.arange(720) % 6], np.eye(7)[[6] * one_more]]))
+    canonical = [str(row).encode() for row in range(Y.shape[0])]
+    sent = make_messages(Hasher("sha256", None), "record", "all", canonical, Y, [f"label {u}" for u in range(7)])
+    return join([sent])
+
+
+def test_the_list_of_labels_does_not_show_a_single_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, every label that an instance had was in the file."""
+    monkeypatch.setattr(fedalc.knowledge, "epsilon_of", lambda *_: EPSILON)  # half a second each
+    monkeypatch.setattr(Ledger, "add", lambda *_: None)
+    worlds = []
+    for one_more in (True, False):
+        joined = joined_files(one_more)
+        account = files_account(joined.protocol, joined.label_sets)
+        files = [noised(joined, EPSILON, DELTA, M, account) for _ in range(60)]
+        worlds.append(np.array([len(file.pseudonyms) for file in files]))
+    assert violations(*worlds, EPSILON) == 0
+    assert worlds[0].mean() > 5  # frequent ones are there
+    with_it, without = (np.full(60, len(joined_files(one_more).pseudonyms)) for one_more in (True, False))
+    assert violations(with_it, without, EPSILON) > 0  # the test would find it
+
+
+@pytest.mark.parametrize("labels_per_instance", [1, 3])
+def test_labels_of_one_instance_are_shown_as_rarely_as_promised(labels_per_instance: int) -> None:
+    """Many instances, each alone with its labels. δ is large here, so that some are shown and can be counted."""
+    delta, z, instances = 0.05, 2.0, 40_000
+    least = label_threshold(labels_per_instance, z, delta)
+    noise = discrete_gaussian(z * sensitivity(labels_per_instance))
+    promised, with_one_less = (labels_per_instance * noise.tail(x) / ONE for x in (least - 2, least - 3))
+    assert promised <= delta < with_one_less  # the smallest
+    Y = csr_matrix(kron(eye_array(instances), np.ones((1, labels_per_instance))))
+    generator = SecureGenerator.seeded(labels_per_instance)
+    shown, known = published_correlations(Y, labels_per_instance, z, least, generator)
+    instances_shown = len(np.unique(shown // labels_per_instance))
+    assert 0.9 * promised < instances_shown / instances < delta
+    assert known.label_count == len(shown) and known.counts.min() >= least
+
+
+def test_labels_that_were_clipped_are_never_shown() -> None:
+    """Otherwise one instance with hundreds of labels of its own would bring hundreds of chances."""
+    Y = csr_matrix(np.ones((1, 500)))
+    shown, _ = published_correlations(Y, M, Z, -(10**6), SecureGenerator.seeded(0))
+    assert len(shown) == M
+
+
+def test_which_pairs_are_shown_does_not_depend_on_labels_that_are_not() -> None:
+    """The number of labels sets the threshold of pairs. It has to be the number of those that are published."""
+    two, rare = np.zeros((620, 502)), np.eye(502)[2:]
+    two[:320, 0] = two[300:, 1] = 1  # 20 instances have both
+    generator, Y = SecureGenerator.seeded(1), csr_matrix(np.vstack([two, rare]))
+    files = [published_correlations(Y, M, Z, 100, generator) for _ in range(20)]
+    assert all(shown.tolist() == [0, 1] for shown, _ in files)
+    assert sum(known.together.nnz > 0 for _, known in files) > 15  # by the threshold of 502 labels, few
+
+
+def test_in_a_simulation_noise_is_on_every_label_of_the_dataset() -> None:
+    """Its list of labels is public: a label without an instance has a noised count as all others have."""
+    train = random_split(40, 8, 5, seed=0)
+    Y = train.labels.tolil()
+    Y[:, 2] = 0
+    settings = fedalc.experiment({"method": "fedalc", "privacy": {"epsilon": EPSILON}})
+    counts = []
+    for _ in range(40):
+        known = learn_labels(settings, replace(train, labels=csr_matrix(Y)), 1).labels
+        assert isinstance(known, Correlations) and known.label_count == 5
+        counts.append(known.counts[2])
+    assert len(set(counts)) > 5
 
 
 def test_a_file_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +239,7 @@ def test_a_file_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     labels = 12
     random = np.random.default_rng(0)
-    Y = csr_matrix((random.random((400, labels)) < 0.2).astype(np.float32))
+    Y = csr_matrix((random.random((2000, labels)) < 0.15).astype(np.float32))
     names = [f"label {u}" for u in range(labels)]
     hasher = Hasher("sha256", None)
     canonical = [str(row).encode() for row in range(Y.shape[0])]
@@ -172,4 +251,6 @@ def test_a_file_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert known.counts.dtype.kind == known.together.dtype.kind == "i"
     c = known.together.tocoo()
     at_the_limit = np.minimum(known.counts[c.row], known.counts[c.col]) == c.data
-    assert not any(is_impossible(value, labels) for value in c.data[~at_the_limit])
+    sigma = collected.facts["privacy"]["noise_multiplier"] * sensitivity(M)
+    assert known.label_count == labels
+    assert not any(is_impossible(value, labels, sigma) for value in c.data[~at_the_limit])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import fedalc
+from fedalc import history
 from fedalc.errors import FedalcError
 from fedalc.privacy import Release, epsilon_of
 from fedalc.privacy.accounts import CHARGED, deployment_account
@@ -75,6 +77,94 @@ def test_the_entry_is_there_before_the_first_checkpoint_and_a_resumed_run_has_it
         assert len(Ledger(privacy_ledger).charges()) == 1
     fedalc.train(settings, data=DATA, folder=folder, resume=True, epsilon_budget=1.0)
     assert len(Ledger(privacy_ledger).charges()) == 1
+
+
+class PowerCut(Callback):
+    """In the middle of the second round's evaluation."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.told.append(record)
+        if record["round"] == 2:
+            raise RuntimeError("power cut")
+
+
+GRADIENTS = {**PRIVATE, "rounds": 3, "dataset": DATA.name, "regularizer": {"weighting": "sigma"}}
+
+
+def test_a_private_round_is_saved_before_anybody_is_told_of_it(tmp_path: Path) -> None:
+    """A kill afterwards must not draw its noise again: what was told before it and what is kept are of one draw."""
+    settings = fedalc.experiment({**GRADIENTS, "privacy": {"epsilon": 1.0, "mechanism": "gradients"}})
+    cut = PowerCut()
+    with pytest.raises(RuntimeError, match="power cut"):
+        fedalc.train(settings, data=DATA, folder=tmp_path / "run", callbacks=[cut])
+    fedalc.train(settings, data=DATA, folder=tmp_path / "run", resume=True)
+    kept = history.read(tmp_path / "run" / "history.jsonl")
+    assert [(record["phase"], record["round"]) for record in kept][:3] == [("select", round_) for round_ in (1, 2, 3)]
+    assert [record["collapse"] for record in kept[:2]] == [record["collapse"] for record in cut.told]
+    assert len(kept) == len({(record["phase"], record["round"]) for record in kept})
+
+
+def test_a_round_that_was_saved_first_is_evaluated_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """As if nothing had happened: the choice among rounds has it too."""
+    privacy = {"epsilon": 1.0, "mechanism": "gradients", "noise": "seeded"}
+    settings = fedalc.experiment({**GRADIENTS, "privacy": privacy})
+    whole = fedalc.train(settings, data=DATA)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fedalc.train(settings, data=DATA, folder=tmp_path / "run", callbacks=[PowerCut()])
+    resumed = fedalc.train(settings, data=DATA, folder=tmp_path / "run", resume=True)
+    assert all(resumed.result[key] == whole.result[key] for key in ("selection", "rounds", "rounds_run", "metrics"))
+    assert resumed.result["collapse"] == whole.result["collapse"]
+
+
+def test_an_id_stands_for_one_run(privacy_ledger: Path) -> None:
+    """Before, one that was known passed with any noise, whatever the budget."""
+    ledger = Ledger(privacy_ledger)
+    ledger.add(charge("dataset:old place", "data:1", id="x"))
+    for act in (ledger.add, ledger.check):
+        act(charge("dataset:new place", "data:1", id="x"), 0.5)  # a resumed run, whose data has moved
+        with pytest.raises(FedalcError, match=r"entered with other noise.*delete privacy\.json"):
+            act(charge("data:1", id="x", epsilon=50.0, release=Release("discrete", 0.5, 7)), 1.5)
+        with pytest.raises(FedalcError, match="entered with other noise"):
+            act(charge("data:1", id="x", epsilon=None, release=None, noise="seeded"), 1.5)
+        with pytest.raises(FedalcError, match="entered on other data"):
+            act(charge("data:2", id="x"), 1.5)
+    assert len(ledger.charges()) == 1
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "fcntl.flock"])
+def test_a_ledger_on_a_full_disk_is_one_clear_line(
+    privacy_ledger: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    Ledger(privacy_ledger).add(charge())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"fedalc.privacy.ledger.{call}", full)
+    with pytest.raises(FedalcError, match=rf"{privacy_ledger.name}: cannot be written: No space left.*free some"):
+        Ledger(privacy_ledger).add(charge())
+
+
+def test_all_processes_hear_of_an_error_at_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one tells the others before it stops; otherwise they would wait for it for ever."""
+    told: list[bool] = []
+
+    def any_of(here: bool) -> bool:
+        told.append(here)
+        return here
+
+    def unreadable(self: Training) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    training = Training(fedalc.experiment({**PRIVATE, "dataset": DATA.name}), DATA, None, [])
+    monkeypatch.setattr("fedalc.training.distributed.any_of", any_of)
+    monkeypatch.setattr(Training, "_account", unreadable)
+    with pytest.raises(PermissionError):
+        training._charge()
+    assert told == [True]
 
 
 def test_neither_deleting_nor_overwriting_a_run_gives_anything_back(tmp_path: Path, privacy_ledger: Path) -> None:
@@ -145,6 +235,15 @@ def test_files_of_the_same_label_sets_under_another_key_are_the_same_data(
         run("collect", "server", "k2.msg", "--out", "two", "--epsilon-budget", "1")
     listed = run("privacy")
     assert "collect server" in listed and "spent in 1 runs" in listed and "plain sum" in listed
+
+
+def test_published_lists_of_labels_are_counted_in_delta() -> None:
+    file = charge(release=replace(ONE, selection=5e-6))
+    one, two = total([file], 1e-5), total([file, file], 1e-5)
+    assert one.delta == 1e-5 and one.epsilon == epsilon_of([replace(ONE, selection=5e-6)], 1e-5)
+    assert two.delta == pytest.approx(1.5e-5)  # at 10⁻⁵ nothing would be left for the noise
+    assert two.epsilon == pytest.approx(epsilon_of([ONE, ONE], 5e-6), abs=1e-4)
+    assert total([charge(), charge()], 1e-5).delta == 1e-5
 
 
 def test_charges_with_a_mark_in_common_are_on_the_same_data() -> None:

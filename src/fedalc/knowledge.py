@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,11 @@ from fedalc.privacy import (
     counts_epsilon,
     counts_multiplier,
     counts_release,
+    epsilon_of,
+    label_threshold,
     noise_multiplier,
     noisy_correlations,
+    published_correlations,
     spent_epsilon,
 )
 from fedalc.privacy.ledger import Account, Charge
@@ -189,15 +193,32 @@ def _spent(settings: Experiment, multiplier: float, looks: int) -> float:
 
 
 def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: int, account: Account) -> Collected:
-    """What the server may hand on under (ε, δ): the counts, noised once, from the system's randomness."""
-    z = counts_multiplier(epsilon, delta, 1, labels_per_instance)
-    spent = counts_epsilon(z, delta, 1, labels_per_instance)
-    release = counts_release(z, 1, labels_per_instance)
+    """What the server may hand on under (ε, δ): the counts, noised once, from the system's randomness.
+
+    Half of δ is for the noise. The other half is for the list of labels, which has those whose noised count is large.
+    """
+    half = delta / 2
+    for_noise = epsilon + math.log1p(-half)  # see `epsilon_of`
+    if for_noise <= 0 < epsilon:
+        raise ConfigError(f"{epsilon:g} is too small beside a δ of {delta:g}: lower δ", "epsilon")
+    z = counts_multiplier(for_noise, half, 1, labels_per_instance)
+    least = label_threshold(labels_per_instance, z, half)
+    release = replace(counts_release(z, 1, labels_per_instance), selection=half)
+    spent = epsilon_of([release], delta)
     account.ledger.add(account.charge("collect server", delta, spent, release), account.budget)
-    known = noisy_correlations(joined.label_sets, labels_per_instance, z, SecureGenerator.system())
-    facts = {"mechanism": "counts", "epsilon": epsilon, "delta": delta, "noise_multiplier": z, "distribution": DISCRETE}
-    facts |= {"labels_per_instance": labels_per_instance}
-    return Collected(known, joined.pseudonyms, joined.protocol, {"privacy": facts})
+    shown, known = published_correlations(joined.label_sets, labels_per_instance, z, least, SecureGenerator.system())
+    facts = {
+        "mechanism": "counts",
+        "epsilon": epsilon,
+        "delta": delta,
+        "delta_noise": half,
+        "delta_selection": half,
+        "label_threshold": least,
+        "noise_multiplier": z,
+        "distribution": DISCRETE,
+        "labels_per_instance": labels_per_instance,
+    }
+    return Collected(known, joined.pseudonyms[shown], joined.protocol, {"privacy": facts})
 
 
 def planned_charge(settings: Experiment, account: Account, looks: int, run: Path | None = None) -> Charge:

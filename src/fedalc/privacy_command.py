@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedalc.errors import FedalcError
+from fedalc.settings import PRIVACY_LEDGER
 
 if TYPE_CHECKING:
     from fedalc.privacy.ledger import Charge
@@ -29,16 +30,18 @@ def privacy(
     delta: Annotated[float, typer.Option(min=1e-15, max=0.1, help="the δ of the totals")] = 1e-5,
 ) -> None:
     """List what differential privacy was spent, on each dataset and by each deployment, in all runs."""
-    from fedalc.privacy.ledger import FILE, Ledger, by_subject, default_path
+    from fedalc.privacy.ledger import Ledger, by_subject, default_path
 
     if state is not None and ledger is not None:
         raise FedalcError("--state and --ledger: give one of them")
     if ledger is not None:
         paths = [ledger]
     elif state is not None:
-        paths = [state / FILE]
+        paths = [state / PRIVACY_LEDGER]
     else:
-        paths = [default_path()] + ([_SERVER_STATE / FILE] if (_SERVER_STATE / FILE).exists() else [])
+        paths = [default_path()] + (
+            [_SERVER_STATE / PRIVACY_LEDGER] if (_SERVER_STATE / PRIVACY_LEDGER).exists() else []
+        )
     if (ledger or state) and not paths[0].exists():
         raise FedalcError(f"{paths[0]}: there is no such privacy ledger")
     console = Console(highlight=False, soft_wrap=True)
@@ -64,6 +67,6 @@ def _show(console: Console, charges: Sequence[Charge], delta: float) -> None:
     console.print(table)
     spent = total(charges, delta)
     console.print(
-        f"spent in {spent.runs} runs: ε = {spent.epsilon:.4g} at δ = {delta:g} "
+        f"spent in {spent.runs} runs: ε = {spent.epsilon:.4g} at δ = {spent.delta:.3g} "
         f"(plain sum: ε = {spent.plain:.4g} at δ = {spent.plain_delta:.3g})"
     )

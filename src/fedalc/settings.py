@@ -35,6 +35,7 @@ FIXED_ROWS = ("fedavg-fixed", "flag", "fedmlh", "fedalc-fixed", *SQUARE_ONLY)
 NONE = "none"  # TOML has no word for it
 SMALLEST_SIDE, LARGEST_SIDE = 8, 1024  # of pictures, in pixels
 MOST_LABELS_PER_PARTY = 10_000  # that one party may claim, unless the server allows more
+PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.privacy.ledger
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -56,6 +56,7 @@ class Training(AnyTraining):
         self.rounds = 1 if METHODS[settings.method].one_round else settings.rounds
         self.chosen_tensors: dict[str, Tensor] = {}
         self.stale = 0  # evaluations since the best
+        self.unevaluated: float | None = None  # the loss of a round that was saved first and is evaluated next
         # In phases that are over:
         self.spent = {"seconds": 0.0, "rounds_run": 0, "bytes_down": 0, "bytes_up": 0, "looks_at_labels": 0}
         self.federated = self._begin(self.train)
@@ -77,6 +78,8 @@ class Training(AnyTraining):
         self._save_if_due(force=self._spends)
         for callback in self.callbacks:
             callback.phase(self.phase, self.rounds, federated.round_number)
+        if self.unevaluated is not None:
+            self._evaluate(self.unevaluated)
         while federated.round_number < self.rounds:
             patience = self.settings.selection.patience
             if patience is not None and self.stale >= patience:
@@ -86,12 +89,15 @@ class Training(AnyTraining):
             # Looking at all of θ and W costs more than a round of few clients, and the next loss would show it.
             if not math.isfinite(loss) or due:
                 self._refuse_divergence(loss)
+            if self._spends_each_round:  # saved before anybody is told what its noise has made
+                self.unevaluated = loss if due else None
+                self._save_if_due(force=True)
             for callback in self.callbacks:
                 callback.round(federated.round_number, loss)
             if due:
                 self._evaluate(loss)
             stop = distributed.any_of(interrupt.asked)
-            self._save_if_due(force=stop or self._spends_each_round)
+            self._save_if_due(force=stop)
             if stop:
                 raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
 
@@ -118,6 +124,7 @@ class Training(AnyTraining):
             record["metrics"] = {}
         record["collapse"] = collapse_of(model, self.federated.held, self._budget)
         self._evaluated(record | self.cost())
+        self.unevaluated = None
 
     def _choose(self, record: dict[str, Any], value: float, model: Model) -> None:
         self.stale += 1
@@ -163,7 +170,8 @@ class Training(AnyTraining):
 
     @property
     def _spends_each_round(self) -> bool:
-        """A round that is lost and run again would cost its ε again."""
+        """Whether each round draws noise: then it is saved before anything made with it is shown, so that noise is
+        drawn again only for a round that nobody has seen."""
         return self._spends and self.settings.privacy.mechanism == "gradients"
 
     def check_budget(self, resume: bool) -> None:
@@ -178,12 +186,12 @@ class Training(AnyTraining):
 
     def _in_ledger(self, act: Callable[[Account, Charge], None]) -> None:
         """The first process acts; where it is refused, all are."""
-        refusal = None
+        refusal: Exception | None = None
         if distributed.is_first():
             try:
                 account, planned = self._account(), planned_looks(self.settings, self._phases)
                 act(account, planned_charge(self.settings, account, planned, self.folder))
-            except FedalcError as error:
+            except (FedalcError, OSError) as error:
                 refusal = error
         if distributed.any_of(refusal is not None):
             raise refusal or FedalcError("the first process could not enter the run into the privacy ledger")
@@ -250,6 +258,7 @@ class Training(AnyTraining):
             "rounds": self.rounds,
             "chosen": self.chosen,
             "stale": self.stale,
+            "unevaluated": self.unevaluated,
             "spent": self.spent,
             "federated": self.federated.facts(),
         }
@@ -347,12 +356,13 @@ class Training(AnyTraining):
         the history when the checkpoint is not the newest."""
         order = ("select", "refit")
         later = order[order.index(self.phase) + 1 :] if self.phase in order else ()
-        done = self.federated.round_number
+        done = self.federated.round_number - (self.unevaluated is not None)
         return [r for r in records if r["phase"] not in later and (r["phase"] != self.phase or r["round"] <= done)]
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.phase, self.rounds, self.chosen = facts["phase"], facts["rounds"], facts["chosen"]
         self.stale, self.spent = facts["stale"], self.spent | facts["spent"]
+        self.unevaluated = facts.get("unevaluated")
         if self.phase == "refit":
             self.federated = self._begin(self.dataset.train)
         self.federated.restore(tensors, facts["federated"])

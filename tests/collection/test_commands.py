@@ -46,6 +46,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def large_place(place: Path) -> Path:
+    """With enough instances of every label that noised files have it."""
+    write_xmlc(place / "data" / "train.txt", small_dataset(instances=1000).train)
+    return place
+
+
 def run(*arguments: str) -> str:
     from typer.testing import CliRunner
 
@@ -134,15 +141,26 @@ def test_a_key_others_can_read_is_refused(place: Path) -> None:
         run("collect", "client", "data", "--key", "key", "--out", "a.msg")
 
 
-def test_noised_counts_from_the_server(place: Path) -> None:
+def test_noised_counts_from_the_server(large_place: Path) -> None:
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
-    assert "ε = 1" in run("collect", "server", "a.msg", "--out", "noised", "--epsilon", "1")
+    said = run("collect", "server", "a.msg", "--out", "noised", "--epsilon", "1")
     facts = Collected.load("noised").facts["privacy"]
+    assert "7 labels" in said and "ε = 1" in said and f"at least {facts['label_threshold']}" in said
     assert facts["epsilon"] == 1 and facts["noise_multiplier"] > 3
+    assert facts["delta_noise"] == facts["delta_selection"] == facts["delta"] / 2
     assert run_result("noised", "--correlations", "noised", "--key", "key")["collection"]["privacy"]["epsilon"] == 1  # type: ignore[index]
 
 
-def test_a_file_with_the_noise_of_earlier_versions_promises_nothing(place: Path) -> None:
+def test_a_noised_file_without_labels_says_so(place: Path) -> None:
+    """No label has enough instances. What was spent is spent, and a training says what is the matter."""
+    run("collect", "client", "data", "--key", "key", "--out", "a.msg")
+    assert ", 0 labels, 0 pairs" in run("collect", "server", "a.msg", "--out", "noised", "--epsilon", "1")
+    assert len(Collected.load("noised").pseudonyms) == 0
+    with pytest.raises(FedalcError, match="has no label: none has enough instances"):
+        run_result("empty", "--correlations", "noised", "--key", "key")
+
+
+def test_a_file_with_the_noise_of_earlier_versions_promises_nothing(large_place: Path) -> None:
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
     run("collect", "server", "a.msg", "--out", "noised", "--epsilon", "1")
     made = Collected.load("noised")
@@ -170,7 +188,7 @@ def test_records_tell_equal_rows_apart(place: Path) -> None:
         run("collect", "client", "twice_train.txt", "--key", "key", "--out", "again.msg", *records)
 
 
-def test_a_run_does_not_go_on_with_other_correlations(place: Path) -> None:
+def test_a_run_does_not_go_on_with_other_correlations(large_place: Path) -> None:
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
     run("collect", "server", "a.msg", "--out", "c")
     run_result("first", "--correlations", "c", "--key", "key")

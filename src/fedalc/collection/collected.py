@@ -55,6 +55,8 @@ class Collected:
         if len(places) != len(pseudonyms):
             raise FedalcError("two labels have the same pseudonym; do they have the same name?")
         own = [place for place, known in enumerate(self.pseudonyms) if known.tobytes() in places]
+        if not len(self.pseudonyms):
+            raise FedalcError("the file has no label: none has enough instances to be published under its noise")
         if not own:
             raise FedalcError(
                 "none of these labels is among those collected: another key, another run id, another algorithm or "

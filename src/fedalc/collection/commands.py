@@ -206,6 +206,7 @@ def server(
         max_labels=max_labels,
         shared_labels=shared_labels,
         max_labels_per_client=max_labels_per_party,
+        say_counts=epsilon is None,
     )
     notes = [*notes, *joined.notes]
     for note in notes:
@@ -226,6 +227,13 @@ def server(
         f"{out}: {known.instances:,} instances, {known.label_count:,} labels, {known.together.nnz // 2:,} pairs of "
         f"labels that occur together" + (f": noised, ε = {epsilon:g}" if epsilon is not None else "")
     )
+    if epsilon is not None:
+        least = collected.facts["privacy"]["label_threshold"]
+        errors.print(
+            f"note: labels are in the file if their noised count is at least {least}; for a training that has others "
+            "too: --set collection.missing_labels=allow",
+            markup=False,
+        )
 
 
 def audit(

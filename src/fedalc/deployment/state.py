@@ -13,6 +13,7 @@ from fedalc.deployment.flower import CONNECTION, Flower, toml_value
 from fedalc.errors import FedalcError
 from fedalc.files import write_text
 from fedalc.reading import Unreadable, parse_toml, read_json_object
+from fedalc.settings import PRIVACY_LEDGER
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class ServerState:
     @property
     def privacy_ledger(self) -> Path:
         """What all runs of this server have spent: fedalc.privacy.ledger."""
-        return self.folder / "privacy-ledger.jsonl"
+        return self.folder / PRIVACY_LEDGER
 
     @property
     def flower(self) -> Flower:

@@ -22,7 +22,7 @@ from fedalc.privacy.accounting import (
     sensitivity,
     spent_epsilon,
 )
-from fedalc.privacy.counts import clip_label_sets, noisy_correlations
+from fedalc.privacy.counts import clip_label_sets, label_threshold, noisy_correlations, published_correlations
 from fedalc.privacy.generator import SecureGenerator
 from fedalc.privacy.gradients import PrivateGradient, instance_norms
 from fedalc.privacy.label_sets import PrivateLabelSets
@@ -39,8 +39,10 @@ __all__ = [
     "counts_release",
     "epsilon_of",
     "instance_norms",
+    "label_threshold",
     "noise_multiplier",
     "noisy_correlations",
+    "published_correlations",
     "sensitivity",
     "spent_epsilon",
 ]

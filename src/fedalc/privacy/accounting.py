@@ -31,12 +31,15 @@ class Release:
     """`times` independent numbers with noise, each moved by at most 1 when one instance's label set is taken away.
 
     `noise` is σ in units of that 1. Gaussian ones may be of a sample, of which an instance is part with `sample_rate`.
+    `selection`: where the list of labels was published too, the probability, at most, that it shows one that this
+    instance alone has. It is once for all `times`.
     """
 
     kind: Literal["gaussian", "discrete"]
     noise: float
     times: int
     sample_rate: float = 1.0
+    selection: float = 0.0
 
 
 def coordinates(labels_per_instance: int) -> int:
@@ -116,7 +119,16 @@ def counts_release(noise_multiplier: float, releases: int, labels_per_instance: 
 
 
 def epsilon_of(releases: Iterable[Release], delta: float) -> float:
-    """The ε of all of them together, at δ."""
+    """The ε of all of them together, at δ.
+
+    A selection of probability p takes p of δ. It also adds -ln(1 - p) to ε: without the instance its labels are never
+    shown, and with it they are not shown with probability 1 - p.
+    """
+    releases = list(releases)
+    delta -= sum(release.selection for release in releases)
+    if delta <= 0:
+        return math.inf
+    more = -sum(math.log1p(-release.selection) for release in releases)
     together = Counter[Release]()
     for release in releases:
         together[Release(release.kind, release.noise, 1, release.sample_rate)] += release.times
@@ -140,7 +152,7 @@ def epsilon_of(releases: Iterable[Release], delta: float) -> float:
         epsilon = float(total.get_epsilon_for_delta(delta))
         if epsilon > enough:
             break
-    return epsilon
+    return epsilon + more
 
 
 def _loss_distribution(release: Release, times: int, grid: float) -> Any:

@@ -13,7 +13,8 @@ from fedalc.collection.messages import Protocol
 from fedalc.data.dataset import Dataset
 from fedalc.errors import FedalcError
 from fedalc.files import write_text
-from fedalc.privacy.ledger import FILE, Account, Charge, Ledger, default_path, new_id
+from fedalc.privacy.ledger import Account, Charge, Ledger, default_path, new_id
+from fedalc.settings import PRIVACY_LEDGER
 
 CHARGED = "privacy.json"
 """In a run folder: under which id the run is in the ledger."""
@@ -37,7 +38,7 @@ def files_account(protocol: Protocol, label_sets: csr_matrix, budget: float | No
 
 def deployment_account(ledger: Path | None, run_folder: Path, budget: float | None = None) -> Account:
     """Of runs with real parties: all runs of a server are on the same data, whichever parties take part."""
-    path = (ledger or run_folder.parent / FILE).resolve()
+    path = (ledger or run_folder.parent / PRIVACY_LEDGER).resolve()
     return Account(Ledger(path), f"deployment {path.parent}", (f"deployment:{path.parent}",), budget)
 
 

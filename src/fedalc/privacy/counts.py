@@ -8,6 +8,8 @@ nothing of size labels × labels is built.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 from scipy.sparse import csr_matrix
 
@@ -40,19 +42,53 @@ def noisy_correlations(
     exact = Correlations.from_label_sets(clip_label_sets(label_sets, labels_per_instance, generator))
     if noise_multiplier == 0:
         return exact
-    C, noise = exact.label_count, discrete_gaussian(noise_multiplier * sensitivity(labels_per_instance))
-    N = max(1, exact.instances + int(noise.draw(generator, 1)[0]))
-    counts = np.clip(exact.counts + noise.draw(generator, C), 0, N)
+    noise = _noise(noise_multiplier, labels_per_instance)
+    N, counts = _noised_counts(exact, noise, generator)
+    return _with_noised_pairs(N, counts, exact.together, noise, generator)
 
-    c = exact.together.tocoo()
+
+def published_correlations(
+    label_sets: csr_matrix, labels_per_instance: int, noise_multiplier: float, least: int, generator: SecureGenerator
+) -> tuple[np.ndarray, Correlations]:
+    """The same where the list of labels is no public one: which labels may be shown, and N, n and c of these.
+
+    Shown is a label that an instance has after clipping, and whose noised n reaches `least` (see `label_threshold`).
+    A label that only clipped instances have is no candidate: one instance would bring any number of them.
+    """
+    exact = Correlations.from_label_sets(clip_label_sets(label_sets, labels_per_instance, generator))
+    noise = _noise(noise_multiplier, labels_per_instance)
+    N, counts = _noised_counts(exact, noise, generator)
+    shown = np.flatnonzero((exact.counts > 0) & (counts >= least))
+    # What follows sees the shown labels alone, their number included.
+    return shown, _with_noised_pairs(N, counts[shown], exact.together[shown][:, shown], noise, generator)
+
+
+def label_threshold(labels_per_instance: int, noise_multiplier: float, delta: float) -> int:
+    """The smallest T with which a label that one instance alone has is shown with probability at most δ, all labels of
+    that instance together: labels_per_instance · P(noise ≥ T - 1) ≤ δ. Exact, from the table that noise is drawn by."""
+    noise = _noise(noise_multiplier, labels_per_instance)
+    return _smallest(noise, Fraction(delta) * ONE // labels_per_instance) + 2  # P(noise ≥ T - 1) = P(noise > T - 2)
+
+
+def _noise(noise_multiplier: float, labels_per_instance: int) -> TailTable:
+    return discrete_gaussian(noise_multiplier * sensitivity(labels_per_instance))
+
+
+def _noised_counts(exact: Correlations, noise: TailTable, generator: SecureGenerator) -> tuple[int, np.ndarray]:
+    """N and n."""
+    N = max(1, exact.instances + int(noise.draw(generator, 1)[0]))
+    return N, exact.counts + noise.draw(generator, exact.label_count)
+
+
+def _with_noised_pairs(
+    N: int, counts: np.ndarray, together: csr_matrix, noise: TailTable, generator: SecureGenerator
+) -> Correlations:
+    """Noised N and n, and exact c, as they may be used."""
+    C, counts = len(counts), np.clip(counts, 0, N)
+    c = together.tocoo()
     upper = c.row < c.col
     present = _pair_number(c.row[upper], c.col[upper])
-    value = c.data[upper] + noise.draw(generator, len(present))
-    threshold = _threshold(noise, C)
-    passed = value > threshold
-    absent, its_value = _noise_on_absent_pairs(np.sort(present), C * (C - 1) // 2, noise, threshold, generator)
-    pair, value = np.concatenate([present[passed], absent]), np.concatenate([value[passed], its_value])
-
+    pair, value = _noised_pairs(present, c.data[upper], C * (C - 1) // 2, noise, _threshold(noise, C), generator)
     u, v = _pair_of(pair)
     value = np.minimum(value, np.minimum(counts[u], counts[v])).astype(count_type(N))
     rows, columns = np.concatenate([u, v]), np.concatenate([v, u])
@@ -61,9 +97,23 @@ def noisy_correlations(
     return Correlations(N, counts, together)
 
 
+def _noised_pairs(
+    present: np.ndarray, value: np.ndarray, pairs: int, noise: TailTable, threshold: int, generator: SecureGenerator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs whose count exceeds the threshold with its noise, and that sum. Those not in `present` count 0."""
+    value = value + noise.draw(generator, len(present))
+    passed = value > threshold
+    absent, its_value = _noise_on_absent_pairs(np.sort(present), pairs, noise, threshold, generator)
+    return np.concatenate([present[passed], absent]), np.concatenate([value[passed], its_value])
+
+
 def _threshold(noise: TailTable, labels: int) -> int:
     """The smallest that noise alone exceeds on at most `labels` of all pairs, on average; 0 where all may pass."""
-    allowed = min(2 * ONE // (labels - 1), ONE) if labels > 1 else ONE  # labels / pairs
+    return _smallest(noise, min(2 * ONE // (labels - 1), ONE) if labels > 1 else ONE)  # labels / pairs
+
+
+def _smallest(noise: TailTable, allowed: int) -> int:
+    """The smallest x ≥ 0 that noise exceeds with probability at most allowed / 2²⁵⁶."""
     low, high = 0, max(noise.lowest + len(noise), 0)
     while low < high:
         middle = (low + high) // 2

@@ -54,7 +54,8 @@ class SecureGenerator:
             return np.setdiff1d(np.arange(bound), self.distinct_below(bound, bound - count), assume_unique=True)
         found = np.empty(0, dtype=np.int64)
         while len(found) < count:  # as many as are missing, so there are never too many
-            found = np.union1d(found, self.below(bound, count - len(found)))
+            merged = np.sort(np.concatenate([found, self.below(bound, count - len(found))]))
+            found = merged[np.diff(merged, prepend=-1) > 0]  # np.union1d takes a hundred times as long
         return found
 
     def chosen(self, rate: float, count: int) -> np.ndarray:

@@ -25,11 +25,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.sparse import csr_matrix
 
 from fedalc.errors import FedalcError
-from fedalc.files import sync_folder
+from fedalc.files import failures_named, sync_folder
 from fedalc.privacy.accounting import Release, epsilon_of
+from fedalc.settings import PRIVACY_LEDGER
 
 LEDGER = "FEDALC_PRIVACY_LEDGER"
-FILE = "privacy-ledger.jsonl"
 _VERSION = 1
 
 
@@ -80,7 +80,7 @@ class Ledger:
         """Enter it, once: one whose id is there already changes nothing. Refused where it exceeds the budget."""
         with self._locked() as file:
             _, known = self._read(file)
-            if charge.id and any(earlier.id == charge.id for earlier in known):
+            if self._is_entered(charge, known):
                 return
             check_budget(known, charge, budget)
             entered = asdict(charge) | {
@@ -92,8 +92,21 @@ class Ledger:
     def check(self, charge: Charge, budget: float | None) -> None:
         """Refuse what `add` would refuse, and enter nothing."""
         known = self.charges()
-        if not (charge.id and any(earlier.id == charge.id for earlier in known)):
+        if not self._is_entered(charge, known):
             check_budget(known, charge, budget)
+
+    def _is_entered(self, charge: Charge, known: Sequence[Charge]) -> bool:
+        """Under its id, with the same noise and on the same data. (The path of a dataset may have changed.)"""
+        for earlier in known:
+            if charge.id and earlier.id == charge.id:
+                if earlier.release == charge.release and set(earlier.marks).intersection(charge.marks):
+                    return True
+                what = "on other data" if earlier.release == charge.release else "with other noise"
+                raise FedalcError(
+                    f"{self.path}: the run was entered {what} (id {charge.id}). To have it charged anew, "
+                    "delete privacy.json in the run folder"
+                )
+        return False
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
@@ -106,7 +119,7 @@ class Ledger:
                 f"{self.path}: the privacy ledger cannot be written ({error.strerror or error}); "
                 f"set {LEDGER} to a file that can"
             ) from None
-        with os.fdopen(descriptor, "r+b") as file:
+        with failures_named(self.path), os.fdopen(descriptor, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._drop_torn_line(file)
             if not file.seek(0, os.SEEK_END):
@@ -154,7 +167,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Total:
-    """`epsilon` is that of all charges at δ, composed; `plain` the sum of each one's ε, at `plain_delta`."""
+    """`epsilon` is that of all charges at `delta`, composed; `plain` the sum of each one's ε, at `plain_delta`."""
 
     epsilon: float
     delta: float
@@ -181,9 +194,9 @@ def default_path() -> Path:
     if path := os.environ.get(LEDGER):
         return Path(path)
     if folder := os.environ.get("XDG_STATE_HOME"):
-        return Path(folder) / "fedalc" / FILE
+        return Path(folder) / "fedalc" / PRIVACY_LEDGER
     try:
-        return Path.home() / ".local" / "state" / "fedalc" / FILE
+        return Path.home() / ".local" / "state" / "fedalc" / PRIVACY_LEDGER
     except RuntimeError:
         raise FedalcError(f"there is no home folder for the privacy ledger: set {LEDGER} to a file") from None
 
@@ -216,11 +229,13 @@ def by_subject(charges: Sequence[Charge]) -> list[list[Charge]]:
 
 
 def total(charges: Iterable[Charge], delta: float) -> Total:
-    """Of those that protect anything."""
+    """Of those that protect anything, at this δ. At a larger one, where published lists of labels take more than half
+    of it: the noise has at least the other half."""
     counted = [charge for charge in charges if charge.release is not None]
     releases = [charge.release for charge in counted if charge.release is not None]
     plain = sum(charge.epsilon or 0.0 for charge in counted)
     plain_delta = sum(charge.delta for charge in counted)
+    delta = max(delta, delta / 2 + sum(release.selection for release in releases))
     return Total(epsilon_of(releases, delta), delta, plain, plain_delta, len(counted))
 
 
@@ -233,9 +248,9 @@ def check_budget(known: Sequence[Charge], charge: Charge, budget: float | None) 
         return
     before = total(earlier, charge.delta)
     raise BudgetError(
-        f"this run would bring what was spent on {charge.subject} to ε = {after.epsilon:.4g} at δ = {charge.delta:g}, "
+        f"this run would bring what was spent on {charge.subject} to ε = {after.epsilon:.4g} at δ = {after.delta:.3g}, "
         f"and the budget is {budget:g} (--epsilon-budget). Spent so far: ε = {before.epsilon:.4g} in {before.runs} "
-        f"runs; this one: ε = {charge.epsilon:.4g}. Nothing was written. `fedalc privacy` lists the runs"
+        f"runs; this one: ε = {charge.epsilon:.4g}. `fedalc privacy` lists the runs"
     )
 
 
@@ -247,6 +262,7 @@ class _Noise(BaseModel):
     noise: Annotated[float, Field(ge=1e-6, le=1e12)]
     times: Annotated[int, Field(ge=1, le=1_000_000_000)]
     sample_rate: Annotated[float, Field(ge=1e-12, le=1)] = 1.0
+    selection: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class _Line(BaseModel):

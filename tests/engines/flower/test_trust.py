@@ -24,7 +24,8 @@ from fedalc.engines.flower.contributions import enough_contribute
 from fedalc.engines.flower.limits import BOUNDS, Limits
 from fedalc.engines.flower.party import Party, held_out
 from fedalc.engines.flower.records import BadMessage, pack, task
-from fedalc.errors import ConfigError
+from fedalc.errors import ConfigError, FedalcError
+from fedalc.privacy.ledger import Ledger
 from fedalc.resolution import experiment
 from tests.engines.flower.local_grid import LocalGrid, over_the_wire
 from tests.engines.flower.problem import LINEAR, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
@@ -499,6 +500,25 @@ def test_a_private_run_keeps_and_says_no_exact_count(tmp_path: Path, capfd: pyte
     assert census is not None and census.roster.is_noised and (census.roster.counts > 100).all()
     assert set(census.roster.held_out.tolist()) == {1}
     assert json.loads((tmp_path / "private" / "result.json").read_text())["metrics"]
+
+
+def test_noised_counts_are_said_only_once_they_are_charged(
+    tmp_path: Path, parties: Nodes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends between the census and the ledger shows nothing of its noise: a start costs nothing."""
+    pytest.importorskip("dp_accounting")
+    private = SETTINGS | {"encoder.dropout": 0.0, "privacy.mechanism": "counts", "privacy.epsilon": 1.0}
+    config = {"min-parties": 4, "max-labels-per-party": 2, "num-server-rounds": 1}
+    with pytest.raises(FedalcError, match="at least 4 are needed"):
+        run(LocalGrid(parties), tmp_path / "run", asked("fedalc", private, **config))
+    assert "instances of these" not in capfd.readouterr().out
+    assert not (tmp_path / "privacy-ledger.jsonl").exists() and not (tmp_path / "run").exists()
+    kept: list[tuple[str, bool]] = []
+    census = tmp_path / "run" / "census"
+    monkeypatch.setattr("fedalc.engines.flower.server_app.say", lambda line: kept.append((line, census.exists())))
+    run(LocalGrid(parties), tmp_path / "run", asked("fedalc", private, **config | {"max-labels-per-party": 9}))
+    ((_, in_census),) = [line for line in kept if "(noised)" in line[0]]
+    assert in_census and len(Ledger(tmp_path / "privacy-ledger.jsonl").charges()) == 1
 
 
 def numbers_in(folder: Path, printed: str) -> set[int]:

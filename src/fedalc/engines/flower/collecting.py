@@ -110,7 +110,8 @@ def take_census(
 ) -> Census:
     """Ask everyone who is there. `share` of its instances is what a party keeps out of training.
 
-    With noised counts (`privacy`), the census has these alone: no exact number of instances is kept or said.
+    With noised counts (`privacy`), the census has these alone: no exact number of instances is kept or said, and the
+    noised ones are not said here (`who_is_in`).
     """
     private = settings.privacy.mechanism is not None
     known = _few_enough_labels(parties, _distinct_names(parties.gather()), most_labels)
@@ -118,7 +119,7 @@ def take_census(
     known = _enough_drawn(parties, settings, known, say_counts=not private)
     if not settings.uses_labels:
         roster, _ = _roster(parties, known)
-        _say_who_is_in(parties, roster)
+        parties.say(who_is_in(roster))
         return Census(roster, None, {}, share, run)
     messages = _label_sets(parties, settings, share, run, known)
     known = {node: who for node, who in known.items() if node in messages}
@@ -150,13 +151,15 @@ def take_census(
     if private:
         assert isinstance(knowledge.labels, Correlations)
         roster = roster.noised(knowledge.labels.counts)
-    _say_who_is_in(parties, roster)
+    else:
+        parties.say(who_is_in(roster))
     return Census(roster, knowledge, sizes, share, run)
 
 
-def _say_who_is_in(parties: Parties, roster: Roster) -> None:
+def who_is_in(roster: Roster) -> str:
+    """In words. Noised counts are said only once the run is charged for them, and they are kept."""
     instances = f"{int(roster.counts.sum())} instances of these{' (noised)' * roster.is_noised}"
-    parties.say(f"{len(roster.parties)} parties with {roster.label_count} labels, {instances}")
+    return f"{len(roster.parties)} parties with {roster.label_count} labels, {instances}"
 
 
 def _few_enough_labels(parties: Parties, known: dict[int, Introduction], most: int) -> dict[int, Introduction]:

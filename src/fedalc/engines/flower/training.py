@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalc import history
 from fedalc.config import Experiment
 from fedalc.data.dataset import Split
-from fedalc.engines.flower.collecting import Census
+from fedalc.engines.flower.collecting import Census, who_is_in
 from fedalc.engines.flower.measuring import PartyEvaluation
 from fedalc.engines.flower.parties import Parties
 from fedalc.engines.flower.server_data import ServerData
@@ -24,6 +24,7 @@ from fedalc.methods import Method
 from fedalc.model import Model
 from fedalc.privacy.accounts import deployment_account
 from fedalc.privacy.ledger import Account
+from fedalc.run_folder import CENSUS
 from fedalc.trained import TrainedModel
 from fedalc.training import Training
 from fedalc.training_base import Callback
@@ -54,9 +55,13 @@ class PartyTraining(Training):
         super().__init__(settings, data, folder, callbacks)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
+        is_new = self.folder is None or not (self.folder / CENSUS).exists()
         if self.folder is not None:
             self.parties.write_to(self.folder)
             self.census.save(self.folder)
+        if is_new and self._spends:
+            self.parties.say(who_is_in(self.census.roster))
+        if self.folder is not None:
             self._catch_up(self.folder)
         super()._run_phase(interrupt)
 
