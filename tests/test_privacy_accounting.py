@@ -83,6 +83,7 @@ def test_more_of_anything_costs_more() -> None:
 def test_little_noise_is_no_hazard_and_none_is_no_privacy() -> None:
     assert spent_epsilon(0.01, DELTA, 1) == pytest.approx(5000, rel=0.1)  # about 1/(2z²)
     assert spent_epsilon(0.0, DELTA, 1) == math.inf
+    assert spent_epsilon(1e-5, DELTA, 1) == math.inf  # where the accounting would overflow
 
 
 def delta_of_counts(epsilon: float, sigma: float, times: int) -> float:

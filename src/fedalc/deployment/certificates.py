@@ -118,7 +118,7 @@ def _read_authority(files: Certificates) -> _Authority:
         theirs = certificate.public_key()
     except OSError as error:
         raise FedalcError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # also when the key wants a password
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):  # also when the key wants a password
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != theirs:
         raise FedalcError(

@@ -166,5 +166,5 @@ def _check_certificate(file: Path) -> None:
         x509.load_pem_x509_certificate(file.read_bytes())
     except OSError as error:
         raise FedalcError(f"{file}: the server's certificate cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise FedalcError(f"{file}: not a certificate; ask the server's side for its ca.crt") from None

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from fedalc.errors import ConfigError, FedalcError
 
 MOST_EPSILON = 1000.0
+MOST_LOSS = 1e6  # an ε of about half of it: nothing is protected, and the accounting's numbers would overflow
 LEAST_DELTA, MOST_DELTA = 1e-15, 0.1  # below, the accountant's numbers end; above, it is no promise
 PRECISION = 1e-3  # of the noise multiplier, relative
 MOST_EPSILON_OF_COUNTS = 50.0
@@ -141,6 +142,8 @@ def epsilon_of(releases: Iterable[Release], delta: float) -> float:
         delta -= SAMPLER_DELTA
     # Little noise means losses of about 1/z², and without sampling all steps are one of z/√steps: a coarser grid then.
     loss = sum((1 if r.sample_rate < 1 else times) / r.noise**2 for r, times in together.items())
+    if loss > MOST_LOSS:
+        return math.inf
     enough = 2 if discrete else 10  # above, the finer grid would change nothing that matters, and take long
     epsilon = math.inf
     for grid in (1e-3, 1e-4):
