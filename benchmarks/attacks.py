@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.aggregation.lengths import norm
-from fedalc.config import Experiment
-from fedalc.data.clients import Federation
-from fedalc.encoders import Chance
+from fedalc.config.experiment import Experiment
+from fedalc.core.seeds import numpy_generator, torch_generator
+from fedalc.data.federation import Federation
+from fedalc.engines.aggregation.lengths import norm
 from fedalc.engines.base import Engine, RoundResult
 from fedalc.engines.by_party import PartyByParty
 from fedalc.methods import Method
-from fedalc.model import Model
-from fedalc.seeds import numpy_generator, torch_generator
+from fedalc.models.encoders import Chance
+from fedalc.models.model import Model
 
 ATTACKS = {
     "sign-flip": "sends -Δ",

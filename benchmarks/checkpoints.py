@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 import fedalc
-from fedalc.checkpoint import load_folder, save_folder
+from fedalc.core.tensor_folder import load_folder, save_folder
 
 TIMES = 31
 

@@ -9,17 +9,17 @@ import argparse
 
 import numpy as np
 
-from fedalc.config import Experiment
-from fedalc.data.clients import form_clients
+from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.federation import form_clients
 from fedalc.data.load import load_dataset
-from fedalc.encoders import scale_rows
-from fedalc.engines.flower.contributions import CarefulEngine
-from fedalc.engines.flower.limits import FEWEST, Limits
-from fedalc.evaluation import evaluate
-from fedalc.federated import FederatedTraining, knowledge_for
+from fedalc.deployment.flower.contributions import CarefulEngine
+from fedalc.deployment.flower.limits import FEWEST, Limits
+from fedalc.evaluation.evaluate import evaluate
 from fedalc.methods import Method
-from fedalc.resolution import experiment
+from fedalc.models.encoders import scale_rows
+from fedalc.training.federated import FederatedTraining, knowledge_for
 
 
 def train(dataset: Dataset, settings: Experiment, fewest: int) -> None:

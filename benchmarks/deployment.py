@@ -101,7 +101,7 @@ class Node(threading.Thread):
         )
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 
-        from fedalc.engines.flower.client_app import app
+        from fedalc.deployment.flower.client_app import app
 
         node, receive, send, _, _, pull, push, confirm = connection
         received = receive()
@@ -122,7 +122,6 @@ class Node(threading.Thread):
 
 
 def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, Any]:
-    from fedalc.collection.keys import Key
     from fedalc.data import load_dataset
     from fedalc.deployment.certificates import Certificates, make_certificates
     from fedalc.deployment.local import write_party
@@ -131,6 +130,7 @@ def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, A
     from fedalc.deployment.server import Server
     from fedalc.deployment.state import ServerState
     from fedalc.deployment.submission import listen, submit
+    from fedalc.labels.collection.keys import Key
 
     data = load_dataset(dataset)
     held = np.flatnonzero(data.train.labels.getnnz(axis=0))

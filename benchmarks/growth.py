@@ -65,10 +65,10 @@ def problem(sizes: dict[str, int]) -> Any:
 def measure(varied: str, size: int) -> dict[str, Any]:
     import numpy as np
 
-    from fedalc.encoders import Chance, scale_rows
-    from fedalc.evaluation import evaluate
-    from fedalc.federated import knowledge_for, simulated
-    from fedalc.resolution import experiment
+    from fedalc.config.resolve import experiment
+    from fedalc.evaluation.evaluate import evaluate
+    from fedalc.models.encoders import Chance, scale_rows
+    from fedalc.training.federated import knowledge_for, simulated
 
     sizes = BASE | {varied: size}
     split = problem(sizes)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedalc.collection.messages import Messages, Protocol, as_words
+from fedalc.labels.collection.messages import Messages, Protocol, as_words
 
 INSTANCES, LABELS, MESSAGES = 1_778_351, 325_056, 5_700_000
 FEW = 1_000
@@ -58,8 +58,8 @@ def problem(clients: int) -> list[Messages]:
 
 
 def ours(clients: int) -> dict[str, Any]:
-    from fedalc.collection.joining import join
-    from fedalc.correlations import Correlations
+    from fedalc.labels.collection.join import join
+    from fedalc.labels.correlations import Correlations
 
     sent = problem(clients)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -24,14 +24,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "kernels.md"
 def measure() -> list[dict[str, Any]]:
     import torch
 
+    from fedalc.config.resolve import experiment
+    from fedalc.core.nearest import nearest
+    from fedalc.core.sparse_products import WeightedBags, products_at
     from fedalc.data import Split, load_dataset
-    from fedalc.encoders import Chance, scale_rows
-    from fedalc.engines.portion import Portion
-    from fedalc.evaluation import evaluate
-    from fedalc.federated import knowledge_for, simulated
-    from fedalc.neighbours import nearest
-    from fedalc.products import WeightedBags, products_at
-    from fedalc.resolution import experiment
+    from fedalc.engines.fused_batches import Portion
+    from fedalc.evaluation.evaluate import evaluate
+    from fedalc.models.encoders import Chance, scale_rows
+    from fedalc.training.federated import knowledge_for, simulated
 
     settings = experiment({"method": "fedalc", "encoder": {"name": "mlp", "dropout": 0.0}})
     dataset = load_dataset("eurlex15k")

@@ -54,9 +54,9 @@ def forward_flops(encoder: Any, size: int) -> float:
 
 def measure(encoder: str, size: int, engine: str) -> dict[str, Any]:
     import fedalc
-    from fedalc.encoders import Chance
-    from fedalc.federated import knowledge_for, simulated
-    from fedalc.runs import image_options
+    from fedalc.models.encoders import Chance
+    from fedalc.training.federated import knowledge_for, simulated
+    from fedalc.workflows.train import image_options
 
     asked = {"dataset": "voc2012", "encoder": {"name": encoder}, "images": {"size": size}, "engine": engine}
     settings = fedalc.experiment(asked)

@@ -30,19 +30,19 @@ from scipy.sparse import diags
 from torch import Tensor
 
 import fedalc
-from fedalc.aggregation import RULES
-from fedalc.aggregation.base import Comparing
-from fedalc.aggregation.lengths import median_length
-from fedalc.data.clients import Federation
+from fedalc.config.resolve import experiment
+from fedalc.core.atomic_files import write_text
+from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Split
-from fedalc.encoders import Chance, scale_rows
+from fedalc.data.federation import Federation
+from fedalc.engines.aggregation import RULES
+from fedalc.engines.aggregation.base import Comparing
+from fedalc.engines.aggregation.lengths import median_length
 from fedalc.engines.fused import FusedEngine
-from fedalc.engines.portion import Block, Portion
-from fedalc.evaluation import evaluate
-from fedalc.federated import FederatedTraining, knowledge_for
-from fedalc.files import write_text
-from fedalc.resolution import experiment
-from fedalc.seeds import numpy_generator
+from fedalc.engines.fused_batches import Block, Portion
+from fedalc.evaluation.evaluate import evaluate
+from fedalc.models.encoders import Chance, scale_rows
+from fedalc.training.federated import FederatedTraining, knowledge_for
 
 ROOT = Path(__file__).resolve().parent.parent
 DONE = ROOT / "runs" / "poisoning.jsonl"

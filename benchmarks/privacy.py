@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import fedalc
-from fedalc.files import write_text
+from fedalc.core.atomic_files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 DONE = ROOT / "runs" / "privacy.jsonl"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import fedalc
-from fedalc.files import write_text
+from fedalc.core.atomic_files import write_text
 from fedalc.report.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -79,7 +79,7 @@ def megabytes(*matrices: csr_matrix) -> float:
 
 
 def generation(name: str) -> dict[str, Any]:
-    from fedalc.data.shapes import make_shaped
+    from fedalc.data.synthetic.shapes import make_shaped
 
     with Step() as step:
         made = make_shaped(name)
@@ -88,7 +88,7 @@ def generation(name: str) -> dict[str, Any]:
 
 
 def parsing(name: str, folder: Path) -> dict[str, Any]:
-    from fedalc.data.xmlc import read_xmlc
+    from fedalc.data.formats.xmlc import read_xmlc
 
     path = folder / name / "train.txt"
     if not path.exists():
@@ -100,7 +100,7 @@ def parsing(name: str, folder: Path) -> dict[str, Any]:
 
 
 def correlations(name: str, folder: Path) -> dict[str, Any]:
-    from fedalc.correlations import Correlations
+    from fedalc.labels.correlations import Correlations
 
     labels = label_sets(name, folder)
     Correlations.from_label_sets(csr_matrix(np.eye(2, dtype=np.float32)))  # loads what is loaded on first use
@@ -112,9 +112,9 @@ def correlations(name: str, folder: Path) -> dict[str, Any]:
 
 def collection(name: str) -> dict[str, Any]:
     """Through the real protocol: every instance hashed under a key, messages joined by digest, n and c counted."""
-    from fedalc.data.shapes import make_shaped
-    from fedalc.knowledge import learn_labels
-    from fedalc.resolution import experiment
+    from fedalc.config.resolve import experiment
+    from fedalc.data.synthetic.shapes import make_shaped
+    from fedalc.labels.knowledge import learn_labels
 
     train = make_shaped(name).train
     settings = experiment({"method": "fedalc", "preset": "paper"})
@@ -127,11 +127,11 @@ def mined_step(name: str, folder: Path, participants: int | None = None) -> dict
     """The server's step of fedalc on W, one row per label: of all rows, or of those that took part in a round."""
     import torch
 
-    from fedalc.correlations import Correlations
-    from fedalc.knowledge import LabelKnowledge
+    from fedalc.config.resolve import experiment
+    from fedalc.core.nearest import AFFORDABLE, operations
+    from fedalc.labels.correlations import Correlations
+    from fedalc.labels.knowledge import LabelKnowledge
     from fedalc.methods import make_method
-    from fedalc.neighbours import AFFORDABLE, operations
-    from fedalc.resolution import experiment
 
     rows = "all" if participants is None else "participants"
     regularizer = {"neighbours": NEIGHBOURS, "margin": "adaptive", "rows": rows}
@@ -171,8 +171,8 @@ def recall(kind: str, how: str, divide: int) -> dict[str, Any]:
     classes, drawn = max(5_000, RECALL_CLASSES // divide), max(500, RECALL_SAMPLE // divide)
     import torch
 
-    from fedalc.geometry import unit_rows
-    from fedalc.neighbours import nearest
+    from fedalc.core.nearest import nearest
+    from fedalc.models.class_embeddings import unit_rows
 
     generator = torch.Generator().manual_seed(3)
     W = embeddings_in_groups(classes)
@@ -200,13 +200,13 @@ def round_and_evaluation(name: str) -> dict[str, Any]:
     """One round with about 4,000 clients and an evaluation on the whole test set, from loaded data to metrics."""
     from dataclasses import replace
 
-    from fedalc.correlations import Correlations
-    from fedalc.data.shapes import make_shaped
-    from fedalc.encoders import scale_rows
-    from fedalc.evaluation import evaluate
-    from fedalc.federated import simulated
-    from fedalc.knowledge import LabelKnowledge
-    from fedalc.resolution import experiment
+    from fedalc.config.resolve import experiment
+    from fedalc.data.synthetic.shapes import make_shaped
+    from fedalc.evaluation.evaluate import evaluate
+    from fedalc.labels.correlations import Correlations
+    from fedalc.labels.knowledge import LabelKnowledge
+    from fedalc.models.encoders import scale_rows
+    from fedalc.training.federated import simulated
 
     problem = make_shaped(name)
     share = min(1.0, CLIENTS_PER_ROUND / problem.label_count)
@@ -243,14 +243,14 @@ def label_sets(name: str, folder: Path) -> csr_matrix:
 
 
 def make_labels(name: str, path: str) -> None:
-    from fedalc.data.shapes import shaped_labels
+    from fedalc.data.synthetic.shapes import shaped_labels
 
     labels = shaped_labels(name)
     np.savez(path, data=labels.data, indices=labels.indices, indptr=labels.indptr, shape=labels.shape)
 
 
 def write_files(name: str, folder: str) -> None:
-    from fedalc.data.shapes import write_shaped
+    from fedalc.data.synthetic.shapes import write_shaped
 
     write_shaped(name, Path(folder))
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import fedalc
-from fedalc.files import write_text
-from fedalc.runs import image_options
-from fedalc.training import Training
+from fedalc.core.atomic_files import write_text
+from fedalc.training.selection import Training
+from fedalc.workflows.train import image_options
 
 ROOT = Path(__file__).resolve().parent.parent
 GIVEN_UP = 5.0  # points behind the best

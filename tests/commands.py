@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedalc.cli import main
+from fedalc.cli.main import main
 
 
 @dataclass

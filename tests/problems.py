@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
 from fedalc.data.dataset import Dataset, Split
-from fedalc.data.images import Images
-from fedalc.federated import FederatedTraining, knowledge_for, simulated
-from fedalc.training_base import Callback
+from fedalc.data.images.images import Images
+from fedalc.training.base import Callback
+from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 
 
 def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:

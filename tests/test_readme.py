@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedalc.effects import acting
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED
+from fedalc.config.unused import acting
 from fedalc.report.differences import differences
 from fedalc.report.summary import merge
-from fedalc.resolution import experiment
-from fedalc.settings import FEDERATED
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -7,7 +7,7 @@ import torch
 
 import fedalc
 from fedalc.data import Split, load_dataset
-from fedalc.encoders import scale_rows
+from fedalc.models.encoders import scale_rows
 from tests.problems import federated, real_data
 
 

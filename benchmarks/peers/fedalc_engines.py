@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from fedalc.config.resolve import experiment
 from fedalc.data import Split
-from fedalc.federated import FederatedTraining, simulated
-from fedalc.resolution import experiment
+from fedalc.training.federated import FederatedTraining, simulated
 from peers.job import HIDDEN, MARGIN, RATE, Job
 from peers.measured import Measured, measure_rounds, norm
 

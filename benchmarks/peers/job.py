@@ -68,7 +68,7 @@ class Job:
 def dataset_job(name: str) -> Job:
     """A dataset's training part; a label with an instance is a client."""
     from fedalc.data import load_dataset
-    from fedalc.encoders import scale_rows
+    from fedalc.models.encoders import scale_rows
 
     train = load_dataset(name).train
     labels = train.labels[:, np.flatnonzero(train.labels.getnnz(axis=0))]

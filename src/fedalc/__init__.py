@@ -11,20 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedalc.comparison import compare
-    from fedalc.config import Experiment
+    from fedalc.config.experiment import Experiment
+    from fedalc.config.resolve import experiment
     from fedalc.data import Dataset, Split, load_dataset, picture_blocks, read_pictures
     from fedalc.errors import ConfigError, DataError, FedalcError
-    from fedalc.resolution import experiment
-    from fedalc.runs import Run, load_run, train
-    from fedalc.trained import TrainedModel
-    from fedalc.training_base import Callback
+    from fedalc.models.trained import TrainedModel
+    from fedalc.training.base import Callback
+    from fedalc.workflows.compare import compare
+    from fedalc.workflows.train import Run, load_run, train
 
 # Imported on first use: `fedalc --help` must not wait for torch.
 _HOMES = {
-    "compare": "fedalc.comparison",
-    "Experiment": "fedalc.config",
-    "experiment": "fedalc.resolution",
+    "compare": "fedalc.workflows.compare",
+    "Experiment": "fedalc.config.experiment",
+    "experiment": "fedalc.config.resolve",
     "Dataset": "fedalc.data",
     "Split": "fedalc.data",
     "load_dataset": "fedalc.data",
@@ -33,11 +33,11 @@ _HOMES = {
     "ConfigError": "fedalc.errors",
     "DataError": "fedalc.errors",
     "FedalcError": "fedalc.errors",
-    "Callback": "fedalc.training_base",
-    "TrainedModel": "fedalc.trained",
-    "Run": "fedalc.runs",
-    "load_run": "fedalc.runs",
-    "train": "fedalc.runs",
+    "Callback": "fedalc.training.base",
+    "TrainedModel": "fedalc.models.trained",
+    "Run": "fedalc.workflows.train",
+    "load_run": "fedalc.workflows.train",
+    "train": "fedalc.workflows.train",
 }
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedalc.cli import main
+from fedalc.cli.main import main
 
 if __name__ == "__main__":
     main()

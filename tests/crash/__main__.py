@@ -16,7 +16,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from fedalc.files import write_text
+from fedalc.core.atomic_files import write_text
 from tests.crash.parts import (
     Bench,
     Broken,

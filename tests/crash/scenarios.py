@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import fedalc
-from fedalc import training
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import experiment
 from fedalc.deployment.state import ServerState, Submitted
-from fedalc.resolution import experiment
-from fedalc.run_folder import CENSUS, FILES, LOCK, read_settings
-from fedalc.runs import train_or_continue
-from fedalc.training_base import Callback
+from fedalc.runs.folder import CENSUS, FILES, LOCK, read_settings
+from fedalc.training import selection as training
+from fedalc.training.base import Callback
+from fedalc.workflows.train import train_or_continue
 from tests.problems import small_dataset
 
 Promise = Callable[[list[Any]], None]
@@ -109,7 +109,7 @@ class Parties(Train):
     name = "parties"
 
     def __init__(self, held: Path) -> None:
-        from tests.engines.flower import problem
+        from tests.deployment.flower import problem
 
         self.problem = problem
         self.nodes = problem.write_parties(held, problem.all_different())
@@ -125,11 +125,11 @@ class Parties(Train):
         return self._run(folder, promise, {"resume": True} if (run / "config.toml").exists() else {})
 
     def _run(self, folder: Path, promise: Promise, more: dict[str, Any]) -> Outcome:
-        from tests.engines.flower.local_grid import LocalGrid
+        from tests.deployment.flower.local_grid import LocalGrid
 
         took = Took()
         config = self.problem.asked("fedalc", self.problem.SETTINGS, **more)
-        app = "fedalc.engines.flower.server_app"
+        app = "fedalc.deployment.flower.server_app"
         quiet = mock.patch(f"{app}.say", lambda line: None)
         with promising(promise), mock.patch(f"{app}.Spoken", lambda rounds: took), quiet:
             self.problem.run(LocalGrid(self.nodes), folder / "run", config)

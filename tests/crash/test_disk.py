@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fedalc import history
-from fedalc.checkpoint import load_folder, save_folder
+from fedalc.core.atomic_files import write_text
+from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.errors import FedalcError
-from fedalc.files import write_text
+from fedalc.runs import history
 from tests.crash.disk import Disk, write_state
 from tests.crash.operations import Operation, watching
 from tests.crash.parts import CUTS

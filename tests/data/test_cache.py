@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedalc.data import arff, load, xmlc
+from fedalc.data import load
 from fedalc.data.cache import Parsed, cache_dir, cached
+from fedalc.data.formats import arff, xmlc
 from fedalc.errors import DataError
 
 Write = Callable[..., Path]

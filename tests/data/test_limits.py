@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from fedalc.data._unpack import unpack
-from fedalc.data.arff import read_arff
+from fedalc.data.formats.arff import read_arff
+from fedalc.data.formats.unpack import unpack
+from fedalc.data.formats.xmlc import read_xmlc
 from fedalc.data.limits import largest_content, longest_line
 from fedalc.data.load import load_dataset
-from fedalc.data.places import Place
-from fedalc.data.xmlc import read_xmlc
+from fedalc.data.storage import Place
 from fedalc.errors import ConfigError, DataError
 
 PEAK = """
 import resource
 from collections import deque
 from pathlib import Path
-import fedalc.data.xmlc as x, fedalc.data.places as p
+import fedalc.data.formats.xmlc as x, fedalc.data.storage as p
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     {call}

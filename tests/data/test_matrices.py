@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 
 from fedalc import DataError, Dataset, Split
-from fedalc.encoders import scale_rows
+from fedalc.models.encoders import scale_rows
 
 X = np.array([[1.0, 0, 2], [0, 3, 0]])
 Y = np.array([[1, 0], [1, 1]])

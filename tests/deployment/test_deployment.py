@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from fedalc.data.dataset import Dataset
-from fedalc.data.demo import DemoSize, make_demo
+from fedalc.data.synthetic.demo import DemoSize, make_demo
 from fedalc.deployment.demo import pairs
-from fedalc.deployment.flower import APP
+from fedalc.deployment.flower.census import Census
+from fedalc.deployment.flower_programs import APP
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
 from fedalc.deployment.processes import Process, running
 from fedalc.deployment.twin import model_in_one_process
-from fedalc.engines.flower.collecting import Census
-from fedalc.run_folder import read_settings
-from fedalc.trained import TrainedModel
+from fedalc.models.trained import TrainedModel
+from fedalc.runs.folder import read_settings
 
 pytestmark = pytest.mark.deployment
 

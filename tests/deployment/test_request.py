@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedalc.cli import app
+from fedalc.cli.main import app
+from fedalc.config.resolve import experiment
 from fedalc.deployment import submission
 from fedalc.deployment.request import new_run, overrides_text, resumed_run
 from fedalc.deployment.state import ServerState, Submitted
 from fedalc.deployment.submission import submit
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.resolution import experiment
 
 
 def begun(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedalc.deployment import supernode
-from fedalc.deployment.flower import APP
+from fedalc.deployment.flower_programs import APP
 
 
 class Ended(BaseException):

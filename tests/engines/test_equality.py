@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED as METHODS
 from fedalc.data.dataset import Split
-from fedalc.encoders import Chance
 from fedalc.errors import ConfigError
-from fedalc.federated import FederatedTraining
-from fedalc.resolution import experiment
-from fedalc.settings import FEDERATED as METHODS
+from fedalc.models.encoders import Chance
+from fedalc.training.federated import FederatedTraining
 from tests.problems import changed, federated, random_split
 
 TRAIN = random_split(50, 20, 7, seed=11)

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 import fedalc
-from fedalc import aggregation
-from fedalc.aggregation.lengths import norm
-from fedalc.data.clients import Federation
-from fedalc.encoders import Chance
-from fedalc.engines import make_engine
+from fedalc.config.resolve import experiment
+from fedalc.data.federation import Federation
+from fedalc.engines import aggregation, make_engine
+from fedalc.engines.aggregation.lengths import norm
 from fedalc.engines.by_party import PartyByParty
 from fedalc.errors import ConfigError, Interrupted
-from fedalc.federated import FederatedTraining
-from fedalc.resolution import experiment
+from fedalc.models.encoders import Chance
+from fedalc.training.federated import FederatedTraining
 from tests.engines.test_equality import TRAIN, after, assert_equal, settings
 from tests.engines.test_users import OF_USERS
 from tests.problems import StopAfter, small_dataset
@@ -127,7 +126,7 @@ def test_half_of_the_parties_is_too_many(share: str) -> None:
 
 
 def test_run_folders_of_earlier_versions_keep_the_mean(tmp_path: Path) -> None:
-    from fedalc.run_folder import read_settings
+    from fedalc.runs.folder import read_settings
 
     text = experiment({"engine": "flower"}).to_toml()
     kept = [line for line in text.splitlines() if not line.startswith(("aggregation", "trim", "byzantine"))]

@@ -11,13 +11,13 @@ import torch
 from scipy.sparse import csr_matrix
 
 import fedalc
-from fedalc.data.clients import Federation
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED as METHODS
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.federation import Federation
 from fedalc.engines.base import mean_rows
+from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
-from fedalc.ledger import Ledger
-from fedalc.resolution import experiment
-from fedalc.settings import FEDERATED as METHODS
 from tests.engines.test_equality import BY_STEPS, TRAIN, after, assert_equal, settings
 from tests.problems import federated, small_dataset
 

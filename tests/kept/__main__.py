@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fedalc
-from fedalc.data.demo import DemoSize, make_demo
+from fedalc.data.synthetic.demo import DemoSize, make_demo
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels, write_data
 from fedalc.errors import Interrupted
 from tests.commands import run

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import fedalc
-from fedalc.collection.client import make_hasher
-from fedalc.collection.collected import Collected
-from fedalc.collection.joining import read_messages
-from fedalc.data.demo import make_demo
+from fedalc.data.synthetic.demo import make_demo
+from fedalc.deployment.flower.census import Census
 from fedalc.deployment.state import ServerState
-from fedalc.engines.flower.collecting import Census
+from fedalc.labels.collection.identity import make_hasher
+from fedalc.labels.collection.join import read_messages
+from fedalc.labels.collection.results import Collected
 from tests.commands import run
 from tests.kept.__main__ import FINISHED, KEY, LINEAR, TEXTS
 

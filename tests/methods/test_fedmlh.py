@@ -11,14 +11,14 @@ import torch
 from sklearn.utils import murmurhash3_32
 
 import fedalc
+from fedalc.config.resolve import experiment
 from fedalc.engines import make_engine
 from fedalc.errors import ConfigError
-from fedalc.evaluation import Scorer
-from fedalc.federated import FederatedTraining
+from fedalc.evaluation.evaluate import Scorer
 from fedalc.methods.fedmlh import FedMLH
-from fedalc.model import Model
-from fedalc.resolution import experiment
-from fedalc.server import make_optimizer
+from fedalc.models.model import Model
+from fedalc.training.federated import FederatedTraining
+from fedalc.training.server_optimizers import make_optimizer
 from tests.problems import federated, random_split, small_dataset
 
 pytestmark = pytest.mark.usefixtures("no_curves")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from fedalc.config.resolve import experiment
 from fedalc.methods import METHODS
 from fedalc.methods.flag import label_adaptive_weights
-from fedalc.resolution import experiment
 from tests.problems import federated, random_split
 
 

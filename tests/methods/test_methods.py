@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalc.correlations import Correlations
-from fedalc.geometry import collapse
-from fedalc.knowledge import LabelKnowledge
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED as METHODS
+from fedalc.labels.correlations import Correlations
+from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.methods import METHODS as CLASSES
 from fedalc.methods import make_method
-from fedalc.resolution import experiment
-from fedalc.settings import FEDERATED as METHODS
+from fedalc.models.class_embeddings import collapse
 from tests.problems import federated, random_split
 
 TRAIN = random_split(60, 20, 8, seed=4)

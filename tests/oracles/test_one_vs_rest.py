@@ -8,10 +8,10 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
 from fedalc.oracles.logistic import LogisticProblem
 from fedalc.oracles.one_vs_rest import OneVsRest, logistic, ridge
-from fedalc.resolution import experiment
 from tests.oracles.following import Counting
 from tests.problems import random_split
 

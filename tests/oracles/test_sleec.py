@@ -9,8 +9,10 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import SleecSettings
 from fedalc.data.dataset import Dataset, Split
-from fedalc.encoders import scale_rows
+from fedalc.models.encoders import scale_rows
 from fedalc.oracles import sleec
 from fedalc.oracles.sleec import (
     Cluster,
@@ -23,8 +25,6 @@ from fedalc.oracles.sleec import (
     nearest_centres,
     without_smallest,
 )
-from fedalc.resolution import experiment
-from fedalc.settings import SleecSettings
 from tests.oracles.following import Counting
 from tests.problems import random_split
 

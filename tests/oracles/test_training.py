@@ -17,22 +17,22 @@ from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
 
 import fedalc
-from fedalc import history
-from fedalc.checks import check_memory
+from fedalc.config.schema import ORACLES, OvrSettings
 from fedalc.data import load_dataset
-from fedalc.data.clients import hold_out
 from fedalc.data.dataset import Dataset, Split
-from fedalc.data.demo import DemoSize, make_demo
-from fedalc.encoders import scale_rows
+from fedalc.data.federation import hold_out
+from fedalc.data.synthetic.demo import DemoSize, make_demo
 from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted
-from fedalc.evaluation import measure
+from fedalc.evaluation.evaluate import measure
+from fedalc.models.encoders import scale_rows
+from fedalc.models.trained import load_model
 from fedalc.oracles import OracleScorer, TrainedOracle
 from fedalc.oracles.one_vs_rest import OneVsRest
 from fedalc.oracles.sleec import Sleec
 from fedalc.oracles.training import OracleTraining
-from fedalc.settings import ORACLES, OvrSettings
-from fedalc.trained import load_model
-from fedalc.training_base import Callback
+from fedalc.runs import history
+from fedalc.training.base import Callback
+from fedalc.workflows.preflight import check_memory
 from tests.oracles.following import Counting
 from tests.problems import real_data, small_dataset
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib import image
 from scipy.sparse import csr_matrix
 
-from fedalc.data.images import Images
+from fedalc.data.images.images import Images
 from fedalc.report import contact_sheet
 from fedalc.report.contact_sheet import INK, QUIET, RIGHT, WRONG, write_contact_sheet
 from tests.report.test_page import EVIL

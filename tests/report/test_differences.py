@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedalc.effects import acting
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED
+from fedalc.config.unused import acting
 from fedalc.report.differences import differences
 from fedalc.report.page import write_comparison_page
 from fedalc.report.summary import merge
 from fedalc.report.tables import markdown_table, rich_table
 from fedalc.reproduction.plan import make_plan
-from fedalc.reproduction.tables import read_table
-from fedalc.resolution import experiment
-from fedalc.settings import FEDERATED
+from fedalc.reproduction.table_spec import read_table
 from tests.report.results import result
 
 LINEAR = {"encoder.name": "linear", "rounds": 20, "client.loss": "square"}

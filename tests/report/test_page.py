@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from fedalc.config.schema import METHODS
 from fedalc.errors import FedalcError
 from fedalc.report.page import sentence, write_comparison_page, write_page
-from fedalc.run_folder import SHEET
-from fedalc.settings import METHODS
+from fedalc.runs.folder import SHEET
 from tests.report.results import record, result
 
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"

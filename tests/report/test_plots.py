@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedalc.config.schema import METHODS
 from fedalc.report import plots
 from fedalc.report.curves import panels
 from fedalc.report.style import METHOD_COLOURS, styles
-from fedalc.settings import METHODS
 from tests.report.results import record, result
 
 

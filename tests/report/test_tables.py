@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedalc.config.schema import METHODS
 from fedalc.report.tables import human_bytes, human_seconds, markdown_table, rich_table
-from fedalc.settings import METHODS
 from tests.report.results import result
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedalc.config import Experiment
-from fedalc.data.demo import DemoSize, make_demo
-from fedalc.encoders import encoder_size
-from fedalc.ledger import Ledger
-from fedalc.reproduction.measured import Round
-from fedalc.reproduction.outcome import Cell, Curve, Line, Outcome, Result
-from fedalc.reproduction.traffic import Shape, encoder_traffic
-from tests.test_cli import write_xmlc
+from fedalc.config.experiment import Experiment
+from fedalc.data.synthetic.demo import DemoSize, make_demo
+from fedalc.engines.traffic import Ledger
+from fedalc.models.encoders import encoder_size
+from fedalc.reproduction.communication.measured import Round
+from fedalc.reproduction.communication.traffic import Shape, encoder_traffic
+from fedalc.reproduction.results import Cell, Curve, Line, Outcome, Result
+from tests.cli.test_main import write_xmlc
 
 TABLE = """
 title = "Small"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedalc.reproduction import figures
-from fedalc.reproduction.outcome import Fit
 from fedalc.reproduction.page import write_page
+from fedalc.reproduction.results import Fit
 from tests.report.test_plots import png_size
 from tests.reproduction.problems import cell, line, outcome
 

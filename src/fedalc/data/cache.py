@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.core.atomic_files import whole_binary
 from fedalc.data.dataset import Split
 from fedalc.errors import DataError
-from fedalc.files import whole_binary
 
 _FORMAT = 1
 """Raise it when the layout of an entry changes."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedalc.data._stream import LineReader
-from fedalc.data.catalog import Entry, ImageSet
+from fedalc.data.catalog.datasets import Entry, ImageSet
 from fedalc.data.dataset import Dataset
-from fedalc.data.images import Images
+from fedalc.data.formats.text_stream import LineReader
+from fedalc.data.images.images import Images
 
 _ROUNDING = 0.0051
 """Published averages have two digits behind the point."""

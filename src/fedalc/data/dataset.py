@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedalc.data.images import Images
+from fedalc.data.images.images import Images
 from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.errors import DataError

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fedalc.core.blocks import read_bytes
 from fedalc.errors import ConfigError, DataError
-from fedalc.memory import read_bytes
 
 LINE, EXPANSION = "FEDALC_MAX_LINE", "FEDALC_MAX_EXPANSION"
 DEFAULT_LINE = 16 << 20

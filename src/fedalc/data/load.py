@@ -9,20 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fedalc.arguments import as_path
-from fedalc.data import arff, catalog, listed, xmlc
-from fedalc.data._arff_header import LabelRule, find_labels_file
-from fedalc.data._stream import LineReader
+from fedalc.core.arguments import as_path
 from fedalc.data.cache import Parsed, cached, content_digest
-from fedalc.data.catalog import Entry
+from fedalc.data.catalog import datasets as catalog
+from fedalc.data.catalog.datasets import Entry
 from fedalc.data.dataset import Dataset, Split
-from fedalc.data.demo import make_demo
-from fedalc.data.images import ImageOptions
+from fedalc.data.formats import arff, xmlc
+from fedalc.data.formats import image_list as listed
+from fedalc.data.formats.arff_header import LabelRule, find_labels_file
+from fedalc.data.formats.text_stream import LineReader
+from fedalc.data.images.decode import of_size
+from fedalc.data.images.images import ImageOptions
+from fedalc.data.images.load import load_listed, load_lists, load_pictures, pictures_at
 from fedalc.data.label_names import told_apart
-from fedalc.data.load_pictures import load_listed, load_lists, load_pictures, pictures_at
-from fedalc.data.mosaics import make_mosaics
-from fedalc.data.pictures import of_size
-from fedalc.data.shapes import make_shaped
+from fedalc.data.synthetic.demo import make_demo
+from fedalc.data.synthetic.mosaics import make_mosaics
+from fedalc.data.synthetic.shapes import make_shaped
 from fedalc.errors import ConfigError, DataError
 
 _SPLIT_FILE = re.compile(r".*?(train|test|dev|valid|validation)\.(?:txt|arff)(?:\.gz|\.bz2)?", re.IGNORECASE)

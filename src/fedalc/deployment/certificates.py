@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedalc.deployment.flower import require_flower
+from fedalc.core.atomic_files import make_folder, write_bytes
+from fedalc.deployment.flower_programs import require_flower
 from fedalc.deployment.node_keys import write_private
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.files import make_folder, write_bytes
 
 if TYPE_CHECKING:
     from cryptography import x509

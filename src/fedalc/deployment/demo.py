@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedalc.collection.hashing import Hasher
-from fedalc.collection.keys import Key
-from fedalc.data.demo import make_demo
+from fedalc.data.synthetic.demo import make_demo
+from fedalc.deployment.flower.census import Census
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels, write_data
 from fedalc.deployment.processes import signals_interrupt
 from fedalc.deployment.twin import model_in_one_process
-from fedalc.engines.flower.collecting import Census
 from fedalc.errors import FedalcError
-from fedalc.model import Model
-from fedalc.run_folder import read_settings
-from fedalc.trained import TrainedModel
+from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.keys import Key
+from fedalc.models.model import Model
+from fedalc.models.trained import TrainedModel
+from fedalc.runs.folder import read_settings
 
 PARTIES = 3
 ROUNDS = 3

@@ -15,15 +15,15 @@ from types import TracebackType
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedalc.collection.keys import Key
 from fedalc.data.dataset import Split
-from fedalc.data.images import Images
+from fedalc.data.images.images import Images
 from fedalc.deployment.certificates import Certificates, make_certificates
-from fedalc.deployment.flower import python_module
+from fedalc.deployment.flower_programs import python_module
 from fedalc.deployment.node_keys import make_node_key
 from fedalc.deployment.processes import Process, free_port, is_healthy
 from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
+from fedalc.labels.collection.keys import Key
 
 HOST = "127.0.0.1"
 _READY_WITHIN = 180.0  # seconds, on a machine that is busy
@@ -105,7 +105,7 @@ class LocalDeployment:
         return process
 
     def _command(self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
-        command = [*python_module("fedalc.cli"), "deploy", *words]
+        command = [*python_module("fedalc"), "deploy", *words]
         # One thread each: many processes share one machine here.
         around = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
         return Process(name, command, self.folder / f"{name}.out", around)

@@ -9,9 +9,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from fedalc.deployment.flower import require_flower
+from fedalc.core.atomic_files import sync_folder, write_bytes
+from fedalc.deployment.flower_programs import require_flower
 from fedalc.errors import FedalcError
-from fedalc.files import sync_folder, write_bytes
 
 LARGEST = 64 << 10  # bytes of a file that has a key; one of ours has a thousandth of that
 PUBLIC = b"ecdsa-sha2-nistp384 "  # how the public half of a P-384 key begins

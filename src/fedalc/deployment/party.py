@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedalc.deployment.flower import environment, plain, program, python_module, require_flower, write_settings
+from fedalc.deployment.flower_programs import environment, plain, program, python_module, require_flower, write_settings
 from fedalc.deployment.node_keys import check_node_key
 from fedalc.deployment.processes import Process, follow, free_port, signals_interrupt
 from fedalc.errors import ConfigError, FedalcError
@@ -49,10 +49,10 @@ class PartySide:
             _check_server(self.server, self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
-        from fedalc.checks import check_device
-        from fedalc.data.images import ImageOptions
-        from fedalc.engines.flower.limits import Limits
-        from fedalc.engines.flower.party import Party
+        from fedalc.data.images.images import ImageOptions
+        from fedalc.deployment.flower.limits import Limits
+        from fedalc.deployment.flower.party import Party
+        from fedalc.workflows.preflight import check_device
 
         check_device(str(self.settings.get("device", "cpu")))
         Limits.from_node_config(self.settings)

@@ -1,6 +1,6 @@
 """What `fedalc deploy run` asks for: refused here, at once, if it cannot be, and not minutes later by the server's app.
 
-`asked` has the names that the app knows its settings by (engines/flower/run_config.py).
+`asked` has the names that the app knows its settings by (deployment/flower/run_config.py).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def overrides_text(overrides: Sequence[str]) -> str:
 
 def new_run(asked: Mapping[str, Any], out: Path, name: str | None) -> dict[str, Any]:
     """With the folder it goes to, in which there must be nothing of anybody's."""
-    from fedalc.engines.flower.run_config import read_run_config
-    from fedalc.run_folder import Taken, check_folder
+    from fedalc.deployment.flower.run_config import read_run_config
+    from fedalc.runs.folder import Taken, check_folder
 
     _, settings = read_run_config(asked, run_id=0)
     name = name or settings.name or f"{settings.method}-{settings.preset}-s{settings.seed}"
@@ -52,8 +52,8 @@ def new_run(asked: Mapping[str, Any], out: Path, name: str | None) -> dict[str, 
 
 def resumed_run(state: ServerState, folder: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """As it was gone about before, with what is to be different now."""
-    from fedalc.engines.flower.run_config import read_run_config
-    from fedalc.run_folder import check_folder, read_settings
+    from fedalc.deployment.flower.run_config import read_run_config
+    from fedalc.runs.folder import check_folder, read_settings
 
     fixed = [f"--{_OPTIONS.get(key, key)}" for key in asked if key not in WHEN_RESUMED]
     if fixed:

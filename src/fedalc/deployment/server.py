@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fedalc.deployment.certificates import Certificates
-from fedalc.deployment.flower import environment, python_module, require_flower
+from fedalc.deployment.flower_programs import environment, python_module, require_flower
 from fedalc.deployment.processes import Process, follow, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
-from fedalc.run_folder import only_writer
+from fedalc.runs.folder import only_writer
 
 _START_WITHIN = 120.0  # seconds, on a machine that is busy
 

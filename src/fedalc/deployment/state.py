@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedalc.deployment.flower import CONNECTION, Flower, toml_value
+from fedalc.config.schema import PRIVACY_LEDGER
+from fedalc.core.atomic_files import write_text
+from fedalc.core.safe_parsing import Unreadable, parse_toml, read_json_object
+from fedalc.deployment.flower_programs import CONNECTION, Flower, toml_value
 from fedalc.errors import FedalcError
-from fedalc.files import write_text
-from fedalc.reading import Unreadable, parse_toml, read_json_object
-from fedalc.settings import PRIVACY_LEDGER
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ServerState:
 
     @property
     def privacy_ledger(self) -> Path:
-        """What all runs of this server have spent: fedalc.privacy.ledger."""
+        """What all runs of this server have spent: fedalc.labels.privacy.ledger."""
         return self.folder / PRIVACY_LEDGER
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedalc.deployment.flower import APP, Flower, environment, plain, write_settings
+from fedalc.deployment.flower_programs import APP, Flower, environment, plain, write_settings
 from fedalc.deployment.processes import Process, is_healthy, signals_interrupt
 from fedalc.deployment.state import ServerState, Submitted
 from fedalc.errors import FedalcError, Interrupted, Locked
@@ -55,7 +55,7 @@ def _is_running(flower: Flower, run: str) -> bool:
 
 def _wait_until_free(run_folder: Path) -> None:
     """A run that was stopped goes on writing until Flower has told its process, some ten seconds later."""
-    from fedalc.run_folder import only_writer
+    from fedalc.runs.folder import only_writer
 
     until = time.monotonic() + _FREE_WITHIN
     while True:

@@ -16,10 +16,10 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from fedalc.deployment.flower import APP
+from fedalc.core.safe_parsing import parse_toml
+from fedalc.deployment.flower_programs import APP
 from fedalc.deployment.node_signatures import signing_bodies
 from fedalc.deployment.processes import end_with_parent
-from fedalc.reading import parse_toml
 
 _FILES = {"pyproject.toml", "README.md", "LICENSE"}
 _UNKNOWN_FLOWER = "this version of Flower cannot be kept from running a server's code; install flwr 1.41"

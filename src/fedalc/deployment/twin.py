@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedalc.collection.hashing import Hasher, canonical_features, features_identity
-from fedalc.collection.keys import Key
-from fedalc.collection.messages import byte_order
-from fedalc.config import Experiment
-from fedalc.data.clients import Federation
+from fedalc.config.experiment import Experiment
 from fedalc.data.dataset import Split
-from fedalc.encoders import scale_rows
+from fedalc.data.federation import Federation
+from fedalc.deployment.flower.party import instance_keys
 from fedalc.engines import make_engine
-from fedalc.engines.flower.party import instance_keys
-from fedalc.federated import FederatedTraining, knowledge_for
-from fedalc.model import Model
+from fedalc.labels.collection.hashing import Hasher, canonical_features, features_identity
+from fedalc.labels.collection.keys import Key
+from fedalc.labels.collection.messages import byte_order
+from fedalc.models.encoders import scale_rows
+from fedalc.models.model import Model
+from fedalc.training.federated import FederatedTraining, knowledge_for
 
 
 def in_one_process(

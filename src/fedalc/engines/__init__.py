@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fedalc.config import Experiment
-from fedalc.data.clients import Federation
+from fedalc.config.experiment import Experiment
+from fedalc.data.federation import Federation
 from fedalc.engines.base import Engine, RoundResult
 from fedalc.engines.by_party import PartyByParty
-from fedalc.engines.clients import ClientsEngine
 from fedalc.engines.fused import FusedEngine
+from fedalc.engines.per_client import ClientsEngine
 from fedalc.errors import ConfigError
 from fedalc.methods import Method
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.aggregation.lengths import Lengths
-from fedalc.encoders import Chance
+from fedalc.core.sparse_products import WeightedBags
+from fedalc.engines.aggregation.lengths import Lengths
+from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
-from fedalc.geometry import unit_rows
-from fedalc.ledger import Ledger
-from fedalc.model import Model
-from fedalc.products import WeightedBags
+from fedalc.models.class_embeddings import unit_rows
+from fedalc.models.encoders import Chance
+from fedalc.models.model import Model
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An engine asked party by party, so that a robust rule can combine their changes (`fedalc.aggregation`).
+"""An engine asked party by party, so that a robust rule can combine their changes (`fedalc.engines.aggregation`).
 
 The engines `fused` and `clients` add up all clients' changes at once and never have a single party's. Here they work on
 one party's clients at a time: the mean over these is what a party of its own sends (engine `flower`). The price is a
@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc import aggregation
-from fedalc.aggregation.lengths import Lengths, norm
-from fedalc.config import Experiment
-from fedalc.data.clients import Federation
-from fedalc.encoders import Chance
+from fedalc.config.experiment import Experiment
+from fedalc.data.federation import Federation
+from fedalc.engines import aggregation
+from fedalc.engines.aggregation.lengths import Lengths, norm
 from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows
-from fedalc.ledger import Ledger
+from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
-from fedalc.model import Model
+from fedalc.models.encoders import Chance
+from fedalc.models.model import Model
 
 
 class PartyByParty:

@@ -11,7 +11,7 @@ Memory: the sparse instances twice (rows for the forward pass, transposed for th
 a gradient of θ, and where rows are trained one for each participant's own copy of its row. A round of some clients
 only costs, in time and memory, what these hold: their instances, and the rows of θ's first matrix for their features.
 
-Of several processes (`fedalc.distributed`) each takes its share of the instances; the gradients are summed.
+Of several processes (`fedalc.core.distributed`) each takes its share of the instances; the gradients are summed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc import distributed
-from fedalc.config import Experiment
-from fedalc.data.clients import Federation
-from fedalc.encoders import Chance, Encoder, ImageEncoder
-from fedalc.engines.ahead import one_ahead
+from fedalc.config.experiment import Experiment
+from fedalc.core import distributed
+from fedalc.core.progress_events import watched
+from fedalc.core.sparse_products import WeightedBags, products_at
+from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
-from fedalc.engines.portion import Block, Portion
-from fedalc.geometry import unit_rows
-from fedalc.ledger import Ledger
+from fedalc.engines.fused_batches import Block, Portion
+from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
-from fedalc.model import Model
-from fedalc.products import WeightedBags, products_at
-from fedalc.watched import watched
+from fedalc.models.class_embeddings import unit_rows
+from fedalc.models.encoders import Chance, Encoder, ImageEncoder
+from fedalc.models.model import Model
 
 
 class FusedEngine:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fedalc.config import Experiment
-from fedalc.knowledge import LabelKnowledge
+from fedalc.config.experiment import Experiment
+from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.methods.base import Method, Told
-from fedalc.methods.exact import FedALCExact
 from fedalc.methods.fedalc import FedALC, FedALCFixed
+from fedalc.methods.fedalc_exact import FedALCExact
+from fedalc.methods.fedalc_oneshot import FedALCOneshot
 from fedalc.methods.fedavg import FedAvg, FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
 from fedalc.methods.fedmlh import FedMLH
 from fedalc.methods.flag import FLAG
-from fedalc.methods.oneshot import FedALCOneshot
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,

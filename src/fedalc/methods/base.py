@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.config import Experiment
-from fedalc.correlations import Correlations
-from fedalc.geometry import frequency_rows, orthogonal_rows, random_rows, unit_rows
-from fedalc.knowledge import LabelKnowledge
-from fedalc.memory import DEFAULT_BUDGET, blocks
-from fedalc.neighbours import Search
-from fedalc.regularizers import Objective
-from fedalc.sharding import Shard, shard_of
+from fedalc.config.experiment import Experiment
+from fedalc.core.blocks import DEFAULT_BUDGET, blocks
+from fedalc.core.nearest import Search
+from fedalc.labels.correlations import Correlations
+from fedalc.labels.knowledge import LabelKnowledge
+from fedalc.methods.regularizers import Objective
+from fedalc.models.class_embeddings import frequency_rows, orthogonal_rows, random_rows, unit_rows
+from fedalc.models.sharding import Shard, shard_of
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedalc.config import Experiment
-from fedalc.correlations import Correlations
+from fedalc.config.experiment import Experiment
+from fedalc.labels.correlations import Correlations
+from fedalc.labels.privacy import PrivateLabelSets
 from fedalc.methods.base import Method, descend
 from fedalc.methods.fedavg import FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
-from fedalc.privacy import PrivateLabelSets
-from fedalc.regularizers import AllPairs, NearestPairs, Objective, Regularizer, Sum, Together, attract, repel_within
+from fedalc.methods.regularizers import (
+    AllPairs,
+    NearestPairs,
+    Objective,
+    Regularizer,
+    Sum,
+    Together,
+    attract,
+    repel_within,
+)
 
 
 class LearnsFromLabels(Method):

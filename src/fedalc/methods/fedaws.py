@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedalc.methods.base import Method, descend
-from fedalc.regularizers import AllPairs, NearestPairs, Objective, Potential, repel, repel_within
+from fedalc.methods.regularizers import AllPairs, NearestPairs, Objective, Potential, repel, repel_within
 
 
 class FedAwS(Method):

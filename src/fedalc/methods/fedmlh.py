@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
 from fedalc.methods.fedavg import FedAvgFixed
 
 

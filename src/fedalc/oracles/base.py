@@ -13,16 +13,16 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedalc.arguments import as_count, check_scores, model_folder
-from fedalc.checkpoint import load_folder, save_folder
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
+from fedalc.config.schema import EncoderSettings
+from fedalc.core.arguments import as_count, check_scores, model_folder
+from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.dataset import Dataset, Split
-from fedalc.data.images import Images
+from fedalc.data.images.images import Images
 from fedalc.data.matrices import feature_matrix
-from fedalc.encoders import scale_rows
 from fedalc.errors import DataError, FedalcError
-from fedalc.metrics import top_labels
-from fedalc.settings import EncoderSettings
+from fedalc.evaluation.metrics import top_labels
+from fedalc.models.encoders import scale_rows
 
 FORMAT = 1
 DAMAGE = (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeError, OverflowError, MemoryError)

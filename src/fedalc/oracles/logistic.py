@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix, hstack
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedalc.products import WeightedBags
+from fedalc.core.sparse_products import WeightedBags
 
 TOLERANCE = 0.01  # of the gradient at the start; ten times less takes half as long again
 STEPS = 50  # Newton's; ten are usual

@@ -12,7 +12,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.oracles.base import Follow, Oracle, Scores, blocks, numbers
 from fedalc.oracles.logistic import LogisticProblem

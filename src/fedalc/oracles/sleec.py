@@ -18,12 +18,12 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
+from fedalc.config.schema import SleecSettings
+from fedalc.core.seeds import derived_seed
 from fedalc.data.dataset import Dataset, Split
-from fedalc.encoders import scale_rows
+from fedalc.models.encoders import scale_rows
 from fedalc.oracles.base import Follow, Oracle, Scores, blocks, numbers, places
-from fedalc.seeds import derived_seed
-from fedalc.settings import SleecSettings
 
 KMEANS_STEPS = 7
 PRODUCT_BYTES = 24  # for each product of two label sets that is looked at: sparse, dense, negated and in order

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from fedalc import history
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
+from fedalc.core.interrupt import Interrupt
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import DataError, Interrupted
-from fedalc.evaluation import measure
-from fedalc.interrupt import Interrupt
+from fedalc.evaluation.evaluate import measure
 from fedalc.oracles import ORACLES, Oracle, OracleScorer, TrainedOracle
-from fedalc.training_base import AnyTraining, Callback, inverse_propensity, listening
+from fedalc.runs import history
+from fedalc.training.base import AnyTraining, Callback, inverse_propensity, listening
 
 
 class OracleTraining(AnyTraining):

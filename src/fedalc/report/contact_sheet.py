@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Split
-from fedalc.data.images import Images
+from fedalc.data.images.images import Images
+from fedalc.models.trained import TrainedModel
 from fedalc.report.plots import new_figure, write_png
 from fedalc.report.style import short
 from fedalc.report.summary import text
-from fedalc.seeds import numpy_generator
-from fedalc.trained import TrainedModel
 
 PICTURES = 36
 COLUMNS = 6

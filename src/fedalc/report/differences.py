@@ -90,7 +90,7 @@ _ABSENT = object()
 
 
 def _settings(row: Row) -> Mapping[str, Any]:
-    """As `fedalc.effects.acting` gives them; those of its first seed."""
+    """As `fedalc.config.unused.acting` gives them; those of its first seed."""
     found = row.results[0].get("settings")
     return found if isinstance(found, Mapping) else {}
 

@@ -11,9 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fedalc import history
-from fedalc.files import write_text
-from fedalc.reading import Unreadable, parse_json
+from fedalc.core.atomic_files import write_text
+from fedalc.core.safe_parsing import Unreadable, parse_json
 from fedalc.report import tables
 from fedalc.report.curves import Histories, panels
 from fedalc.report.differences import differences
@@ -21,7 +20,8 @@ from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
-from fedalc.run_folder import PARTIES_LOG, SHEET, read_partial_result
+from fedalc.runs import history
+from fedalc.runs.folder import PARTIES_LOG, SHEET, read_partial_result
 
 NAME = "report.html"
 SHOWN = 30  # lines of who was left out

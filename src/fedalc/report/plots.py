@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from fedalc.files import write_bytes
+from fedalc.core.atomic_files import write_bytes
 from fedalc.report.curves import Histories, Panel, panels
 from fedalc.report.style import DASHES, GREY, HATCHES, Style, short, styles
 from fedalc.report.summary import COLLAPSED, Result, Row, Statistic, merge, number, varies

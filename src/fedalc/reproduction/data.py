@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedalc.data.catalog import entry, is_known
-from fedalc.data.listed import find_lists
+from fedalc.data.catalog.datasets import entry, is_known
+from fedalc.data.formats.image_list import find_lists
 from fedalc.data.load import dataset_dir, find_split_files, folder_kind, has_pictures, load_dataset, presence
 from fedalc.errors import DataError
 
@@ -46,7 +46,7 @@ def _what_is_wrong(folder: Path, pictures: bool) -> str | None:
 
 def client_sizes(plan: Plan, data_dir: Path | None) -> np.ndarray | None:
     """Instances of each client; None where no figure wants them or the data is not here."""
-    from fedalc.runs import image_options
+    from fedalc.workflows.train import image_options
 
     if "clients" not in plan.table.figures or not plan.jobs or absent_data(plan, data_dir) is not None:
         return None

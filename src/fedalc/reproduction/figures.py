@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from fedalc.report.curves import WATCHED
 from fedalc.report.plots import bar_fill, draw_precisions, legend, log_scale, new_figure, tidy, write_png
 from fedalc.report.style import BLUE, GREY, styles
-from fedalc.reproduction.outcome import Cell, Fit, Line, Outcome
-from fedalc.reproduction.tables import PRECISIONS, SWEPT
+from fedalc.reproduction.results import Cell, Fit, Line, Outcome
+from fedalc.reproduction.table_spec import PRECISIONS, SWEPT
 
 OPEN: Any = {"fillstyle": "none", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
 FILLED: Any = {"markersize": 5, "capsize": 2, "linewidth": 1.8}

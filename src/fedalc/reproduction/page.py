@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from fedalc.report.inline import figure_svg
 from fedalc.report.page import NAME, write_template
-from fedalc.reproduction import text
+from fedalc.reproduction import table_text as text
 from fedalc.reproduction.figures import CAPTIONS
-from fedalc.reproduction.outcome import Outcome
+from fedalc.reproduction.results import Outcome
 
 
 def write_page(outcome: Outcome, figures: Mapping[str, Any], folder: Path) -> Path:

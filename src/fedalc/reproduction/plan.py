@@ -8,18 +8,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from fedalc import history
-from fedalc.checks import refuse_other_kind
-from fedalc.config import Experiment
+from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import NONE
+from fedalc.config.unused import acting
+from fedalc.core.safe_parsing import read_json_object
 from fedalc.data.load import has_pictures
-from fedalc.effects import acting
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.reading import read_json_object
 from fedalc.report.differences import differences
 from fedalc.report.summary import merge
-from fedalc.reproduction.tables import FILE, ORACLE_FOLDER, Home, Row, Table, flat
-from fedalc.resolution import experiment
-from fedalc.settings import NONE
+from fedalc.reproduction.table_spec import FILE, ORACLE_FOLDER, Home, Row, Table, flat
+from fedalc.runs import history
+from fedalc.workflows.preflight import refuse_other_kind
 
 State = Literal["done", "begun", "failed", "new"]
 WHERE = ("name", "device", "block_rows", "memory_budget", "shard_rows")  # where and how it ran: no part of what was run

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from fedalc.report.summary import number_at
 from fedalc.report.tables import fixed, human_seconds
 from fedalc.reproduction.plan import Job
-from fedalc.reproduction.runner import Watcher
+from fedalc.reproduction.pool import Watcher
 
 CHOOSING = 0.6  # of a run's time, where the rounds are chosen first and trained again: a guess
 

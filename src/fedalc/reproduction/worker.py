@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fedalc.core.atomic_files import write_text
 from fedalc.errors import FedalcError, Interrupted, Locked
-from fedalc.files import write_text
 from fedalc.reproduction.plan import FAILURE, Job
 
 # On the way "phase" (name, rounds, done) and "round" number (of an oracle: its step); at the end "done", "failed",
@@ -30,7 +30,7 @@ def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
     import torch
 
     from fedalc.data import load_dataset
-    from fedalc.runs import image_options
+    from fedalc.workflows.train import image_options
 
     torch.set_num_threads(threads)
     held: dict[Any, Any] = {}
@@ -57,7 +57,7 @@ def _end_with_parent() -> None:
 
 
 def _outcome(job: Job, load: Callable[[], Any], pipe: Connection) -> Message:
-    from fedalc.runs import train_or_continue
+    from fedalc.workflows.train import train_or_continue
 
     failure = job.folder / FAILURE
     try:
@@ -77,7 +77,7 @@ def _outcome(job: Job, load: Callable[[], Any], pipe: Connection) -> Message:
 
 
 def _follower(pipe: Connection) -> Any:
-    from fedalc.training_base import Callback
+    from fedalc.training.base import Callback
 
     class Follower(Callback):
         """Tells the parent how far it is. A parent that is gone is no reason to fail: see `_end_with_parent`."""

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedalc.files import write_text
-from fedalc.reproduction import figures, outcome, page, text
+from fedalc.core.atomic_files import write_text
+from fedalc.reproduction import figures, page
+from fedalc.reproduction import results as outcome
+from fedalc.reproduction import table_text as text
 from fedalc.reproduction.plan import Ended, Plan
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fedalc.data import fetch as fetch_module
-from fedalc.data._unpack import unpack
-from fedalc.data.catalog import Download
-from fedalc.data.places import Place
+from fedalc.data.catalog import fetch as fetch_module
+from fedalc.data.catalog.datasets import Download
+from fedalc.data.formats.unpack import unpack
+from fedalc.data.storage import Place
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import TOKENS, mutated
 from tests.fuzz.registry import as_file, reader, workplace

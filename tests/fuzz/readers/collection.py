@@ -9,14 +9,14 @@ from random import Random
 
 import numpy as np
 
-from fedalc.collection.collected import Collected
-from fedalc.collection.joining import join
-from fedalc.collection.keys import Key
-from fedalc.collection.messages import load_messages
-from tests.collection.problems import KEY, sent
+from fedalc.labels.collection.join import join
+from fedalc.labels.collection.keys import Key
+from fedalc.labels.collection.messages import load_messages
+from fedalc.labels.collection.results import Collected
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import changed, mutated
 from tests.fuzz.registry import as_file, reader, workplace
+from tests.labels.collection.problems import KEY, sent
 
 
 def with_checksum(seed: bytes, rng: Random) -> bytes:

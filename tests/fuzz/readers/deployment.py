@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from fedalc.deployment.certificates import _read_authority, make_certificates
-from fedalc.deployment.flower import APP
+from fedalc.deployment.flower_programs import APP
 from fedalc.deployment.node_keys import check_node_key, check_public_key, make_node_key
 from fedalc.deployment.party import _check_certificate
 from fedalc.deployment.state import ServerState, Submitted

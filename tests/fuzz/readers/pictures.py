@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from fedalc.data import coco as coco_module
-from fedalc.data import flair as flair_module
-from fedalc.data import voc as voc_module
-from fedalc.data.annotations import _from_arrays, _to_arrays, kept_annotations
 from fedalc.data.cache import store_arrays
-from fedalc.data.copies import kept_copies
-from fedalc.data.listed import read_listed
-from fedalc.data.picture_files import picture_blocks
-from fedalc.data.pictures import _shrink
-from fedalc.data.places import File, Place
+from fedalc.data.formats import coco as coco_module
+from fedalc.data.formats import flair as flair_module
+from fedalc.data.formats import voc as voc_module
+from fedalc.data.formats.image_list import read_listed
+from fedalc.data.images.annotations import _from_arrays, _to_arrays, kept_annotations
+from fedalc.data.images.decode import _shrink
+from fedalc.data.images.loose_files import picture_blocks
+from fedalc.data.images.small_copies import kept_copies
+from fedalc.data.storage import File, Place
 from fedalc.errors import DataError
 from tests.data.layouts import annotation, coco_json, flair, picture, write_files
 from tests.fuzz.harness import Reader
@@ -98,7 +98,7 @@ def picture_decode() -> Reader:
 
     def read(data: bytes) -> None:
         # Small sizes only: a header that claims 50 million pixels takes a second to find out about.
-        with mock.patch("fedalc.data.pictures.MOST_PIXELS", 100_000):
+        with mock.patch("fedalc.data.images.decode.MOST_PIXELS", 100_000):
             small = _shrink(0, data, 8)
         if small.broken:
             raise DataError(small.broken)
@@ -122,7 +122,7 @@ def annotations_cache() -> Reader:
     store_arrays(place / "seed.npz", _to_arrays(found))
 
     def read(file: Path) -> object:
-        import fedalc.data.annotations as module
+        import fedalc.data.images.annotations as module
 
         entry = hashed_entry(file.parent)
         file.replace(entry)
@@ -151,7 +151,7 @@ def copies_cache() -> Reader:
     """The index of small copies of pictures in the cache."""
     folder = workplace() / "copies-cache"
     folder.mkdir(exist_ok=True)
-    import fedalc.data.copies as module
+    import fedalc.data.images.small_copies as module
 
     def make(writer: module.Writer) -> None:
         writer.write(0, bytes(3 * 4 * 4), bytes(16))

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 import fedalc
-from fedalc import history
-from fedalc.checkpoint import SUMS
-from fedalc.encoders import make_encoder
-from fedalc.model import Model
-from fedalc.privacy.accounting import Release
-from fedalc.privacy.ledger import Charge, Ledger, by_subject, total
+from fedalc.config.resolve import experiment
+from fedalc.core.tensor_folder import SUMS
+from fedalc.labels.privacy.accounting import Release
+from fedalc.labels.privacy.ledger import Charge, Ledger, by_subject, total
+from fedalc.models.encoders import make_encoder
+from fedalc.models.model import Model
+from fedalc.models.trained import TrainedModel, load_model
 from fedalc.report.page import read_left_out, write_page
-from fedalc.resolution import experiment
-from fedalc.trained import TrainedModel, load_model
+from fedalc.runs import history
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import changed, changed_json
 from tests.fuzz.registry import as_file, reader, workplace
@@ -154,8 +154,8 @@ def pretrained_config() -> Reader:
     """config.json of pretrained weights, which come from anywhere."""
     from transformers import ResNetConfig
 
-    from fedalc.encoders.image import SHAPES, _pretrained
-    from fedalc.settings import EncoderSettings
+    from fedalc.config.schema import EncoderSettings
+    from fedalc.models.encoders.image import SHAPES, _pretrained
 
     folder = workplace() / "pretrained"
     folder.mkdir(exist_ok=True)

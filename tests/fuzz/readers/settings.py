@@ -7,8 +7,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from fedalc.config.resolve import experiment
 from fedalc.errors import ConfigError
-from fedalc.resolution import experiment
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import changed
 from tests.fuzz.registry import as_file, reader
@@ -66,9 +66,9 @@ def override() -> Reader:
 @reader
 def option_values() -> Reader:
     """Options that are parsed by hand: lists, seeds, memory, addresses."""
+    from fedalc.cli.options import listed, listed_seeds
+    from fedalc.core.blocks import read_budget
     from fedalc.deployment.party import check_address
-    from fedalc.memory import read_budget
-    from fedalc.options import listed, listed_seeds
 
     def read(data: bytes) -> None:
         text = data.decode("utf-8", "surrogateescape")
@@ -92,7 +92,7 @@ def option_values() -> Reader:
 @reader
 def run_config() -> Reader:
     """What `flwr run` hands to the server's app."""
-    from fedalc.engines.flower.run_config import DEFAULTS, read_run_config
+    from fedalc.deployment.flower.run_config import DEFAULTS, read_run_config
 
     tree = dict(DEFAULTS) | {"method": "fedalc", "set": "seed=1; rounds=5"}
 
@@ -111,15 +111,15 @@ def run_config() -> Reader:
 
 @cache
 def _tables() -> tuple[bytes, ...]:
-    from fedalc.reproduction.tables import HOMES
+    from fedalc.reproduction.table_spec import HOMES
 
     return tuple(path.read_bytes() for path in sorted(HOMES[1].glob("*/table.toml")))
 
 
 @reader
 def table_toml() -> Reader:
-    from fedalc.reproduction.tables import Table
-    from fedalc.reproduction.reading import read_toml, validated  # isort: skip
+    from fedalc.reproduction.table_spec import Table
+    from fedalc.reproduction.toml_files import read_toml, validated  # isort: skip
 
     read = as_file("table.toml", lambda file: validated(Table, {**read_toml(file), "folder": file.parent}, file))
     return Reader("table-toml", "table.toml of `fedalc reproduce`", _tables(), read, tokens=TOKENS)

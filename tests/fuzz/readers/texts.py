@@ -7,12 +7,12 @@ import gzip
 from pathlib import Path
 from random import Random
 
-from fedalc.data._arff_header import LabelRule
-from fedalc.data.arff import read_arff
 from fedalc.data.cache import Parsed, _load, _store, cached
 from fedalc.data.check import content_sha256
+from fedalc.data.formats.arff import read_arff
+from fedalc.data.formats.arff_header import LabelRule
+from fedalc.data.formats.xmlc import read_xmlc
 from fedalc.data.load import _label_names, load_file
-from fedalc.data.xmlc import read_xmlc
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import TOKENS, mutated
 from tests.fuzz.registry import as_file, reader, workplace
@@ -106,7 +106,7 @@ def predict_input() -> Reader:
 
 @reader
 def record_names() -> Reader:
-    from fedalc.collection.holding import _read_records
+    from fedalc.labels.collection.holding import _read_records
 
     read = as_file("records.txt", lambda file: _read_records(file, 3))
     return Reader("record-names", "record names of a party (--records)", (b"a\nb\nc\n", b"1\n2\n3"), read)
@@ -114,7 +114,7 @@ def record_names() -> Reader:
 
 @reader
 def names_file() -> Reader:
-    from fedalc.collection.naming import read_names
+    from fedalc.labels.collection.pseudonyms import read_names
 
     seeds = (b"one\ntwo\n", b"7\tone\n8\ttwo\n")
     return Reader("names-file", "names for `fedalc key labels`", seeds, as_file("names.txt", read_names))

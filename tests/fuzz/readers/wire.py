@@ -14,14 +14,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.common.serde import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
 
-from fedalc.aggregation.lengths import norm
-from fedalc.engines.flower.answers import RECORD, check_question, exactly
-from fedalc.engines.flower.collecting import _read_messages
-from fedalc.engines.flower.exchange import UNREADABLE
-from fedalc.engines.flower.introductions import read_introduction
-from fedalc.engines.flower.measuring import _metrics
-from fedalc.engines.flower.memory import check_unchanged
-from fedalc.engines.flower.records import (
+from fedalc.config.resolve import experiment
+from fedalc.deployment.flower.answers import RECORD, check_question, exactly
+from fedalc.deployment.flower.census import _read_messages
+from fedalc.deployment.flower.exchange import UNREADABLE
+from fedalc.deployment.flower.introductions import read_introduction
+from fedalc.deployment.flower.measuring import _metrics
+from fedalc.deployment.flower.norm_screen import bad_rows
+from fedalc.deployment.flower.party_memory import check_unchanged
+from fedalc.deployment.flower.wire import (
     BadMessage,
     config,
     pack,
@@ -31,12 +32,11 @@ from fedalc.engines.flower.records import (
     unpack,
     unpack_theta,
 )
-from fedalc.engines.flower.screening import bad_rows
-from fedalc.resolution import experiment
-from tests.collection.problems import rows_of, sent
+from fedalc.engines.aggregation.lengths import norm
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import changed, changed_json, mutated
 from tests.fuzz.registry import reader, workplace
+from tests.labels.collection.problems import rows_of, sent
 
 Tree = dict[str, dict[str, Any]]
 KINDS = {"config": ConfigRecord, "metrics": MetricRecord}

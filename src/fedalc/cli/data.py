@@ -1,0 +1,235 @@
+"""`fedalc data …`: what datasets there are, how to get them, and whether a copy is right."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from fedalc.cli.options import DataDir
+from fedalc.errors import DataError
+
+if TYPE_CHECKING:
+    from fedalc.data.catalog.datasets import Entry
+    from fedalc.data.dataset import Dataset
+
+app = typer.Typer(help="Datasets: list, info, check, fetch, generate.", no_args_is_help=True, rich_markup_mode="rich")
+
+Name = Annotated[str, typer.Argument(help="a dataset's name")]
+NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or a folder with one of your own")]
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None) -> None:
+    """The datasets known by name, and which of them are here."""
+    from fedalc.data.catalog.datasets import ENTRIES
+    from fedalc.data.load import data_root, presence
+
+    table = Table(
+        Column("name", no_wrap=True),
+        "train",
+        "test",
+        "features",
+        "labels",
+        "per instance",
+        Column("here", no_wrap=True),
+    )
+    for entry in ENTRIES:
+        table.add_row(entry.name, *_numbers(entry), presence(entry, data_dir))
+    console = Console()
+    console.print(table)
+    console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
+    console.print("packed: there is an archive, which has not been looked into", highlight=False)
+    console.print("generated: made up, with the sizes of a real dataset and nothing else of it", highlight=False)
+
+
+def _numbers(entry: Entry) -> list[str]:
+    s, p = entry.statistics, entry.images
+    if s is not None:
+        return [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] + [f"{s.labels_per_instance:.2f}"]
+    if p is not None:
+        average = "-" if p.labels_per_instance is None else f"{p.labels_per_instance:.2f}"
+        return [f"{p.train:,}", f"{p.test:,}", "images", f"{p.labels:,}", average]
+    return ["-"] * 5
+
+
+@app.command()
+def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
+    """What a dataset is, where to get it, and where its files go; or what files a folder has."""
+    from fedalc.data.catalog.datasets import entry as find
+    from fedalc.data.load import dataset_dir
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if _is_folder(name):
+        _print_folder(Path(name), console)
+        return
+    entry = find(name)
+    console.print(f"{entry.name}: {entry.title}")
+    s = entry.statistics
+    if s:
+        about = "about " if entry.like else ""
+        console.print(
+            f"  {s.train:,} train, {s.test:,} test"
+            + (f", {s.validation:,} validation" if s.validation else "")
+            + f", {s.features:,} features, {s.labels:,} labels, {s.instances_per_label} instances per label, "
+            f"{s.labels_per_instance} labels per instance"
+            + (f", {about}{s.features_per_instance:g} features per instance" if s.features_per_instance else "")
+        )
+    p = entry.images
+    if p:
+        console.print(
+            f"  {p.train:,} train, {p.test:,} test"
+            + (f", {p.validation:,} validation" if p.validation else "")
+            + f", pictures, {p.labels:,} labels"
+            + (f", {p.labels_per_instance} labels per instance" if p.labels_per_instance else "")
+            + f"; in {dataset_dir(entry, data_dir)}"
+        )
+    if entry.users:
+        console.print(f'  of {entry.users:,} users, who can be the clients: clients = "users"')
+    if entry.note:
+        console.print(f"  {entry.note}")
+    if entry.files:
+        console.print(f"  files: {', '.join(entry.files)} (plain, .gz or .bz2) in {dataset_dir(entry, data_dir)}")
+    for file, digest in entry.sha256.items():
+        console.print(f"  SHA-256 of {file}, uncompressed: {digest}")
+    if entry.page:
+        console.print(f"  page: {entry.page}")
+    if entry.downloads:
+        console.print(f"  get it with: fedalc data fetch {entry.name}")
+    elif entry.how_to_get:
+        console.print(f"  {entry.how_to_get}")
+
+
+def _is_folder(name: str) -> bool:
+    """Whether it is one's own: what the catalog knows goes by its name, as everywhere. A path is not a name."""
+    from fedalc.data.catalog.datasets import is_known
+
+    return not is_known(name) and (Path(name).is_dir() or len(Path(name).parts) > 1)
+
+
+def _print_folder(folder: Path, console: Console) -> None:
+    from fedalc.data.formats import image_list as listed
+    from fedalc.data.images.load import listed_annotations
+    from fedalc.data.load import find_split_files, folder_kind
+    from fedalc.data.storage import Place
+
+    if not folder.is_dir():
+        raise DataError("no such folder", folder)
+    if folder_kind(folder) == "sparse":
+        names = ", ".join(path.name for path in find_split_files(folder).values())
+        console.print(f"{folder}: sparse features in {names}")
+    else:
+        found = listed_annotations(Place(folder))
+        console.print(f"{folder}: pictures listed in {', '.join(p.name for p in listed.find_lists(folder).values())}")
+        sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in found.splits.items())
+        known = "" if found.users is None else ", with the names of users"
+        console.print(f"  {sizes}, {len(found.label_names):,} labels{known}; no picture has been opened")
+        for note in listed.overlaps(found):
+            console.print(f"  {note}")
+    console.print(f"  read all of it with: fedalc data check {shlex.quote(str(folder))}")
+    console.print(f"  train on it with: fedalc train --dataset {shlex.quote(str(folder))}")
+
+
+@app.command()
+def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
+    """Read a dataset and compare it with what it should be. Exits with 1 where it differs.
+
+    In a folder of your own, everything is read and counted. Exits with 1 where pictures are broken or in two splits.
+    """
+    from rich.progress import Progress
+
+    from fedalc.data import ImageOptions, load_dataset
+    from fedalc.data.catalog.datasets import entry as find
+    from fedalc.data.check import check as compare
+    from fedalc.data.check import check_files
+    from fedalc.data.load import dataset_dir, has_pictures
+
+    own = _is_folder(name)
+    asked = name if own else find(name).name
+    notes: list[str] = []
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("pictures", total=None, visible=has_pictures(asked))
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        # What is broken is listed, and missing in the counts.
+        options = ImageOptions(broken="skip", progress=show, tell=notes.append)
+        dataset = load_dataset(asked, data_dir, images=options)
+    for note in notes:
+        console.print(note)
+    if own:
+        _print_counts(dataset)
+        if notes:
+            raise typer.Exit(1)
+        return
+    entry = find(name)
+    checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
+    if not checks:
+        raise DataError(f"{entry.name}: there is nothing to check it against")
+    table = Table("what", Column("expected", overflow="fold"), Column("found", overflow="fold"), "")
+    for line in checks:
+        table.add_row(line.what, str(line.expected), str(line.found), "ok" if line.ok else "differs")
+    Console().print(table)
+    if not all(line.ok for line in checks):
+        raise typer.Exit(1)
+
+
+def _print_counts(dataset: Dataset) -> None:
+    from fedalc.data.check import count
+
+    table = Table("what", Column("found", overflow="fold"))
+    for what, found in count(dataset):
+        table.add_row(what, found)
+    Console().print(table)
+
+
+@app.command()
+def fetch(name: Name, data_dir: DataDir = None) -> None:
+    """Download a dataset where that needs no browser; says how to place the files by hand where it does."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    from fedalc.data.catalog.datasets import entry as find
+    from fedalc.data.catalog.fetch import fetch as download
+
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=done, total=total)
+
+        folder = download(find(name), data_dir, show)
+    console.print(f"{name} is in {folder}", highlight=False)
+
+
+@app.command()
+def generate(
+    name: Annotated[str, typer.Argument(help="a generated problem: amazoncat-shaped, or amazoncat-shaped-100th, …")],
+    folder: Annotated[Path, typer.Argument(help="where train.txt and test.txt go")],
+) -> None:
+    """Write a generated problem as files in the Extreme Classification Repository's format."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    from fedalc.data.synthetic.shapes import write_shaped
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=done)
+
+        write_shaped(name, folder, progress=show)
+    console.print(f"{folder}: {name}, generated: made up, not the real data")

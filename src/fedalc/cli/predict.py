@@ -1,0 +1,57 @@
+"""`fedalc predict`: the best labels of new instances, as a file that people and programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedalc.errors import DataError, FedalcError
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="a finished run's folder")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="instances, in either format; for a model of pictures: a picture, or a folder or tar archive of "
+            "pictures. Labels are not used"
+        ),
+    ],
+    top: Annotated[int, typer.Option(min=1, help="how many labels per instance")] = 5,
+    form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
+    out: Annotated[Path | None, typer.Option(help="a file (default: the terminal)")] = None,
+    broken: Annotated[
+        str, typer.Option(help="pictures that cannot be decoded: refuse, or skip with a note")
+    ] = "refuse",
+    sheet: Annotated[Path | None, typer.Option(help="a PNG file: the first pictures with their labels")] = None,
+    sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="how many pictures --sheet shows")] = 36,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+) -> None:
+    """The best labels of new instances, with names and scores.
+
+    Scores rank labels and are not probabilities: cosines in [-1, 1], or any number for models of the square loss
+    (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles.
+    """
+    if run.exists() and not file.exists():  # told before anything is loaded, which takes seconds
+        raise DataError("no such file or folder", file)
+    from fedalc.workflows.predict import predict_file
+    from fedalc.workflows.preflight import check_device
+
+    check_device(device)
+    if form not in ("csv", "jsonl"):
+        raise FedalcError(f"--format: csv or jsonl, not {form!r}")
+    if broken not in ("refuse", "skip"):
+        raise FedalcError(f"--broken: refuse or skip, not {broken!r}")
+    predict_file(
+        run,
+        file,
+        top,
+        form="csv" if form == "csv" else "jsonl",
+        out=out,
+        broken="refuse" if broken == "refuse" else "skip",
+        sheet=sheet,
+        sheet_pictures=sheet_pictures,
+        device=device,
+    )

@@ -1,0 +1,72 @@
+"""`fedalc privacy`: what was spent, in all runs. (Not in the package `privacy`, which loads torch.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedalc.config.schema import PRIVACY_LEDGER
+from fedalc.errors import FedalcError
+
+if TYPE_CHECKING:
+    from fedalc.labels.privacy.ledger import Charge
+
+_SERVER_STATE = Path("fedalc-server")
+
+
+def privacy(
+    state: Annotated[
+        Path | None,
+        typer.Option(help="a server's state folder: what its runs spent (default: ./fedalc-server, if it is there)"),
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="another ledger (default: $FEDALC_PRIVACY_LEDGER, then the user's own)")
+    ] = None,
+    delta: Annotated[float, typer.Option(min=1e-15, max=0.1, help="the δ of the totals")] = 1e-5,
+) -> None:
+    """List what differential privacy was spent, on each dataset and by each deployment, in all runs."""
+    from fedalc.labels.privacy.ledger import Ledger, by_subject, default_path
+
+    if state is not None and ledger is not None:
+        raise FedalcError("--state and --ledger: give one of them")
+    if ledger is not None:
+        paths = [ledger]
+    elif state is not None:
+        paths = [state / PRIVACY_LEDGER]
+    else:
+        paths = [default_path()] + (
+            [_SERVER_STATE / PRIVACY_LEDGER] if (_SERVER_STATE / PRIVACY_LEDGER).exists() else []
+        )
+    if (ledger or state) and not paths[0].exists():
+        raise FedalcError(f"{paths[0]}: there is no such privacy ledger")
+    console = Console(highlight=False, soft_wrap=True)
+    for path in paths:
+        console.print(f"privacy ledger: {path}", markup=False)
+        groups = by_subject(Ledger(path).charges())
+        if not groups:
+            console.print("nothing was spent yet")
+        for group in groups:
+            _show(console, group, delta)
+
+
+def _show(console: Console, charges: Sequence[Charge], delta: float) -> None:
+    from fedalc.labels.privacy.ledger import total
+
+    names = dict.fromkeys(charge.subject for charge in charges)
+    table = Table("time (UTC)", "what", "ε", "δ", "run")
+    for charge in charges:
+        epsilon = "not private (seeded)" if charge.epsilon is None else f"{charge.epsilon:.4g}"
+        table.add_row(charge.time[:16].replace("T", " "), charge.what, epsilon, f"{charge.delta:g}", charge.run or "")
+    console.print()
+    console.print(", ".join(names), markup=False)
+    console.print(table)
+    spent = total(charges, delta)
+    console.print(
+        f"spent in {spent.runs} runs: ε = {spent.epsilon:.4g} at δ = {spent.delta:.3g} "
+        f"(plain sum: ε = {spent.plain:.4g} at δ = {spent.plain_delta:.3g})"
+    )

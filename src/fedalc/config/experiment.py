@@ -1,0 +1,158 @@
+"""An experiment: all settings of a run, valid and in agreement, and how they are written as TOML.
+
+`schema` has the sections, `compatibility` what goes together; `resolve` puts an `Experiment` together from preset, file
+and command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from fedalc.config import compatibility as agreement
+from fedalc.config.schema import (
+    NONE,
+    ClientSettings,
+    CollectionSettings,
+    Count,
+    EmbeddingSettings,
+    EncoderSettings,
+    FixedSettings,
+    HashingSettings,
+    ImageSettings,
+    MethodName,
+    OvrSettings,
+    PresetName,
+    PrivacySettings,
+    RegularizerSettings,
+    SelectionSettings,
+    ServerSettings,
+    Settings,
+    SleecSettings,
+)
+from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
+from fedalc.errors import ConfigError
+
+
+class Experiment(Settings):
+    """Everything a run depends on, apart from the data itself."""
+
+    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None  # of the run folder
+    dataset: str = "demo"
+    method: MethodName = "fedalc"
+    preset: PresetName = "strong"
+    engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties, see docs/deployment.md
+    clients: Literal["labels", "users"] = "labels"  # users: one for each label of each user, where a dataset knows them
+    rounds: Count = 100
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    block_rows: Count = (
+        2048  # instances encoded at a time; bounds memory (and is what norm = "batch" has statistics of)
+    )
+    memory_budget: Annotated[int, BeforeValidator(read_budget)] = (
+        DEFAULT_BUDGET  # for what a step holds of one block at a time, in bytes or as "2GB": docs/scale.md
+    )
+    shard_rows: Literal["auto", "on", "off"] = (
+        "auto"  # of several processes (docs/cluster.md), each with a part of W; auto: where W has more than 2 GB
+    )
+    images: ImageSettings = ImageSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    client: ClientSettings = ClientSettings()
+    server: ServerSettings = ServerSettings()
+    embeddings: EmbeddingSettings = EmbeddingSettings()
+    hashing: HashingSettings = HashingSettings()
+    regularizer: RegularizerSettings = RegularizerSettings()
+    fixed: FixedSettings = FixedSettings()
+    collection: CollectionSettings = CollectionSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    selection: SelectionSettings = SelectionSettings()
+    ovr: OvrSettings = OvrSettings()
+    sleec: SleecSettings = SleecSettings()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, values: Any, handler: ModelWrapValidatorHandler[Experiment], info: ValidationInfo) -> Experiment:
+        """An error of ours, with the field; and with the file, where the settings are a file's."""
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise _explained(error, (info.context or {}).get("file")) from None
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Experiment:
+        agreement.check(self)
+        return self
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether label sets are collected: the method learns from them, or the loss or W's start needs counts."""
+        return self.method in ("fedalc", "fedalc-fixed") or self.needs_counts
+
+    @property
+    def needs_counts(self) -> bool:
+        sizes = self.client.set_size != "ignored" or self.client.label_power > 0
+        by_counts = (self.client.loss == "square" and sizes) or self.embeddings.start == "by-frequency"
+        return by_counts
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+    def to_toml(self) -> str:
+        values = self.to_dict()
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+        for section, table in values.items():
+            if isinstance(table, dict):
+                lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Experiment.to_dict` gives, each setting under its full name, as `encoder.name`."""
+    named: dict[str, Any] = {}
+    for key, value in settings.items():
+        named |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+    return named
+
+
+def _explained(error: ValidationError, file: Path | None) -> ConfigError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]][:2]  # unions add the name of the branch that failed
+    field = ".".join(path) or None
+    where = f"{file}: " if file else ""
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return ConfigError(f"{where}there is no such setting{hint}", field)
+    if first["type"] == "value_error":  # one of ours, which says what was found
+        return ConfigError(f"{where}{first['ctx']['error']}", field)
+    return ConfigError(f"{where}{first['msg']} (found {first['input']!r:.100})", field)
+
+
+def _known_keys(sections: list[str]) -> list[str]:
+    model: Any = Experiment
+    for section in sections:
+        model = model.model_fields[section].annotation
+    return [info.alias or key for key, info in model.model_fields.items()]
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return f'"{NONE}"'
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)  # strings, integers and booleans read the same in TOML

@@ -1,0 +1,170 @@
+"""Putting an experiment together. Later wins: the defaults, the preset (for all methods, for this one, for the encoder
+asked for), a TOML file, keywords, `key=value` overrides.
+
+What a run folder keeps is the outcome in full, so that running its `config.toml` again does not depend on the preset.
+"""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedalc.config.experiment import Experiment
+from fedalc.config.schema import METHODS, PRESETS, SQUARE_ONLY, solves_one_objective
+from fedalc.core.arguments import as_path
+from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
+from fedalc.data.load import has_pictures
+from fedalc.errors import ConfigError
+
+
+def experiment(
+    settings: Mapping[str, Any] | None = None,
+    *,
+    file: Path | None = None,
+    overrides: Iterable[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """Resolve an experiment. `settings` wins over `file`; `overrides` ("server.ema=0.9") win over both. `defaults` are
+    for what none of these says.
+
+    >>> experiment({"method": "fedaws"}, overrides=["regularizer.lambda=100"]).regularizer.lambda_
+    100.0
+    """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"expected a dict of settings, found {settings!r:.60}")
+    overrides = overrides if isinstance(overrides, Iterable) and not isinstance(overrides, str) else [overrides]
+    asked: dict[str, Any] = {}
+    for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
+        _merge(asked, table)
+    for text in overrides:
+        _merge(asked, _parse_override(text))
+    method = _one_of(METHODS, asked.get("method", Experiment.model_fields["method"].default), "method")
+    name = _one_of(PRESETS, asked.get("preset", Experiment.model_fields["preset"].default), "preset")
+    asked = _for_method(asked, method, file)
+    encoder = asked.get("encoder")
+    named = encoder.get("name") if isinstance(encoder, Mapping) else None
+    dataset = asked.get("dataset", Experiment.model_fields["dataset"].default)
+    if not isinstance(dataset, str):
+        raise ConfigError(f"expected a name or a folder, found {dataset!r:.60}", "dataset")
+    if named is None and has_pictures(dataset):
+        named = _preset_file(name)["pictures"]["encoder"]
+        _merge(asked, {"encoder": {"name": named}})
+    values = preset(name, method, named)
+    _merge(values, asked)
+    _fill_in(values, method)
+    return Experiment.model_validate(values, context={"file": file})
+
+
+def _fill_in(values: dict[str, Any], method: str) -> None:
+    """What follows from the method and the loss unless it was asked for otherwise."""
+    client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
+    if not isinstance(client, dict) or not isinstance(encoder, dict):
+        return  # refused by the validation
+    privacy = values.get("privacy")
+    if isinstance(privacy, dict) and "epsilon" in privacy:
+        privacy.setdefault("mechanism", "counts")  # who names an ε wants it
+    _choose_aggregation(values, method)
+    client.setdefault("loss", "square" if method in SQUARE_ONLY else "hinge")
+    encoder.setdefault("output", "raw" if client["loss"] == "square" else "unit")
+    if client["loss"] == "square" and encoder.get("name") == "linear" and encoder["output"] == "raw":
+        encoder.setdefault("start", "zero")
+
+
+def _choose_aggregation(values: dict[str, Any], method: str) -> None:
+    """`auto`: real parties may lie; those of a simulation do not. What solves one objective needs the plain mean."""
+    server = values.setdefault("server", {})
+    if isinstance(server, dict) and server.get("aggregation", "auto") == "auto":
+        solves = solves_one_objective(method, server.get("optimizer"))
+        server["aggregation"] = "clip" if values.get("engine") == "flower" and not solves else "mean"
+
+
+def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:
+    if value not in known:
+        raise ConfigError(f"unknown {field} {value!r}; there are {', '.join(known)}", field)
+    return str(value)
+
+
+def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[str, Any]:
+    """A file for several methods may say what differs in `[methods.NAME]` tables. What was asked for by key wins."""
+    tables = asked.pop("methods", {})
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"{file}: expected tables, [methods.NAME]", "methods")
+    for name, table in tables.items():
+        if name not in METHODS:
+            raise ConfigError(f"{file}: there is no such method", f"methods.{name}")
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{file}: expected a table", f"methods.{name}")
+    values: dict[str, Any] = {}
+    _merge(values, tables.get(method, {}))
+    _merge(values, asked)
+    return values
+
+
+def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
+    """What the preset says for all methods, then for this one; then for this encoder, if it was asked for by name.
+
+    What it says for `resnet` is for all of them.
+    """
+    files = [_preset_file(file) for file in (name, "exact", "oracles")]  # the last two: the same in every preset
+    values: dict[str, Any] = {"preset": name}
+    for key in ("all", method):
+        for tables in files:
+            _merge(values, tables.get(key, {}))
+    named = encoder if isinstance(encoder, str) else ""
+    for family in ("resnet", named) if named.startswith("resnet") else (named,):
+        for key in ("all", method):
+            for tables in files:
+                _merge(values, tables.get("encoder", {}).get(family, {}).get(key, {}))
+    return values
+
+
+def _preset_file(name: str) -> dict[str, Any]:
+    return copy.deepcopy(_parsed_preset(name))  # what is made of it is changed
+
+
+@cache
+def _parsed_preset(name: str) -> dict[str, Any]:
+    file = resources.files("fedalc.config").joinpath("presets", f"{name}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (Unreadable, OSError, ValueError) as error:  # ValueError: a path that cannot be one
+        raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
+    if not equals or not key.strip():
+        raise ConfigError(f"expected key=value, found {text!r}", "--set")
+    value = value.strip()
+    parsed: Any = value
+    with suppress(Unreadable):  # a bare word is a string
+        parsed = parse_toml(f"value = {value}")["value"]
+    nested: dict[str, Any] = {}
+    table = nested
+    *sections, last = key.strip().split(".")
+    if len(sections) >= DEEPEST:
+        raise ConfigError(f"there is no such setting: {text[:60]!r}…", "--set")
+    for section in sections:
+        table = table.setdefault(section, {})
+    table[last] = parsed
+    return nested
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,239 @@
+"""What there is to set, section by section, and what each value may be. How they go together: `compatibility`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MethodName = Literal[
+    "fedavg", "fedavg-fixed", "flag", "fedmlh", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot",
+    "sleec", "ovr",
+]  # fmt: skip
+AggregationName = Literal["mean", "clip", "median", "trimmed-mean", "multi-krum"]
+PresetName = Literal["strong", "paper", "demo"]
+Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
+Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three: no key
+Identity = Literal["record", "content", "embedding"]  # what makes two parties' instances the same: docs/privacy.md
+
+
+def is_keyed(algorithm: str) -> bool:
+    return algorithm.startswith("hmac-")
+
+
+def solves_one_objective(method: str, optimizer: str | None) -> bool:
+    """Exactly, and so the one of all parties and instances, rather than taking steps towards it."""
+    return method == "fedalc-oneshot" or optimizer == "cg"
+
+
+METHODS: tuple[str, ...] = get_args(MethodName)
+ORACLES = ("sleec", "ovr")  # centralised: they see all data in one place, and are there to compare with
+FEDERATED = tuple(method for method in METHODS if method not in ORACLES)
+PRESETS: tuple[str, ...] = get_args(PresetName)
+SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
+FIXED_ROWS = ("fedavg-fixed", "flag", "fedmlh", "fedalc-fixed", *SQUARE_ONLY)
+NONE = "none"  # TOML has no word for it
+SMALLEST_SIDE, LARGEST_SIDE = 8, 1024  # of pictures, in pixels
+MOST_LABELS_PER_PARTY = 10_000  # that one party may claim, unless the server allows more
+PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # nothing withstands half of the parties
+Count = Annotated[int, Field(ge=1)]
+Margin = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
+
+
+class Settings(BaseModel):
+    """Unknown keys are errors, and nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: None if isinstance(value, str) and value == NONE else value for key, value in values.items()}
+
+
+class EncoderSettings(Settings):
+    """g_θ: sparse features or a picture in, `dim` numbers out."""
+
+    name: Literal["mlp", "linear", "resnet50", "resnet18", "resnet-small"] = "mlp"
+    dim: Count = 512
+    embedding: Count = 512  # mlp only: what the sparse features are embedded into
+    hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)  # mlp only
+    start: Literal["he", "framework", "zero"] = "he"  # zero: linear only
+    output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, as the square loss wants it
+    features: Literal["unit", "mean", "raw"] = "unit"  # row scaling: length 1, average of the rows used, or as they are
+    dropout: Share = 0.0
+    shortcut: bool = False  # mlp only: a linear map beside it; the mlp's part then starts at zero
+    precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16; weights stay as they are
+    norm: Literal["group", "frozen", "batch"] = "group"  # of a resnet: see models/encoders/image.py
+    pretrained: str | None = None  # a resnet's weights to start from: a name on the hub, or a folder
+
+    @property
+    def is_image(self) -> bool:
+        return self.name.startswith("resnet")
+
+
+class ImageSettings(Settings):
+    """How pictures are read (docs/images.md)."""
+
+    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = 96  # pixels of a side, to which all are brought
+    difficult: bool = False  # VOC: whether objects marked as difficult count as labels
+    broken: Literal["refuse", "skip"] = "refuse"  # what to do with pictures that cannot be read
+    augment: Literal["off", "mirror", "mirror-shift"] = "off"  # in training, drawn anew for each round
+
+
+class ClientSettings(Settings):
+    """The local work of one client in one round. The defaults are the paper's: one full-batch step of rate 0.1."""
+
+    epochs: Count = 1
+    batch_size: Count | None = None  # None: the whole client
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of its instances that a client's step is taken on
+    learning_rate: Positive = 0.1
+    row_learning_rate: NotNegative | None = None  # for the client's own row; None: the same
+    momentum: Share = 0.0
+    weight_decay: NotNegative = 0.0
+    loss: Literal["hinge", "square"] = "hinge"  # of a positive pair; square: docs/exact.md
+    margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # hinge: the score a pair has to reach
+    set_size: Literal["exact", "expected", "ignored"] = "exact"  # square: what a client knows of m, see docs/exact.md
+    label_power: Share = 0.0  # square: label u counts (n_u + label_offset)^-label_power, over the largest of these
+    label_offset: NotNegative = 30.0
+
+    @property
+    def row_rate(self) -> float:
+        return self.learning_rate if self.row_learning_rate is None else self.row_learning_rate
+
+
+class ServerSettings(Settings):
+    """Who takes part, how clients are weighted, and the optimiser that applies the averaged change of θ."""
+
+    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "cg"] = "sgd"  # cg: conjugate gradients
+    learning_rate: Positive = 1.0
+    momentum: Share = 0.9  # `momentum`, and adam's first moment
+    beta2: Share = 0.999
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay each round
+    solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then it is kept, and adam trains the mlp
+    ridge: NotNegative = 1.0  # cg and fedalc-oneshot: penalty ridge·‖θ‖² beside the sum over instances
+    ema: Share = 0.0  # averaged weights, used for evaluation and in the saved model
+    weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # How parties' changes become one: docs/robust.md. "auto", where nothing is said: clip with real parties, else mean.
+    aggregation: AggregationName = "mean"
+    trim: ShareOfLiars = 0.3  # trimmed-mean: the share of parties left out at either end, coordinate by coordinate
+    byzantine: ShareOfLiars = 0.3  # multi-krum: the share of parties that may lie
+
+
+class EmbeddingSettings(Settings):
+    """How the class embeddings W start."""
+
+    start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: see geometry.frequency_rows
+
+
+class HashingSettings(Settings):
+    """fedmlh: `tables` sub-models, in each of which the labels share `buckets` class embeddings."""
+
+    tables: Annotated[int, Field(ge=1, le=256)] = 4
+    buckets: Count = 500
+
+
+class RegularizerSettings(Settings):
+    """The server's step on W in each round (fedaws, fedalc): W ← unit(W - lambda·rate·∇reg)."""
+
+    lambda_: NotNegative = Field(default=10.0, alias="lambda")
+    rate: Positive = 1e-4
+    form: Literal["mined", "full"] = "mined"
+    neighbours: Count = 5  # K, mined only
+    candidates: Count | None = None  # mined only: look for neighbours in a sampled subset of this many classes
+    search: Literal["auto", "exact", "index"] = "auto"  # how neighbours are found, see neighbours.py
+    rows: Literal["all", "participants"] = "all"  # mined only: whose neighbours are pushed away from them
+    margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: the distance to the (K+1)-th nearest class
+    weighting: Weighting = "sigma"  # fedalc only
+
+
+class FixedSettings(Settings):
+    """What fedalc-fixed does before round 1: `steps` steps on α·(c/N)·d² + β·σ·max(0, ν - d)², σ as weighted."""
+
+    alpha: NotNegative = 1.0
+    beta: NotNegative = 1.0
+    margin: Margin = 1.0
+    rate: Positive = 1.0
+    steps: Annotated[int, Field(ge=0)] = 200
+    weighting: Weighting = "sigma"
+    form: Literal["full", "mined"] = "full"  # mined: the second part over the K nearest classes of each only
+    neighbours: Count = 50  # K, mined only
+    search: Literal["auto", "exact", "index"] = "auto"  # as of the regularizer
+
+
+class CollectionSettings(Settings):
+    """How the server learns which labels occur together: keyed digests of instances, joined (docs/privacy.md)."""
+
+    algorithm: Algorithm = "hmac-sha256"
+    digest_bytes: Annotated[int, Field(ge=8, le=64)] = 16
+    identity: Identity = "record"  # a simulation's records are its rows; parties with files of their own use `content`
+    quantum: NotNegative = 1e-3  # embedding only: coordinates are rounded to multiples of it; 0: raw, as in the paper
+    key: str | None = None  # the clients' key file; None: a fresh key, forgotten with the process
+    correlations: str | None = None  # a file made by `fedalc collect server`, instead of collecting; needs its key
+    missing_labels: Literal["refuse", "allow"] = "refuse"  # where that file lacks labels that are trained
+
+
+class PrivacySettings(Settings):
+    """Differential privacy of one instance's label set in what the server takes from label correlations.
+
+    counts: n and c are noised once. gradients: as in the paper, each step on W is clipped per instance and noised.
+    """
+
+    mechanism: Literal["counts", "gradients"] | None = None
+    epsilon: Annotated[float, Field(gt=0, le=1000)] = 1.0  # for the whole run, all phases and steps together
+    delta: Annotated[float, Field(ge=1e-15, le=0.1)] = 1e-5
+    labels_per_instance: Count = 3  # counts only: an instance with more counts with this many, chosen at random
+    clip: Positive = 1.0  # gradients only: the longest gradient an instance may have
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # gradients only: share of instances taken in each step
+    noise: Literal["system", "seeded"] = "system"  # seeded: repeatable, for experiments; who knows the seed knows all
+
+
+class SelectionSettings(Settings):
+    """Choice of the round to keep, on validation data only; the test set is looked at once, at the end."""
+
+    validation: Share = 0.1  # share of train held out (unless the dataset ships its own); 0: keep the last round
+    metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5", "mAP"] = "P@1"
+    every: Count = 5  # evaluate after each this many rounds
+    patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
+    keep: Literal["best", "last"] = "best"  # last: validation is for the curves only
+    refit: bool = True  # then train again on all of train for the chosen number of rounds
+    test_curve: bool = False  # with validation = 0, where nothing is chosen: evaluate on test, as papers' curves do
+
+
+class OvrSettings(Settings):
+    """One-vs-rest (centralised): a linear regression of each label on all instances. docs/oracles.md."""
+
+    loss: Literal["ridge", "logistic"] = (
+        "ridge"  # Σ(xᵀv - y)² + λ‖v‖², or Σ log(1 + e^∓xᵀv) + λ/2‖v‖² with an intercept
+    )
+    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None  # λ: the best on validation is taken
+    block_labels: Count = 256  # labels solved for at a time; bounds memory, changes no result but rounding
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The penalties to try; the two losses have theirs on different scales."""
+        ridge, logistic = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0), (0.0125, 0.025, 0.05, 0.1, 0.2)
+        return self.penalties or (ridge if self.loss == "ridge" else logistic)
+
+
+class SleecSettings(Settings):
+    """SLEEC (centralised): neighbours in learned embeddings. The defaults are those published for Bibtex."""
+
+    learners: Count = 1  # each with clusters of its own; their neighbours' labels are counted together
+    clusters: Count | None = None  # None: one for each 6,000 instances
+    neighbours: Count = 250  # n̄: how many of the most similar label sets an instance's embedding has to keep
+    dim: Count = 100  # L̂
+    steps: Annotated[int, Field(ge=0)] = 200  # at most, of the embeddings' refinement
+    tolerance: Share = 0.001  # stop where a step makes the misfit smaller by less than this share of it
+    cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
+    threshold: Share = 0.01  # share of its weights, the smallest, that are set to zero
+    nearest: Count = 25  # NN: whose labels are counted

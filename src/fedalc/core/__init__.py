@@ -1,0 +1,1 @@
+"""What every layer uses: files, seeds, blocks of rows, several processes. Knows nothing of federated learning."""

@@ -1,0 +1,61 @@
+"""What callers of the Python API give, checked: a clear error rather than one from deep inside."""
+
+from __future__ import annotations
+
+import operator
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedalc.core.atomic_files import previous
+from fedalc.errors import ConfigError, DataError, FedalcError
+
+
+def as_path(value: Any, name: str) -> Path:
+    """A path from a text or any path object."""
+    try:
+        return Path(os.fspath(value))
+    except TypeError:
+        raise ConfigError(f"expected a path, found {value!r:.60}", name) from None
+
+
+def as_count(value: Any, name: str) -> int:
+    """A whole number from 1 on; numpy's are fine, 2.0 and True are not."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool | np.bool_):
+        raise ConfigError(f"expected a whole number from 1 on, found {value!r:.60}", name)
+    return number
+
+
+def model_folder(value: Any) -> Path:
+    """Where a model may be saved: a new or empty folder, or an older model's, which it replaces."""
+    from fedalc.core.tensor_folder import FACTS  # loads torch
+
+    folder = as_path(value, "folder")
+    try:
+        if (before := previous(folder)).exists():
+            raise FedalcError(f"{before}: in the way, saving needs this name for a moment; rename or remove it")
+        if folder.is_dir():
+            others = [path.name for path in folder.iterdir()]
+            if others and FACTS not in others:
+                raise FedalcError(f"{folder}: has other files in it, such as {min(others)}; give a folder of its own")
+        elif folder.exists():
+            raise FedalcError(f"{folder}: is a file, and a model is saved as a folder")
+    except OSError as error:
+        raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    return folder
+
+
+def check_scores(scores: np.ndarray) -> None:
+    """Refuse scores that rank nothing. Finite features can give them, where their products overflow."""
+    wrong = np.flatnonzero(np.isnan(scores).any(axis=1))
+    if len(wrong):
+        raise DataError(
+            f"features: row {wrong[0]} has values so large that its scores are not numbers; scale the features as "
+            "those the model was trained on"
+        )

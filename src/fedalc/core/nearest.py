@@ -1,0 +1,191 @@
+"""The nearest classes of a class, by cosine: exactly, in blocks; among a sample of classes; or by an index.
+
+To compare R rows with C classes of D numbers takes 2·R·C·D operations. The rule (`search = "auto"`): exactly as long as
+that is `AFFORDABLE`, and else by an index of cells, in which a class is compared with those of the nearest cells only.
+A sample of classes is taken where `candidates` asks for one, as FedAwS does. docs/scale.md has the recall of each.
+
+Memory: within `budget` for a block of similarities, and for an index a copy of W in single precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.core.blocks import DEFAULT_BUDGET, blocks
+from fedalc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedalc.config.experiment import Experiment
+
+Search = Literal["auto", "exact", "index"]
+AFFORDABLE = 4 * 10**12
+"""Operations: 20 seconds on two cores, one on a GPU. All of 62,000 classes with 512 numbers, or 5,800 of 670,091."""
+PROBED = 16  # cells that are looked at for a class
+_GROUP = 64  # see `largest`
+
+ROWS_BUDGET = 16 * 2**20  # a thousand rows of 512 numbers at a time
+
+Hide = Callable[[Tensor, slice], object]
+Found = tuple[Tensor, Tensor, Tensor]
+"""Some rows of W, the similarities of their nearest classes, nearest first, and which classes these are."""
+
+
+def operations(rows: int, classes: int, dim: int) -> int:
+    return 2 * rows * classes * dim
+
+
+def nearest(
+    W: Tensor,
+    k: int,
+    rows: Tensor | None = None,
+    candidates: Tensor | None = None,
+    search: Search = "auto",
+    budget: int = DEFAULT_BUDGET,
+) -> Iterator[Found]:
+    """The k classes nearest to each of `rows` (all, if not given), never the class itself, block by block.
+
+    With `candidates` (class numbers, ascending) only those are looked at. Where there are fewer than k others, the rest
+    have the similarity -inf.
+    """
+    rows = torch.arange(len(W), device=W.device) if rows is None else rows
+    if candidates is None and takes_index(search, len(rows), *W.shape):
+        yield from _by_index(W, k, rows, budget)
+        return
+    among = W if candidates is None else W[candidates]
+    numbers = torch.arange(len(W), device=W.device) if candidates is None else candidates
+    for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
+        own = rows[part]
+        place = torch.searchsorted(numbers, own).clamp(max=len(numbers) - 1)
+        place = torch.where(numbers[place] == own, place, -1)
+        value, index = largest_products(W[own], among, min(k, len(among)), hide_places(place), budget)
+        yield own, value, numbers[index]
+
+
+def hide_places(place: Tensor) -> Hide:
+    """In row i the column place[i]: the class itself."""
+
+    def hide(scores: Tensor, columns: slice) -> None:
+        inside = ((place >= columns.start) & (place < columns.stop)).nonzero().squeeze(1)
+        scores[inside, place[inside] - columns.start] = -torch.inf
+
+    return hide
+
+
+def largest_products(A: Tensor, W: Tensor, k: int, hide: Hide, budget: int = DEFAULT_BUDGET) -> tuple[Tensor, Tensor]:
+    """The k largest of each row of A Wᵀ, largest first, and their columns. `hide` sets to -inf what does not count.
+
+    By columns, so that a block is many rows by many columns, as fast multiplication wants it: W is read once. The
+    blocks share their memory: to get it from the system each time took a fifth of the time, with 131,072 classes.
+    """
+    value = A.new_full((len(A), k), -torch.inf)
+    index = torch.zeros(len(A), k, dtype=torch.int64, device=A.device)
+    parts = list(blocks(len(W), 2 * len(A) * A.element_size(), budget))
+    room = A.new_empty(len(A) * max((part.stop - part.start for part in parts), default=0))
+    for columns in parts:
+        count = columns.stop - columns.start
+        scores = torch.mm(A, W[columns].T, out=room[: len(A) * count].view(len(A), count))
+        hide(scores, columns)
+        best, place = largest(scores, min(k, scores.shape[1]))
+        value, kept = torch.cat([value, best], dim=1).topk(k, dim=1)
+        index = torch.cat([index, place + columns.start], dim=1).gather(1, kept)
+    return value, index
+
+
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, largest first, and where they are.
+
+    For long rows: the k largest are in the k groups with the largest maxima, and maxima are found at the speed of
+    memory, which sorting is far from.
+    """
+    length = scores.shape[1]
+    groups = length // _GROUP
+    if groups < 4 * k:
+        return scores.topk(k, dim=1)
+    whole = groups * _GROUP
+    best = scores[:, :whole].unflatten(1, (groups, _GROUP)).amax(2).topk(k, dim=1).indices
+    inside = torch.arange(_GROUP, device=scores.device)
+    columns = (best.unsqueeze(2) * _GROUP + inside).flatten(1)
+    rest = torch.arange(whole, length, device=scores.device).expand(len(scores), -1)
+    columns = torch.cat([columns, rest], dim=1)
+    value, place = scores.gather(1, columns).topk(k, dim=1)
+    return value, columns.gather(1, place)
+
+
+def searched(settings: Experiment, labels: int) -> tuple[int, Search, str] | None:
+    """(rows, how, section): for how many rows the server's step looks for neighbours among all classes, and where the
+    settings say how. None where it looks for none, or among a sample."""
+    own = settings.regularizer
+    if settings.method in ("fedaws", "fedalc") and own.form == "mined":
+        if own.candidates is not None and own.candidates < labels:
+            return None
+        rows = labels if own.rows == "all" else max(1, round(settings.server.participation * labels))
+        private = settings.privacy.mechanism == "gradients"  # norms and gradient have to be of the same neighbours
+        return rows, "exact" if private else own.search, "regularizer"
+    if settings.method == "fedalc-fixed" and settings.fixed.form == "mined":
+        return labels, "exact" if settings.privacy.mechanism == "gradients" else settings.fixed.search, "fixed"
+    return None
+
+
+def check_affordable(settings: Experiment, labels: int) -> None:
+    """Refuses, before anything is begun, a search for which there is no index, and all pairs of very many classes."""
+    if asked := searched(settings, labels):
+        rows, search, section = asked
+        takes_index(search, rows, labels, settings.encoder.dim, section)
+    for section, own, methods in (
+        ("regularizer", settings.regularizer, ("fedaws", "fedalc")),
+        ("fixed", settings.fixed, ("fedalc-fixed",)),
+    ):
+        cost = operations(labels, labels, settings.encoder.dim)
+        if settings.method in methods and own.form == "full" and own.search != "exact" and cost > AFFORDABLE:
+            raise ConfigError(
+                f"all pairs of {labels:,} classes take {cost:.1e} operations in every step, more than "
+                f'{AFFORDABLE:.0e}; use mined, or {section}.search = "exact" and wait',
+                f"{section}.form",
+            )
+
+
+def takes_index(search: Search, rows: int, classes: int, dim: int, section: str = "regularizer") -> bool:
+    cost = operations(rows, classes, dim)
+    if search == "exact" or (search == "auto" and cost <= AFFORDABLE):
+        return False
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        if search == "index":
+            raise ConfigError('needs faiss: pip install "fedalc[scale]"', f"{section}.search") from None
+        fewer = 'set regularizer.candidates, regularizer.rows = "participants", or ' if section == "regularizer" else ""
+        raise ConfigError(
+            f"the nearest of {classes:,} classes for {rows:,} of them take {cost:.1e} operations, more than the "
+            f'{AFFORDABLE:.0e} up to which they are found exactly; install an index (pip install "fedalc[scale]"), or '
+            f'{fewer}{section}.search = "exact" and wait',
+            f"{section}.search",
+        ) from None
+    return True
+
+
+def _by_index(W: Tensor, k: int, rows: Tensor, budget: int) -> Iterator[Found]:
+    """In single precision and on the CPU, wherever W is. Cells: four times √C, from ten rounds of k-means on a part."""
+    import faiss
+
+    values = np.ascontiguousarray(W.detach().to("cpu", torch.float32).numpy())
+    index: Any = faiss.index_factory(W.shape[1], f"IVF{_cells(len(W))},Flat", faiss.METRIC_INNER_PRODUCT)
+    index.cp.niter, index.cp.max_points_per_centroid, index.cp.seed = 10, 64, 1
+    index.train(values)
+    index.add(values)
+    index.nprobe = PROBED
+    asked = rows.cpu().numpy()
+    for part in blocks(len(asked), 4 * (W.shape[1] + 8 * k), min(budget, ROWS_BUDGET)):
+        similarity, found = (torch.from_numpy(a).to(W.device) for a in index.search(values[asked[part]], k + 1))
+        own = rows[part].unsqueeze(1)
+        nobody = (found < 0) | (found == own)
+        value, place = similarity.to(W.dtype).masked_fill(nobody, -torch.inf).topk(k, dim=1)
+        yield rows[part], value, torch.where(nobody, own, found).gather(1, place)
+
+
+def _cells(classes: int) -> int:
+    return max(1, min(round(4 * classes**0.5), classes // 40))  # k-means wants some forty points for each

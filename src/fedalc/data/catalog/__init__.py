@@ -1,0 +1,1 @@
+"""The datasets known by name."""

@@ -1,0 +1,215 @@
+"""The datasets known by name: what they should hold, where they come from, and what their files are called."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import replace
+
+from fedalc.data.catalog.entry import Download, Entry, ImageSet, Statistics
+from fedalc.data.catalog.image_datasets import PICTURES
+from fedalc.errors import ConfigError
+
+__all__ = ["ENTRIES", "Download", "Entry", "ImageSet", "Statistics", "entry", "is_generated", "is_known"]
+
+_XML_REPOSITORY = "http://manikvarma.org/downloads/XC/XMLRepository.html"
+_MULAN = "http://mulan.sourceforge.net/datasets-mlc.html"
+_EURLEX57K = "https://archive.org/details/EURLEX57K"
+
+
+def _from_xml_repository(folder: str, train: str, test: str) -> str:
+    return (
+        "The repository's links are on Google Drive and need a browser: open the page, take the bag-of-words "
+        f"download, unpack it, and put {train} and {test} into <data folder>/{folder}/ (as they are, or gzipped). "
+        "Copies named train.txt and test.txt are found as well."
+    )
+
+
+_TEXTS: tuple[Entry, ...] = (
+    Entry(
+        name="demo",
+        title="Demo: made-up texts with 79 labels in 12 groups",
+        statistics=None,
+        page="",
+        files=(),
+        how_to_get="Nothing to get: it is made on the spot, always the same.",
+    ),
+    Entry(
+        name="bibtex",
+        title="Bibtex: tags of BibSonomy entries (Katakis, Tsoumakas and Vlahavas, 2008)",
+        statistics=Statistics(4880, 2515, 1836, 159, 111.71, 2.40, features_per_instance=68.66),
+        page=_MULAN,
+        files=("bibtex-train.arff", "bibtex-test.arff"),
+        how_to_get=(
+            "Mulan offers bibtex.rar: unpack it (with unrar or 7-zip) and put bibtex-train.arff and bibtex-test.arff "
+            "into <data folder>/bibtex/ (as they are, or gzipped)."
+        ),
+        sha256={
+            "bibtex-train.arff": "8dcc9de6e0b2cebaec8c1f4fac78431adeeb73cfd3ab879b530a66d366e59174",
+            "bibtex-test.arff": "9b03329cde64d3f994bdf7fbbac3f3b10fe185c311cb9ae725475f59c7f3f922",
+        },
+        note="2.40 labels per instance is over train and test; the train split alone has 2.38, the test split 2.44.",
+        label_prefix="TAG_",
+    ),
+    Entry(
+        name="eurlex-4k",
+        title="EURLex-4K: laws of the European Union (Loza Mencía and Fürnkranz, 2008)",
+        statistics=Statistics(15539, 3809, 5000, 3993, 25.73, 5.31),
+        page=_XML_REPOSITORY,
+        files=("eurlex_train.txt", "eurlex_test.txt"),
+        how_to_get=_from_xml_repository("eurlex-4k", "eurlex_train.txt", "eurlex_test.txt"),
+    ),
+    Entry(
+        name="eurlex57k",
+        title="EURLEX57K: laws of the European Union with EuroVoc labels (Chalkidis et al., 2019)",
+        statistics=Statistics(45000, 6000, 5000, 4271, 67.65, 5.07, validation=6000, features_per_instance=102.64),
+        page=_EURLEX57K,
+        files=("train.txt", "dev.txt", "test.txt", "labels.txt"),
+        how_to_get=(
+            "The texts are at the page; the features are this project's own (tf-idf of the 5000 most frequent terms). "
+            "Put train.txt, dev.txt, test.txt and labels.txt into <data folder>/eurlex57k/ (as they are, or gzipped)."
+        ),
+        sha256={
+            "train.txt": "683a19dba4122e42ba3b4a5bb524f884c89c3e6edcc3818048a03c167483201c",
+            "dev.txt": "c08710d536babfd4b023b1a103ac9646e55484137b5ad62a545123882ff5cde2",
+            "test.txt": "f6ef37e72e004a169df3fb6f32bcfbcccc70eef3856fca065f5510e003d83fed",
+            "labels.txt": "dd22a2852925f9bdc33852d2cd2fc2a8d891ccf41b9caa3887bd79dcb151deb5",
+        },
+        note="The features are this project's own: results compare with nothing published.",
+    ),
+    Entry(
+        name="eurlex15k",
+        title="A fixed sample of EURLEX57K at EURLex-4K's size",
+        statistics=Statistics(15539, 3809, 5000, 3286, 29.76, 5.05, features_per_instance=103.18),
+        page=_EURLEX57K,
+        files=("train.txt", "test.txt", "labels.txt"),
+        how_to_get=(
+            "Sample and features are this project's own. Put train.txt, test.txt and labels.txt into "
+            "<data folder>/eurlex15k/ (as they are, or gzipped)."
+        ),
+        sha256={
+            "train.txt": "019a1552c455c34124628fd97b1bab4093e4aa4fee2925b5c8a52821187128f1",
+            "test.txt": "492c205236931fe36f1c03f1d5c25279bc1f190fb054a9d20496e79892a99ee7",
+            "labels.txt": "f4ce43cbc643051801ffcf78e201151fddd6ce884e3373e4eee438cbbab80625",
+        },
+        note="Stands in for EURLex-4K where that cannot be had: the same shape, its own numbers.",
+    ),
+    Entry(
+        name="amazoncat-13k",
+        title="AmazonCat-13K: product categories (McAuley and Leskovec, 2013)",
+        statistics=Statistics(1186239, 306782, 203882, 13330, 448.57, 5.04, averages_over_train=True),
+        page=_XML_REPOSITORY,
+        files=("amazonCat_train.txt", "amazonCat_test.txt"),
+        how_to_get=_from_xml_repository("amazoncat-13k", "amazonCat_train.txt", "amazonCat_test.txt"),
+        propensity=(0.6, 2.6),
+    ),
+    Entry(
+        name="amazon-670k",
+        title="Amazon-670K: products bought together (McAuley and Leskovec, 2013)",
+        statistics=Statistics(485176, 150875, 66666, 670091, 5.11, 5.99),
+        page=_XML_REPOSITORY,
+        files=("amazon_train.txt", "amazon_test.txt"),
+        how_to_get=_from_xml_repository("amazon-670k", "amazon_train.txt", "amazon_test.txt"),
+        note=(
+            "5.11 instances per label would be 5.38 labels per instance over train and test: the published 5.99 is "
+            "doubtful. Another build is about under the same name, with 490449 train and 153025 test instances, "
+            "135909 features, 3.99 instances per label and 5.45 labels per instance: its results are not comparable."
+        ),
+        propensity=(0.6, 2.6),
+    ),
+    Entry(
+        name="wikilshtc-325k",
+        title="WikiLSHTC-325K: categories of Wikipedia articles (Partalas et al., 2015)",
+        statistics=Statistics(1778351, 587084, 1617899, 325056, 17.46, 3.19, averages_over_train=True),
+        page=_XML_REPOSITORY,
+        files=("wikiLSHTC_train.txt", "wikiLSHTC_test.txt"),
+        how_to_get=_from_xml_repository("wikilshtc-325k", "wikiLSHTC_train.txt", "wikiLSHTC_test.txt"),
+        propensity=(0.5, 0.4),
+    ),
+)
+
+
+def _generated(
+    name: str, real: str, train: int, test: int, features: int, labels: int, per_instance: float, words: float
+) -> Entry:
+    """A problem with these sizes. Its averages are over train, and agree with each other."""
+    sizes = Statistics(
+        train, test, features, labels, 0.0, per_instance, averages_over_train=True, features_per_instance=words
+    )
+    return Entry(
+        name=name,
+        title=f"GENERATED, not the real {real}: made-up data with its sizes, to measure time and memory on",
+        statistics=_averaged(sizes),
+        page="",
+        files=(),
+        how_to_get=(
+            f"Nothing to get: it is made on the spot, always the same. Smaller ones: {name}-100th and the like, with "
+            f"every count divided by 100. As files: fedalc data generate {name} FOLDER"
+        ),
+        note=f"Quality measured on it says nothing about {real}, and compares with nothing published.",
+        like=name,
+    )
+
+
+def _averaged(statistics: Statistics) -> Statistics:
+    pairs = round(statistics.labels_per_instance * statistics.train)
+    return replace(statistics, instances_per_label=round(pairs / statistics.labels, 2))
+
+
+_GENERATED: tuple[Entry, ...] = (
+    _generated("amazoncat-shaped", "AmazonCat-13K", 1186239, 306782, 203882, 13330, 5.04, 71.0),
+    _generated("amazon670k-shaped", "Amazon-670K", 485176, 150875, 66666, 670091, 5.99, 76.0),
+    _generated("wikilshtc-shaped", "WikiLSHTC-325K", 1778351, 587084, 1617899, 325056, 3.19, 42.0),
+)
+
+ENTRIES: tuple[Entry, ...] = _TEXTS + PICTURES + _GENERATED
+
+_BY_NAME = {entry.name: entry for entry in ENTRIES}
+_DIVIDED = re.compile(r"(.+-shaped)-([1-9][0-9]{0,6})(?:th|st|nd|rd)")
+
+
+def is_known(name: str) -> bool:
+    divided = _DIVIDED.fullmatch(name.lower())
+    return (name.lower() if divided is None else divided[1]) in _BY_NAME
+
+
+def is_generated(name: str) -> bool:
+    """Whether this is the name of made-up data that only has the sizes of a real dataset."""
+    return is_known(name) and entry(name).like is not None
+
+
+def entry(name: str) -> Entry:
+    """The dataset of this name, in capitals or not. A generated problem's may end with `-100th`, `-1000th`, …
+
+    `-2nd` is `-2th`: whatever a number ends with in English, there is one name for each.
+    """
+    found = _BY_NAME.get(name.lower())
+    if found is not None:
+        return found
+    divided = _DIVIDED.fullmatch(name.lower())
+    if divided is not None and divided[1] in _BY_NAME:
+        return _divided(_BY_NAME[divided[1]], int(divided[2]))
+    close = difflib.get_close_matches(name.lower(), _BY_NAME, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(_BY_NAME)}."
+    raise ConfigError(f"no dataset is called {name!r}: {hint} A path to a folder with a dataset will do as well.")
+
+
+def _divided(whole: Entry, by: int) -> Entry:
+    """The same problem with every count divided, rounded up. Labels per instance stay."""
+    s = whole.statistics
+    assert s is not None
+    train, test, features, labels = (-(-count // by) for count in (s.train, s.test, s.features, s.labels))
+    if labels < 2 * s.labels_per_instance or features < 16:
+        raise ConfigError(
+            f"{whole.name}-{by}th would have {labels} labels and {features} features, too few for "
+            f"{s.labels_per_instance} labels per instance: divide by less"
+        )
+    assert s.features_per_instance is not None
+    words = min(s.features_per_instance, features / 4)  # an instance is not about everything
+    divided = replace(s, train=train, test=test, features=features, labels=labels, features_per_instance=words)
+    return replace(
+        whole,
+        name=f"{whole.name}-{by}th",
+        title=f"{whole.title}; every count divided by {by}",
+        statistics=_averaged(divided),
+    )

@@ -1,0 +1,156 @@
+"""The catalog's datasets of pictures."""
+
+from __future__ import annotations
+
+from fedalc.data.catalog.entry import Entry, ImageSet
+
+_VOC = "http://host.robots.ox.ac.uk/pascal/VOC"
+_COCO = "https://cocodataset.org/#download"
+_FLAIR = "https://github.com/apple/ml-flair"
+_PACKED_OR_NOT = "Archives can stay packed (.tar, .tar.gz), or be unpacked there."
+_GET_FLAIR = (
+    "The page's download_dataset.py gets it. Put labels_and_metadata.json and the folder small_images, or the archives "
+    "small_images-00.tar.gz to small_images-42.tar.gz as they are, into <data folder>/flair/."
+)
+
+PICTURES: tuple[Entry, ...] = (
+    Entry(
+        name="mosaics",
+        title="Mosaics: one to four of scikit-learn's handwritten digits in a picture of 32×32 pixels",
+        statistics=None,
+        page="",
+        files=(),
+        how_to_get="Nothing to get: it is made on the spot, always the same.",
+        note="3,000 train and 1,000 test pictures, 10 labels; digits of a group (012, 345, 6789) come together.",
+        users=40,
+    ),
+    Entry(
+        name="voc2007",
+        title="PASCAL VOC 2007: 20 classes of objects in photographs (Everingham et al., 2010)",
+        statistics=None,
+        page=f"{_VOC}/voc2007/",
+        files=(),
+        how_to_get=(
+            "Put VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar, from the page, into <data folder>/voc2007/. "
+            + _PACKED_OR_NOT
+        ),
+        note=(
+            "Trained on trainval, tested on test, as in the paper. Validation data, where asked for, is a share of "
+            "trainval (the paper's: 250 of 5,011)."
+        ),
+        images=ImageSet("voc", "2007", 5011, 4952, 20, markers=("VOCdevkit/VOC2007", "VOC2007", "ImageSets")),
+    ),
+    Entry(
+        name="voc2012",
+        title="PASCAL VOC 2012: 20 classes of objects in photographs (Everingham et al., 2015)",
+        statistics=None,
+        page=f"{_VOC}/voc2012/",
+        files=(),
+        how_to_get=("Put VOCtrainval_11-May-2012.tar, from the page, into <data folder>/voc2012/. " + _PACKED_OR_NOT),
+        note=(
+            "Trained on train, tested on val: the labels of its test pictures were never published. Not the paper's "
+            "split: that is voc2012-leaking."
+        ),
+        images=ImageSet(
+            "voc",
+            "2012",
+            5717,
+            5823,
+            20,
+            labels_per_instance=1.45,
+            markers=("VOCdevkit/VOC2012", "VOC2012", "ImageSets"),
+        ),
+    ),
+    Entry(
+        name="voc2012-leaking",
+        title="PASCAL VOC 2012 as the paper splits it. LEAKING: every test picture is a training picture too",
+        statistics=None,
+        page=f"{_VOC}/voc2012/",
+        files=(),
+        how_to_get=("Put VOCtrainval_11-May-2012.tar, from the page, into <data folder>/voc2012/. " + _PACKED_OR_NOT),
+        note=(
+            "Trained on trainval, tested on val, which is part of it: a result says how well pictures are remembered. "
+            "Only for comparison with the paper (10,963 and 577 of these to train and validate); voc2012 is the honest "
+            "split."
+        ),
+        images=ImageSet(
+            "voc",
+            "2012-leaking",
+            11540,
+            5823,
+            20,
+            labels_per_instance=1.44,
+            markers=("VOCdevkit/VOC2012", "VOC2012", "ImageSets"),
+        ),
+        shared_folder="voc2012",
+    ),
+    Entry(
+        name="coco",
+        title="COCO 2017: 80 categories of objects in photographs (Lin et al., 2014)",
+        statistics=None,
+        page=_COCO,
+        files=(),
+        how_to_get=(
+            "The page offers zip files: unpack train2017.zip, val2017.zip and annotations_trainval2017.zip into "
+            "<data folder>/coco/, so that it has the folders train2017, val2017 and annotations. A tar archive of "
+            "these will do as well."
+        ),
+        note=(
+            "Trained on train2017, tested on val2017. The paper has other pictures: 73,873 and 8,208 to train and "
+            "validate, 40,136 to test. It does not say of which year; by their number they may be those of 2014 with "
+            "a label."
+        ),
+        images=ImageSet("coco", "2017", 118287, 5000, 80, markers=("annotations/instances_train2017.json",)),
+    ),
+    Entry(
+        name="coco-val2017",
+        title="COCO val2017 alone, divided by this project: four fifths to train, one to test",
+        statistics=None,
+        page=_COCO,
+        files=(),
+        how_to_get=(
+            "The page offers zip files: unpack val2017.zip and annotations_trainval2017.zip into <data folder>/coco/, "
+            "so that it has the folders val2017 and annotations. A tar archive of these will do as well."
+        ),
+        note=(
+            "A stand-in where train2017 cannot be had: results compare with nothing published. A hash of a picture's "
+            "number says which part it is in. 48 pictures have no label."
+        ),
+        images=ImageSet(
+            "coco",
+            "val2017",
+            4022,
+            978,
+            80,
+            labels_per_instance=2.93,
+            markers=("annotations/instances_val2017.json",),
+        ),
+        shared_folder="coco",
+    ),
+    Entry(
+        name="flair",
+        title="FLAIR: photographs of 51,414 Flickr users, 17 coarse labels (Song, Granqvist and Talwar, 2022)",
+        statistics=None,
+        page=_FLAIR,
+        files=(),
+        how_to_get=_GET_FLAIR,
+        note="Its own partition into train, validation and test, which have no user in common. The paper: flair-fine.",
+        images=ImageSet("flair", "coarse", 345879, 43960, 17, 39239, markers=("labels_and_metadata.json",)),
+        users=51414,
+    ),
+    Entry(
+        name="flair-fine",
+        title="FLAIR with its 1,628 fine-grained labels",
+        statistics=None,
+        page=_FLAIR,
+        files=(),
+        how_to_get=_GET_FLAIR,
+        note=(
+            "The paper's FLAIR, by its number of labels. The same files as flair, and its own partition into train, "
+            "validation and test, which have no user in common."
+        ),
+        images=ImageSet("flair", "fine", 345879, 43960, 1628, 39239, markers=("labels_and_metadata.json",)),
+        users=51414,
+        shared_folder="flair",
+    ),
+)

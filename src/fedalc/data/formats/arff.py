@@ -1,0 +1,224 @@
+"""ARFF as Mulan and MEKA ship it: features and labels are attributes alike, and something else says which is which.
+
+    @relation name
+    @attribute word numeric
+    @attribute label {0,1}
+    @data
+    {0 1,1 1}        sparse: attribute and value; `{}` is an instance without any
+    0.5,1            or dense: one value per attribute
+
+Attributes count from 0. Blank lines and comments (%) are no instances. As with the XML format, numpy reads whole blocks
+and a block with anything unusual in it is read again line by line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedalc.data.dataset import Split
+from fedalc.data.formats.arff_header import ArffHeader, LabelRule, find_labels_file, read_arff_header, which_are_labels
+from fedalc.data.formats.number_tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
+from fedalc.data.formats.sparse_builder import RowsBuilder, as_indicator, first_twice, twice_in_a_row
+from fedalc.data.formats.text_stream import Block, LineReader
+from fedalc.errors import DataError
+
+__all__ = ["ArffFile", "LabelRule", "read_arff"]
+
+VERSION = 2
+"""Raise it when the same file would be read differently: parsed copies in the cache are told apart by it."""
+
+_SEPARATORS = separator_table(b" \t\r\n,{}")
+
+
+@dataclass(frozen=True)
+class ArffFile:
+    split: Split
+    feature_names: tuple[str, ...]
+    label_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A block's rows: all attributes one after the other, and how many there are in each row."""
+
+    attributes: NDArray[np.integer]
+    values: NDArray[np.floating]
+    counts: NDArray[np.integer]
+
+
+def read_arff(path: Path | str, rule: LabelRule | None = None, labels_file: Path | None = None) -> ArffFile:
+    """Reads a file, plain or compressed with gzip or bzip2. Anything out of order is a DataError with the line.
+
+    The labels are what `labels_file` lists (Mulan's XML, looked for beside the file if not given), what the relation's
+    `-C n` says (MEKA), or what the rule says. A prefix in the rule is not part of the labels' names.
+    """
+    path = Path(path)
+    rule = rule or LabelRule()
+    features, label_rows = RowsBuilder(), RowsBuilder()
+    with LineReader(path) as reader:
+        header = read_arff_header(reader)
+        is_label = which_are_labels(header, path, labels_file or find_labels_file(path), rule)
+        # An attribute's number among the features, or among the labels.
+        position = np.where(is_label, np.cumsum(is_label), np.cumsum(~is_label)) - 1
+        parser = _RowParser(header, is_label, path)
+        for block in reader.blocks():
+            rows = parser.read_fast(block.text)
+            if rows is None:
+                rows = parser.read_lines(block)
+            among_labels = is_label[rows.attributes]
+            for builder, chosen in ((features, ~among_labels), (label_rows, among_labels)):
+                chosen &= rows.values != 0
+                chosen_before = np.concatenate(([0], np.cumsum(chosen)))
+                row_ends = np.concatenate(([0], np.cumsum(rows.counts)))
+                builder.append(position[rows.attributes[chosen]], rows.values[chosen], np.diff(chosen_before[row_ends]))
+    names = [attribute.name for attribute in header.attributes]
+    label_count = int(is_label.sum())
+    return ArffFile(
+        Split(features.matrix(len(names) - label_count), as_indicator(label_rows.matrix(label_count))),
+        tuple(name for name, label in zip(names, is_label, strict=True) if not label),
+        tuple(name.removeprefix(rule.prefix or "") for name, label in zip(names, is_label, strict=True) if label),
+    )
+
+
+class _RowParser:
+    def __init__(self, header: ArffHeader, is_label: NDArray[np.bool_], path: Path) -> None:
+        self.path = path
+        self.attributes = header.attributes
+        self.only_zero_or_one = is_label | np.array([attribute.is_binary for attribute in header.attributes])
+        # A sparse row leaves out what is 0, but of a nominal attribute it leaves out the first value, whatever that is.
+        self.not_sparse = [
+            attribute.name for attribute in header.attributes if attribute.values and attribute.values[0]
+        ]
+
+    def read_fast(self, text: bytes) -> _Rows | None:
+        """The block's rows, or None if there is anything in it that this does not know for certain to be right."""
+        if b"%" in text or b"?" in text:
+            return None
+        tokens = Tokens.find(text, _SEPARATORS)
+        return self._fast_sparse(tokens) if b"{" in text else self._fast_dense(tokens)
+
+    def _fast_sparse(self, tokens: Tokens) -> _Rows | None:
+        if self.not_sparse or len(tokens) % 2:
+            return None
+        text = tokens.text[: tokens.length]
+        opened, closed = np.flatnonzero(text == ord("{")), np.flatnonzero(text == ord("}"))
+        if len(opened) != len(closed):
+            return None
+        # One pair of braces per line, with all tokens inside.
+        open_line, close_line = np.searchsorted(tokens.line_end, opened), np.searchsorted(tokens.line_end, closed)
+        if (open_line != close_line).any() or (np.diff(open_line) < 1).any() or (opened > closed).any():
+            return None
+        first, beyond = np.searchsorted(tokens.start, opened), np.searchsorted(tokens.start, closed)
+        counts = beyond - first
+        if counts.sum() != len(tokens) or (counts % 2).any():
+            return None
+        # Inside, an attribute is followed by a single space and a value by a comma (but for the last), and there are no
+        # commas elsewhere. Other spacing is fine too, but rare: it is left to the line reader.
+        after = tokens.text[tokens.end]
+        gap_is_single = tokens.start[1::2] - tokens.end[::2] == 1
+        if not gap_is_single.all() or not np.isin(after[::2], (ord(" "), ord("\t"))).all():
+            return None
+        commas = len(tokens) // 2 - int(np.count_nonzero(counts))
+        if tokens.count(",") != commas or np.count_nonzero(after == ord(",")) != commas:
+            return None
+        attributes = whole_numbers(tokens, slice(0, None, 2))
+        values = decimal_numbers(tokens, slice(1, None, 2))
+        if attributes is None or values is None or (attributes >= len(self.attributes)).any():
+            return None
+        return self._checked(_Rows(attributes, values, counts // 2))
+
+    def _fast_dense(self, tokens: Tokens) -> _Rows | None:
+        width = len(self.attributes)
+        line_starts = np.concatenate(([0], np.searchsorted(tokens.start, tokens.line_end)))
+        counts = np.diff(line_starts)
+        counts = counts[counts > 0]
+        after = tokens.text[tokens.end]
+        commas = len(tokens) - len(counts)
+        if (counts != width).any() or tokens.count("}") or tokens.count(",") != commas:
+            return None
+        if np.count_nonzero(after == ord(",")) != commas:
+            return None
+        values = decimal_numbers(tokens, slice(None))
+        if values is None:
+            return None
+        return self._checked(_Rows(np.tile(np.arange(width), len(counts)), values, counts))
+
+    def _checked(self, rows: _Rows) -> _Rows | None:
+        if twice_in_a_row(rows.attributes, rows.counts):
+            return None
+        too_large = len(rows.values) and np.abs(rows.values).max() > LARGEST
+        binary = rows.values[self.only_zero_or_one[rows.attributes]]
+        return None if too_large or ((binary != 0) & (binary != 1)).any() else rows
+
+    def read_lines(self, block: Block) -> _Rows:
+        """The same, line by line, and with a word on the first line that is wrong."""
+        attributes: list[int] = []
+        values: list[float] = []
+        counts: list[int] = []
+        for number, line in enumerate(block.text.split(b"\n")[:-1], start=block.first_line):
+            text = line.decode("utf-8", errors="replace").strip()
+            if not text or text.startswith("%"):
+                continue
+            try:
+                row = self._parse_sparse(text) if text.startswith("{") else self._parse_dense(text)
+            except ValueError as error:
+                raise DataError(str(error), self.path, number) from None
+            attributes += [attribute for attribute, _ in row]
+            values += [value for _, value in row]
+            counts.append(len(row))
+        return _Rows(
+            np.array(attributes, dtype=np.int64),
+            np.array(values, dtype=np.float64),
+            np.array(counts, dtype=np.int64),
+        )
+
+    def _parse_sparse(self, text: str) -> list[tuple[int, float]]:
+        if self.not_sparse:
+            raise ValueError(f"a sparse row leaves out attribute {self.not_sparse[0]!r}, whose first value is not 0")
+        if not text.endswith("}"):
+            raise ValueError("the row begins with `{` but does not end with `}`: the file is truncated")
+        inside = text[1:-1].strip()
+        row = []
+        for pair in inside.split(",") if inside else []:
+            words = pair.split()
+            if len(words) != 2:
+                raise ValueError(f"expected an attribute's number and its value, found {pair.strip()[:40]!r}")
+            if not (words[0].isascii() and words[0].isdigit()):
+                raise ValueError(f"an attribute's number should be a whole number from 0 on, and not {words[0][:40]!r}")
+            # Python refuses to convert what is thousands of digits long.
+            if len(words[0]) > 19 or int(words[0]) >= len(self.attributes):
+                raise ValueError(
+                    f"attribute {words[0][:40]} is out of range: the header has {len(self.attributes)}, "
+                    f"counted from 0 to {len(self.attributes) - 1}"
+                )
+            row.append((int(words[0]), self._parse_value(int(words[0]), words[1])))
+        if (twice := first_twice([attribute for attribute, _ in row])) is not None:
+            raise ValueError(f"attribute {twice} ({self.attributes[twice].name!r}) is there twice: leave one of them")
+        return row
+
+    def _parse_dense(self, text: str) -> list[tuple[int, float]]:
+        words = [word.strip() for word in text.split(",")]
+        if len(words) != len(self.attributes):
+            raise ValueError(f"{len(words)} values in a row, and the header has {len(self.attributes)} attributes")
+        return [(attribute, self._parse_value(attribute, word)) for attribute, word in enumerate(words)]
+
+    def _parse_value(self, attribute: int, word: str) -> float:
+        name = self.attributes[attribute].name
+        if word == "?":
+            raise ValueError(f"the value of {name!r} is missing (`?`): fill it in or leave the instance out")
+        bare = word[1:-1] if len(word) >= 2 and word[0] == word[-1] and word[0] in "'\"" else word
+        try:
+            if not bare.isascii() or "_" in bare:  # what `float` would take and this format does not have
+                raise ValueError
+            value = float(bare)
+        except ValueError:
+            raise ValueError(f"the value of {name!r} should be a number, and not {word[:40]!r}") from None
+        if not abs(value) <= LARGEST:  # false for NaN too
+            raise ValueError(f"the value of {name!r} should be finite and fit 32 bits, and not {word[:40]!r}")
+        if self.only_zero_or_one[attribute] and value not in (0.0, 1.0):
+            raise ValueError(f"{name!r} should be 0 or 1, and not {word[:40]!r}")
+        return value

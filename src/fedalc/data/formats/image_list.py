@@ -1,0 +1,262 @@
+"""Pictures of one's own, listed in `train.csv`, `test.csv` and, if wanted, `validation.csv` (or `dev.csv`).
+
+The first line of a list names its columns: `picture`, `labels` and, where it is known, `user`. Then there is a line per
+picture: its path from the folder of the list on (or in a tar archive in that folder), its labels with `|` between them
+(nothing for a picture without a label), and whose picture it is. The text is UTF-8, with quotes where a field has a
+comma. Labels are in the order of `labels.txt`, one per line, where there is one, and in alphabetical order where not.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedalc.data.formats.annotation_text import checked_text, shown
+from fedalc.data.formats.text_stream import LineReader
+from fedalc.data.images.annotations import Annotations, label_matrix
+from fedalc.data.storage import Place, safe_name
+from fedalc.errors import DataError
+
+VERSION = 1
+"""Raise it when the same files would be read differently."""
+
+TRAIN = "train.csv"
+_LISTS = {
+    "train": (TRAIN,),
+    "test": ("test.csv",),
+    "validation": ("validation.csv", "valid.csv", "dev.csv"),
+}
+NEEDED = ("train", "test")
+"""For a dataset. A party has a list of what it trains on, and no other."""
+_LABELS = "labels.txt"
+_COLUMNS = ("picture", "labels", "user")
+_NAMED_IN_A_NOTE = 5
+
+
+class _Row(NamedTuple):
+    """A picture of a list. `labels` are numbers in the order in which labels were come upon."""
+
+    picture: str
+    labels: tuple[int, ...]
+    user: str
+    line: int
+
+
+class _Fault(Exception):
+    """What is wrong with a field, beginning with the field's name."""
+
+
+def is_listed(folder: Path) -> bool:
+    return (folder / TRAIN).is_file()
+
+
+def split_of(path: Path) -> str | None:
+    """The split that a file of this name lists, if it is a list."""
+    return next((split for split, names in _LISTS.items() if path.name in names), None)
+
+
+def find_lists(folder: Path, needed: Collection[str] = NEEDED) -> dict[str, Path]:
+    """The lists that are there, by split. Two for one split are an error, and so is none for one that is needed."""
+    found: dict[str, Path] = {}
+    for split, names in _LISTS.items():
+        here = [name for name in names if (folder / name).is_file()]
+        if len(here) > 1:
+            raise DataError(f"several files could be the {split} split: {', '.join(here)}. Leave one", folder)
+        if here:
+            found[split] = folder / here[0]
+        elif split in needed:
+            raise DataError(f"no {names[0]}: pictures are listed in train.csv and test.csv", folder)
+    return found
+
+
+def files_read(folder: Path, needed: Collection[str] = NEEDED) -> list[str]:
+    """The names of all files that have a say in what is read here."""
+    names = [path.name for path in find_lists(folder, needed).values()]
+    return [*names, _LABELS] if (folder / _LABELS).is_file() else names
+
+
+def read_listed(place: Place, needed: Collection[str] = NEEDED) -> Annotations:
+    """What the lists say. Pictures are in alphabetical order, so that another split of them shares their copies."""
+    files = find_lists(place.path, needed)
+    given = _read_label_names(place.path / _LABELS)
+    number = {name: at for at, name in enumerate(given or ())}
+    lists = {split: _read_list(path, number, given is not None) for split, path in files.items()}
+    if "train" in lists and not any(row.labels for row in lists["train"]):
+        raise DataError("no picture in it has a label, so there is nothing to learn", files["train"])
+    known = _merged(lists, files)
+    pictures = tuple(sorted(known))
+    at = {picture: position for position, picture in enumerate(pictures)}
+    label_names = given or tuple(sorted(number))
+    label = {number[name]: position for position, name in enumerate(label_names)}
+    pairs = ((at[picture], label[each]) for picture, row in known.items() for each in row.labels)
+    return Annotations(
+        pictures,
+        label_matrix(pairs, len(pictures), len(label_names)),
+        label_names,
+        {split: np.array([at[row.picture] for row in rows], dtype=np.int64) for split, rows in lists.items()},
+        tuple(known[picture].user for picture in pictures) if next(iter(lists.values()))[0].user else None,
+    )
+
+
+def overlaps(found: Annotations) -> list[str]:
+    """What is to be said of pictures that are in two splits."""
+    notes = []
+    for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
+        if one not in found.splits or other not in found.splits:
+            continue
+        both = np.intersect1d(found.splits[one], found.splits[other])
+        if len(both):
+            named = [found.pictures[row] for row in both[:_NAMED_IN_A_NOTE].tolist()]
+            more = f" and {len(both) - len(named)} more" if len(both) > len(named) else ""
+            what = "1 picture is" if len(both) == 1 else f"{len(both)} pictures are"
+            notes.append(
+                f"{what} in {one} and in {other}: {', '.join(named)}{more}. Results on such pictures are too good"
+            )
+    return notes
+
+
+def _merged(lists: Mapping[str, list[_Row]], files: Mapping[str, Path]) -> dict[str, _Row]:
+    """Every picture once, as train has it where it is there. One of two lists has the same labels in both."""
+    known: dict[str, tuple[str, _Row]] = {}
+    for split, rows in lists.items():
+        for row in rows:
+            elsewhere, other = known.setdefault(row.picture, (split, row))
+            if other.labels != row.labels:
+                raise DataError(
+                    f"labels: {row.picture} is in {files[elsewhere].name} too, line {other.line}, with other labels",
+                    files[split],
+                    row.line,
+                )
+    return {picture: row for picture, (_, row) in known.items()}
+
+
+def _read_list(path: Path, number: dict[str, int], complete: bool) -> list[_Row]:
+    """Labels not seen so far get the next `number`, unless those are `complete`."""
+    records, folder = _records(path), path.parent
+    columns = _columns(next(records, None), path)
+    rows: list[_Row] = []
+    lines: dict[str, int] = {}
+    users: dict[str, str] = {}  # each user's name once, and not once per picture
+    for line, fields in records:
+        if len(fields) != len(columns):
+            raise DataError(
+                f"has {len(fields)} fields where the first line has {len(columns)} ({','.join(columns)}). Labels are "
+                "separated by |; a field with a comma of its own needs quotes around it",
+                path,
+                line,
+            )
+        found = dict(zip(columns, fields, strict=True))
+        try:
+            picture = _picture(found["picture"], folder)
+            if picture in lines:
+                raise _Fault(f"picture: {picture} is listed a second time, first in line {lines[picture]}")
+            user = _user(found["user"]) if "user" in found else ""
+            labels = _labels(found["labels"], number, complete)
+        except _Fault as fault:
+            raise DataError(str(fault), path, line) from None
+        lines[picture] = line
+        rows.append(_Row(picture, labels, users.setdefault(user, user), line))
+    if not rows:
+        raise DataError("lists no pictures", path)
+    return rows
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The number of its first line, and the fields, of everything but blank lines."""
+    with LineReader(path) as reader:
+        records = csv.reader(_text(reader), strict=True)
+        while True:
+            line = records.line_num + 1
+            try:
+                fields = next(records, None)
+            except csv.Error as error:
+                what = str(error).partition(" - ")[0]  # what follows is for programmers
+                raise DataError(f"cannot be read as CSV: {what}", path, line) from None
+            if fields is None:
+                return
+            if len(fields) > 1 or "".join(fields).strip():
+                yield line, fields
+
+
+def _text(reader: LineReader) -> Iterator[str]:
+    while (line := reader.next_line()) is not None:
+        try:
+            yield line.decode("utf-8") + "\n"
+        except UnicodeDecodeError:
+            raise DataError("is not UTF-8 text", reader.path, reader.line) from None
+
+
+def _columns(first: tuple[int, list[str]] | None, path: Path) -> list[str]:
+    line, fields = first or (1, [])
+    columns = [field.strip().lower() for field in fields]
+    if len(set(columns)) == len(columns) and {"picture", "labels"} <= set(columns) <= set(_COLUMNS):
+        return columns
+    found = ",".join(fields)
+    raise DataError(
+        "its first line should be picture,labels or picture,labels,user"
+        + (f", and is {shown(found)}" if found else ", and it is empty"),
+        path,
+        line,
+    )
+
+
+def _picture(text: str, folder: Path) -> str:
+    if not text.strip():
+        raise _Fault("picture: is empty")
+    checked_text(text, "picture", _Fault)
+    if "\\" in text or ":" in text:
+        raise _Fault(f"picture: {shown(text)} has a \\ or a : in it. A path is relative, with / between its parts")
+    try:
+        return safe_name(text, folder)
+    except DataError:
+        raise _Fault(f"picture: refused: {shown(text)} leads out of the folder") from None
+
+
+def _user(text: str) -> str:
+    if not text.strip():
+        raise _Fault("user: is empty. Leave the column out if it is not known whose pictures these are")
+    return checked_text(text, "user", _Fault).strip()
+
+
+def _labels(text: str, number: dict[str, int], complete: bool) -> tuple[int, ...]:
+    if not checked_text(text, "labels", _Fault).strip():
+        return ()
+    names = {name.strip() for name in text.split("|")}
+    if "" in names:
+        raise _Fault(f"labels: a label of {shown(text)} is empty")
+    if complete and (unknown := sorted(names - number.keys())):
+        close = difflib.get_close_matches(unknown[0], number, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise _Fault(f"labels: {shown(unknown[0])} is not in {_LABELS}{hint}")
+    return tuple(sorted(number.setdefault(name, len(number)) for name in sorted(names)))
+
+
+def _read_label_names(path: Path) -> tuple[str, ...] | None:
+    """The labels in order, or None without the file."""
+    if not path.is_file():
+        return None
+    lines: dict[str, int] = {}
+    blank = 0
+    with LineReader(path) as reader:
+        for line, text in enumerate(_text(reader), 1):
+            name = text.strip()
+            if not name:
+                blank = blank or line
+                continue
+            if blank:
+                raise DataError("is empty, and a label comes after it", path, blank)
+            checked_text(name, "a label", partial(DataError, path=path, line=line))
+            if "|" in name:
+                raise DataError(f"a label: {shown(name)} has a | in it, which separates labels", path, line)
+            if name in lines:
+                raise DataError(f"{name!r} is listed a second time, first in line {lines[name]}", path, line)
+            lines[name] = line
+    if not lines:
+        raise DataError("names no label. Remove it, or list the labels, one per line", path)
+    return tuple(lines)

@@ -1,0 +1,108 @@
+"""What a dataset of pictures says about them, in one form for all layouts, and how that becomes a `Dataset`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fedalc.data.cache import cache_dir, packed, store_arrays, unpacked
+from fedalc.data.dataset import Dataset, Split
+from fedalc.data.images.decode import small_copies
+from fedalc.data.images.images import ImageOptions
+from fedalc.data.storage import Place
+from fedalc.errors import DataError
+
+_FORMAT = 1
+"""Raise it when the layout of what is kept changes."""
+_SPLITS = ("train", "test", "validation")
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Which pictures there are, and what is on them. None of them has been opened."""
+
+    pictures: tuple[str, ...]
+    labels: csr_matrix
+    """A row per picture. A picture without a label stays: it is on no client, and is tested on all the same."""
+    label_names: tuple[str, ...]
+    splits: Mapping[str, np.ndarray]
+    """Rows of `train`, `test` and perhaps `validation`. Only a split that leaks has a row twice."""
+    users: tuple[str, ...] | None = None
+    """Whose each picture is, where that is known."""
+
+
+def label_matrix(pairs: Iterable[tuple[int, int]], pictures: int, labels: int) -> csr_matrix:
+    """From (picture, label), in any order and as often as may be."""
+    known = np.unique(np.array(list(pairs), dtype=np.int64).reshape(-1, 2), axis=0)
+    return csr_matrix((np.ones(len(known), dtype=np.float32), (known[:, 0], known[:, 1])), shape=(pictures, labels))
+
+
+def kept_annotations(key: str, read: Callable[[], Annotations], cache: bool = True) -> Annotations:
+    """From the cache if they are there. As for all of the cache, trouble with it is no reason to fail."""
+    if not cache:
+        return read()
+    known = hashlib.sha256(f"{_FORMAT} {key}".encode(errors="surrogateescape")).hexdigest()
+    try:
+        place = cache_dir() / f"annotations-{known[:40]}.npz"
+    except RuntimeError:  # a user without a home folder
+        return read()
+    with contextlib.suppress(Exception), np.load(place, allow_pickle=False) as arrays:
+        return _from_arrays(arrays)
+    found = read()
+    with contextlib.suppress(OSError):
+        store_arrays(place, _to_arrays(found))
+    return found
+
+
+def make_dataset(name: str, place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> Dataset:
+    parts = make_splits(place, annotations, options, cache)
+    return Dataset(name, parts["train"], parts["test"], annotations.label_names, parts.get("validation"))
+
+
+def make_splits(place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> dict[str, Split]:
+    """The pictures' small copies beside their labels. Pictures that had to be left out take their labels with them."""
+    images, usable = small_copies(
+        place,
+        annotations.pictures,
+        options.size,
+        options.broken,
+        progress=options.progress,
+        tell=options.tell,
+        cache=cache,
+        wait=options.wait,
+        first=annotations.splits["train"].tolist() if "train" in annotations.splits else (),
+    )
+    position = np.cumsum(usable) - 1
+    parts: dict[str, Split] = {}
+    for part, rows in annotations.splits.items():
+        kept = rows[usable[rows]]
+        if not len(kept):
+            raise DataError(f"none of the pictures of its {part} split can be used", place.path)
+        users = None if annotations.users is None else tuple(annotations.users[row] for row in kept.tolist())
+        parts[part] = Split(images[position[kept]], annotations.labels[kept], users)
+    return parts
+
+
+def _to_arrays(found: Annotations) -> dict[str, np.ndarray]:
+    return {
+        "pictures": packed(found.pictures),
+        "label_names": packed(found.label_names),
+        "indptr": found.labels.indptr,
+        "indices": found.labels.indices,
+        **found.splits,
+        **({} if found.users is None else {"users": packed(found.users)}),
+    }
+
+
+def _from_arrays(arrays: Mapping[str, np.ndarray]) -> Annotations:
+    pictures, label_names = unpacked(arrays["pictures"]), unpacked(arrays["label_names"])
+    ones = np.ones(len(arrays["indices"]), dtype=np.float32)
+    labels = csr_matrix((ones, arrays["indices"], arrays["indptr"]), shape=(len(pictures), len(label_names)))
+    labels.check_format(full_check=True)
+    splits = {part: arrays[part] for part in _SPLITS if part in arrays}
+    return Annotations(pictures, labels, label_names, splits, unpacked(arrays["users"]) if "users" in arrays else None)

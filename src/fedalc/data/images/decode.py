@@ -1,0 +1,255 @@
+"""From picture files to the small copies that training sees, made once and kept in the cache.
+
+The rule: the picture is turned upright as its EXIF orientation says, its centre square is cut out (its side is the
+shorter side; an odd pixel more is left at the right or at the bottom), that is scaled to size × size with an
+antialiased bilinear filter, up or down, and brought to RGB, without transparency. A large JPEG is decoded at a half, a
+quarter or an eighth of its size as long as that leaves twice the pixels wanted.
+
+Several threads decode (Pillow lets go of Python's lock) while one reads files and writes copies. That one can be
+another than the caller's, so that pictures are used while others are still being decoded. Only a few are in memory at
+any time, whatever their number, and if they are large, fewer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedalc.data.images.images import Images, Progress, picture_digest
+from fedalc.data.images.small_copies import Copies, Writer, kept_copies
+from fedalc.data.storage import Place, safe_name
+from fedalc.errors import DataError, FedalcError
+
+VERSION = 1
+"""Raise it when the rule changes: copies made by another are not used then."""
+LARGEST_FILE = 64 << 20
+MOST_PIXELS = 64_000_000
+"""Of one picture. (Pillow only warns of 89 million, and refuses twice as many.) A thread needs 4 to 8 bytes each."""
+_MOST_BYTES = 512 << 20
+"""Of files that are read and not decoded yet."""
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""Pillow reads many more, some with the help of other programs: files from anywhere shall not reach those."""
+_NAMED_IN_A_NOTE = 10
+
+
+class Small(NamedTuple):
+    """A picture's copy, or why there is none."""
+
+    row: int
+    pixels: bytes = b""
+    digest: bytes = b""
+    broken: str = ""
+
+
+def small_copies(
+    place: Place,
+    names: Sequence[str],
+    size: int,
+    broken: Literal["refuse", "skip"] = "refuse",
+    *,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+    cache: bool = True,
+    threads: int | None = None,
+    wait: bool = True,
+    first: Sequence[int] = (),
+) -> tuple[Images, np.ndarray]:
+    """The pictures of these names, and a mask over the names that says which are among them.
+
+    A picture that is missing, is no picture or cannot be decoded is an error that names it; or, with `skip`, it is left
+    out, and `tell` is told which. Copies are found again by the place (path, size and time of what is there), the names
+    and the size.
+
+    Without `wait`, unless pictures may be left out, copies are made in another thread, and what is wrong is raised by
+    whoever asks the pictures for pixels or digests. Of loose files, those that somebody waits for come first, then
+    those of these rows (`first`); an archive is gone through front to back.
+    """
+    need_pillow()
+    wanted = [safe_name(name, place.path) for name in names]
+    if len(set(wanted)) != len(wanted):
+        raise DataError("a picture is asked for twice", place.path)
+
+    def make(writer: Writer) -> None:
+        _make(place, wanted, size, broken, writer, progress, threads, first)
+
+    # Another Pillow may decode differently, or what this one cannot.
+    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), str(place.path.resolve()), *wanted))
+    wait = wait or broken == "skip"
+    copies = kept_copies(key, place.stamp(wanted), len(wanted), size, make, cache, tell, wait)
+    _report(copies, wanted, place.path, broken, tell)
+    usable = np.ones(len(wanted), dtype=bool)
+    usable[list(copies.broken)] = False
+    if not usable.any():
+        raise DataError("none of its pictures can be used", place.path)
+    return Images(copies.pixels, wanted, copies.digests, arrivals=copies.arrivals)[usable], usable
+
+
+def of_size(images: Images, size: int) -> Images:
+    """Pictures that are in memory, all of them, brought to another size."""
+    if images.size == size:
+        return images
+    need_pillow()
+    from PIL import Image
+
+    scaled = [
+        np.asarray(Image.fromarray(one).resize((size, size), Image.Resampling.BILINEAR)) for one in images.pixels()
+    ]
+    return Images(np.stack(scaled), images.names)
+
+
+def _processors() -> int:
+    """Those this process may use, which may be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pillow() -> str:
+    import PIL
+
+    return PIL.__version__
+
+
+def need_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise FedalcError('pictures need Pillow: pip install "fedalc[images]"') from None
+
+
+def _make(
+    place: Place,
+    names: Sequence[str],
+    size: int,
+    broken: str,
+    writer: Writer,
+    progress: Progress | None,
+    threads: int | None,
+    first: Sequence[int],
+) -> None:
+    rows = {name: row for row, name in enumerate(names)}
+    missing = set(rows)
+
+    def encoded() -> Generator[tuple[int, bytes], None, None]:
+        order = writer.arrivals.in_order(chain(first, range(len(names))))
+        for file in place.files(names[row] for row in order):
+            missing.discard(file.name)
+            yield rows[file.name], file.read_start(LARGEST_FILE + 1)
+
+    # Closed at once when something is refused: neither threads nor an open archive outlive the error.
+    with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, threads)) as made:
+        for done, small in enumerate(made, 1):
+            if small.broken and broken == "refuse":
+                raise _refused(names[small.row], small.broken, place.path)
+            if small.broken:
+                writer.note_broken(small.row, small.broken)
+            else:
+                writer.write(small.row, small.pixels, small.digest)
+            if progress is not None:
+                progress(done, len(names))
+    for name in sorted(missing):
+        if broken == "refuse":
+            raise _refused(name, _absent(len(missing)), place.path)
+        writer.note_broken(rows[name], "is not there")
+
+
+def in_parallel(
+    encoded: Iterator[tuple[int, bytes]], size: int, threads: int | None = None
+) -> Generator[Small, None, None]:
+    """Decoded in the order of arrival. As many are under way as keep every thread busy, and no more are read."""
+    threads = threads or _processors()
+    waiting: deque[tuple[Future[Small], int]] = deque()
+    under_way = 0  # bytes
+    with ThreadPoolExecutor(threads, "decode") as pool:
+        try:
+            for row, content in encoded:
+                waiting.append((pool.submit(_shrink, row, content, size), len(content)))
+                under_way += len(content)
+                while len(waiting) > 4 * threads or under_way > _MOST_BYTES:
+                    future, length = waiting.popleft()
+                    yield future.result()
+                    under_way -= length
+            while waiting:
+                yield waiting.popleft()[0].result()
+        finally:
+            for future, _ in waiting:
+                future.cancel()
+
+
+def _shrink(row: int, content: bytes, size: int) -> Small:
+    if len(content) > LARGEST_FILE:
+        return Small(row, broken=f"is larger than {LARGEST_FILE >> 20} MB")
+    try:
+        pixels = _decode(content, size)
+    except MemoryError:  # says nothing of the picture
+        raise
+    except Exception as error:  # Pillow's plugins raise whatever comes: all of it means a broken picture
+        return Small(row, broken=f"cannot be decoded ({str(error) or type(error).__name__})")
+    return Small(row, pixels, picture_digest(pixels))
+
+
+def _decode(content: bytes, size: int) -> bytes:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        opened: Any = Image.open(io.BytesIO(content), formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError("not a picture of a known format") from None
+    with opened as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width}×{image.height} pixels are more than {MOST_PIXELS // 10**6} million")
+        image.draft("RGB", (2 * size, 2 * size))
+        image.load()
+        with contextlib.suppress(Exception):  # damaged EXIF data is no reason to lose the picture
+            ImageOps.exif_transpose(image, in_place=True)
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        small = (
+            _of_eight_bits(image)
+            .convert("RGB")
+            .resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+        )
+        return bytes(small.tobytes())
+
+
+def _of_eight_bits(image: Any) -> Any:
+    """Pillow clips numbers of 16 bits at 255, where they are to be divided; other wide ones have no known range."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return image.convert("I").point(lambda value: value / 256).convert("L")
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode}, whose range is not known; save it with 8 or 16 bits")
+    return image
+
+
+def _report(copies: Copies, names: Sequence[str], place: Path, broken: str, tell: Callable[[str], None] | None) -> None:
+    """What is broken was found now, or when the copies were made by somebody who skipped it."""
+    if not copies.broken:
+        return
+    row, why = next(iter(sorted(copies.broken.items())))
+    if broken == "refuse":
+        raise _refused(names[row], _absent(1) if why == "is not there" else why, place)
+    if tell is not None:
+        tell(left_out(place, [f"{names[row]} {why}" for row, why in sorted(copies.broken.items())], len(names)))
+
+
+def left_out(place: Path, broken: Sequence[str], pictures: int) -> str:
+    """A note that names the first few."""
+    more = len(broken) - _NAMED_IN_A_NOTE
+    return f"{place}: {len(broken)} of {pictures} pictures left out: {'; '.join(broken[:_NAMED_IN_A_NOTE])}" + (
+        f"; and {more} more" if more > 0 else ""
+    )
+
+
+def _absent(count: int) -> str:
+    return "is not there" if count == 1 else f"is not there, nor are {count - 1} others"
+
+
+def _refused(name: str, why: str, place: Path) -> DataError:
+    return DataError(f'{name} {why}. Get it again, or leave broken pictures out (images.broken = "skip")', place)

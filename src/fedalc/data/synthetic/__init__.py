@@ -1,0 +1,1 @@
+"""Made-up data, drawn from a seed."""

@@ -1,0 +1,144 @@
+"""What a run's configuration says, kebab-case as Flower users write it: the experiment, and how to go about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED, MOST_LABELS_PER_PARTY
+from fedalc.deployment.flower.connections import Patience
+from fedalc.deployment.flower.party import SHARES
+from fedalc.errors import ConfigError
+from fedalc.labels.collection.keys import check_run_id
+
+DEFAULTS: dict[str, bool | int | float | str] = {
+    "method": "",
+    "preset": "",
+    "num-server-rounds": 0,
+    "seed": -1,
+    "settings": "",
+    "set": "",
+    "run-folder": "",
+    "resume": False,
+    "held-out": "",
+    "held-out-share": 0.1,
+    "num-parties": 2,
+    "min-parties": 2,
+    "wait": 600.0,
+    "round-timeout": 600.0,
+    "max-norm": 0.0,
+    "run-id": "",
+    "max-labels-per-party": MOST_LABELS_PER_PARTY,
+    "epsilon-budget": 0.0,
+    "privacy-ledger": "",
+}
+"""Every key there is; a value that is empty, 0 or -1 leaves it to the settings file, the preset or a rule."""
+
+LARGEST = 1 << 63
+
+ALWAYS = (
+    'engine="flower"',
+    'dataset="parties"',
+    # The last round is kept: the server has no validation data, and parties cannot rank labels they do not know.
+    "selection.validation=0",
+    "selection.refit=false",
+    'selection.keep="last"',
+    'selection.patience="none"',
+    "selection.test_curve=false",
+)
+"""Settings that are no matter of choice with real parties."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How a run is gone about, apart from what is trained."""
+
+    folder: Path
+    resume: bool
+    held_out: str | None
+    share: float
+    patience: Patience
+    max_norm: float | None
+    run_id: str = ""
+    most_labels: int = MOST_LABELS_PER_PARTY
+    epsilon_budget: float | None = None  # for all runs of this deployment together
+    privacy_ledger: Path | None = None  # where they are entered; none: beside the run folder
+
+
+def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
+    """The experiment is that of a new run: one that is resumed goes on with its own settings."""
+    values: dict[str, Any] = {}
+    for key, default in DEFAULTS.items():
+        value: Any = said.get(key, default)
+        wanted = float if isinstance(default, float) else type(default)
+        if wanted is float and type(value) is int and abs(value) < LARGEST:
+            value = float(value)
+        if type(value) is not wanted or (type(value) is int and abs(value) >= LARGEST):
+            raise ConfigError(f"should be a {wanted.__name__}, and is {_shown(value)}", key)
+        values[key] = value
+    least = {"num-parties": 1, "min-parties": 1, "wait": 0, "round-timeout": 1, "max-norm": 0, "epsilon-budget": 0}
+    _at_least(values, least | {"max-labels-per-party": 1})
+    if values["run-id"]:
+        check_run_id(values["run-id"])
+    if values["min-parties"] > values["num-parties"]:
+        raise ConfigError(f"{values['min-parties']}, and the run starts with {values['num-parties']}", "min-parties")
+    if values["held-out-share"] not in SHARES:
+        raise ConfigError(f"0, 0.05, 0.1, … or 0.5, and is {values['held-out-share']}", "held-out-share")
+    held_out = values["held-out"] or None
+    deployment = Deployment(
+        folder=Path(values["run-folder"] or f"runs/flower-{run_id}"),
+        resume=values["resume"],
+        held_out=held_out,
+        share=0.0 if held_out else values["held-out-share"],
+        patience=Patience(values["num-parties"], values["min-parties"], values["wait"], values["round-timeout"]),
+        max_norm=values["max-norm"] or None,
+        run_id=values["run-id"],
+        most_labels=values["max-labels-per-party"],
+        epsilon_budget=values["epsilon-budget"] or None,
+        privacy_ledger=Path(values["privacy-ledger"]) if values["privacy-ledger"] else None,
+    )
+    return deployment, _experiment(values)
+
+
+def _shown(value: object) -> str:
+    too_long = isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST
+    return "a number of more than 64 bits" if too_long else repr(value)[:200]
+
+
+def _experiment(values: Mapping[str, Any]) -> Experiment:
+    asked: dict[str, Any] = {key: values[key] for key in ("method", "preset") if values[key]}
+    if values["seed"] >= 0:
+        asked["seed"] = values["seed"]
+    if values["num-server-rounds"] > 0:
+        asked["rounds"] = values["num-server-rounds"]
+    overrides = _separated(values["set"])
+    file = Path(values["settings"]) if values["settings"] else None
+    settings = experiment(asked, file=file, overrides=[*overrides, *ALWAYS])
+    if settings.method not in FEDERATED:
+        raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
+    if settings.privacy.mechanism == "gradients":
+        raise ConfigError('needs the label sets again in every step, which are not kept here; use "counts"', "privacy")
+    for field in ("key", "correlations"):
+        if getattr(settings.collection, field) is not None:
+            raise ConfigError("the parties have the key, and the server collects from them", f"collection.{field}")
+    return settings
+
+
+def _separated(overrides: str) -> list[str]:
+    """One per line, as `fedalc deploy run` has them. A text of one line, as one writes it for `flwr run`, is separated
+    at every `;`; with a line's end after it, a `;` belongs to the value.
+
+    >>> _separated("seed=1; rounds=5"), _separated('name="a;b"\\n')
+    (['seed=1', 'rounds=5'], ['name="a;b"'])
+    """
+    return [part.strip() for part in overrides.split("\n" if "\n" in overrides else ";") if part.strip()]
+
+
+def _at_least(values: Mapping[str, Any], limits: Mapping[str, float]) -> None:
+    for key, limit in limits.items():
+        if not limit <= values[key] < float("inf"):
+            raise ConfigError(f"at least {limit}, and is {values[key]}", key)

@@ -1,0 +1,102 @@
+"""The server's side of a run: who is there, what may be learnt of their labels, then rounds, into a run folder."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from functools import partial
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedalc.config.experiment import Experiment
+from fedalc.core.interrupt import Interrupt
+from fedalc.deployment.flower.census import Census, question, take_census
+from fedalc.deployment.flower.connections import Parties, TooFew
+from fedalc.deployment.flower.held_out import read_held_out, server_data
+from fedalc.deployment.flower.run_config import Deployment, read_run_config
+from fedalc.deployment.flower.training import PartyTraining
+from fedalc.engines.aggregation import described
+from fedalc.errors import FedalcError
+from fedalc.labels.knowledge import planned_charge
+from fedalc.labels.privacy.accounts import check_run, deployment_account
+from fedalc.runs.folder import check_folder, read_settings
+from fedalc.training.base import Callback
+from fedalc.training.federated import planned_looks
+from fedalc.workflows.preflight import check_device, check_memory
+from fedalc.workflows.train import Run, fill_folder
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    try:
+        deployment, settings = read_run_config(context.run_config, context.run_id)
+        run = run_with_parties(grid, deployment, settings)
+    except FedalcError as error:
+        say(f"error: {error}")
+        raise
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
+    say(f"finished after {run.result['rounds']} rounds: {metrics or 'nothing to measure on'}")
+    say(f"run folder: {run.folder}")
+
+
+def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -> Run:
+    """From the first word with the parties to a finished run folder."""
+    folder, resume = deployment.folder, deployment.resume
+    settings = read_settings(folder) if resume else settings
+    check_device(settings.device)
+    check_folder(folder, settings, resume, overwrite=False)
+    account = deployment_account(deployment.privacy_ledger, folder.resolve(), deployment.epsilon_budget)
+    # Before anybody is asked:
+    if account.budget is not None and settings.uses_labels and settings.privacy.mechanism is not None:
+        check_run(account, planned_charge(settings, account, planned_looks(settings, 1), folder), folder, resume)
+    held_out = None if deployment.held_out is None else read_held_out(deployment.held_out, settings)
+    census = Census.load(folder) if resume else None
+    share = deployment.share if census is None else census.share
+    run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
+    say(f"run id: {run or 'none, as it began without one'}")
+    parties = Parties(grid, deployment.patience, partial(question, settings, share, run), say)
+    census = census or take_census(parties, settings, share, run, deployment.most_labels)
+    least, there = deployment.patience.go_on_with, len(census.roster.parties)
+    if there < least:
+        raise TooFew(
+            f"{there} parties with labels of their own are left, and at least {least} are needed (min-parties)"
+        )
+    data = server_data(census.roster, held_out, say)
+    check_memory(settings, data)
+    parties.say(described(settings, there))
+    followers = [Spoken(settings.rounds)]
+    training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, followers, account)
+    # Flower ends its processes by a signal, which must not wait for a round: every finished one is saved.
+    return fill_folder(training, folder, resume, overwrite=False, interrupt=Interrupt())[0]
+
+
+class Spoken(Callback):
+    """Progress in words: the log is all that one sees of a server."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.rounds = rounds
+        if done:
+            say(f"going on after round {done} of {rounds}")
+
+    def note(self, text: str) -> None:
+        say(f"note: {text}")
+
+    def round(self, number: int, loss: float) -> None:
+        say(f"round {number} of {self.rounds}: loss {loss:.5g}")
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        if record["metrics"]:
+            say(f"round {record['round']}: " + ", ".join(f"{k} {v:.4g}" for k, v in record["metrics"].items()))
+
+
+def say(line: str) -> None:
+    """One line, at once: it is read while the run goes on."""
+    sys.stdout.write(f"fedalc: {line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,141 @@
+"""How Flower's programs are called: found, kept offline by their environment, given settings they cannot misread."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedalc.core.atomic_files import write_text
+from fedalc.core.safe_parsing import Unreadable, parse_json
+from fedalc.errors import FedalcError
+
+APP = Path(__file__).parent / "app"
+"""The Flower app: it names the modules of this package, and holds no code of its own."""
+CONNECTION = "fedalc"
+"""What the server is called in Flower's own configuration."""
+
+_OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+_BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds until an app is started; Flower's default is 1
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def require_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise FedalcError("Flower is not installed: pip install 'fedalc[flower]'")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For every program of Flower's. It starts others by name: they must be found beside this Python."""
+    programs = str(Path(sys.executable).parent)
+    return {
+        **_BRISK,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **os.environ,
+        **_OFFLINE,
+        "FLWR_HOME": str(home),
+        "PATH": programs + os.pathsep + os.environ.get("PATH", os.defpath),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def write_settings(path: Path, values: Mapping[str, str | int | float | bool]) -> None:
+    """As TOML. Flower takes a file wherever it takes `key=value`, and only a file takes every value."""
+    write_text(path, "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items()))
+
+
+def toml_value(value: str | int | float | bool) -> str:
+    """One value as TOML has it.
+
+    >>> print(toml_value('a "b" c'), toml_value(True), toml_value(0.5))
+    "a \\"b\\" c" true 0.5
+    """
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
+def plain(line: str) -> str:
+    """A line of Flower's log without colours and level; empty where it says nothing."""
+    return re.sub(r"^(?:INFO|DEBUG)\s*:\s*", "", _COLOUR.sub("", line)).strip()
+
+
+class Flower:
+    """Flower's command `flwr`, speaking to one server."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def register(self, public_key: Path) -> str:
+        """The id of the node that has this key."""
+        return str(self._ask("supernode", "register", str(public_key), CONNECTION)["node-id"])
+
+    def unregister(self, node: str) -> None:
+        self._ask("supernode", "unregister", node, CONNECTION)
+
+    def nodes(self) -> dict[str, str]:
+        """The status of every registered node: registered, online or offline."""
+        answer = self._ask("supernode", "list", CONNECTION)
+        return {str(node["node-id"]): str(node["status"]) for node in answer["nodes"]}
+
+    def submit(self, app: Path, settings: Path) -> str:
+        """The id of the new run."""
+        return str(self._ask("run", str(app), CONNECTION, "--run-config", str(settings))["run-id"])
+
+    def status(self, run: str) -> tuple[str, str]:
+        """`running`, `finished:completed`, `finished:failed`, …, and what Flower has to say about it."""
+        known = self._ask("ls", CONNECTION, "--run-id", run)["runs"][0]
+        return str(known["status"]), str(known["status-details"])
+
+    def stop(self, run: str) -> None:
+        self._ask("stop", run, CONNECTION)
+
+    def log_command(self, run: str) -> list[str]:
+        """Shows what the run's ServerApp says until the run is over."""
+        return [program("flwr"), "log", run, CONNECTION, "--stream"]
+
+    def _ask(self, *words: str) -> dict[str, Any]:
+        command = [program("flwr"), *words, "--format", "json"]
+        done = subprocess.run(
+            command, env=environment(self.home), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        what = " ".join(["flwr", *words[:2]])
+        try:
+            answer = parse_json(done.stdout[done.stdout.index("{") :])
+        except (ValueError, Unreadable):
+            raise FedalcError(f"{what}: {_last_lines(done.stdout + done.stderr)}") from None
+        if done.returncode != 0 or not answer.get("success"):
+            raise FedalcError(f"{what}: {_reason(answer) or _last_lines(done.stderr)}")
+        return dict(answer)
+
+
+def python_module(module: str) -> list[str]:
+    """A module of this package as a program. The folder one happens to be in is not looked into for modules."""
+    return [sys.executable, "-P", "-m", module]
+
+
+def program(name: str) -> str:
+    """One of Flower's, beside this Python."""
+    require_flower()
+    return str(Path(sys.executable).parent / name)
+
+
+def _reason(answer: Mapping[str, Any]) -> str:
+    """Flower puts what it had printed before into it too."""
+    message = str(answer.get("error-message", ""))
+    return " ".join(line.strip() for line in message.splitlines() if line.strip() and "Using SuperLink" not in line)
+
+
+def _last_lines(text: str) -> str:
+    lines = [line.strip("│╭╰╮╯─ ") for line in _COLOUR.sub("", text).splitlines()]
+    return " ".join([line for line in lines if line and line != "Error"][-4:]) or "no answer"

@@ -1,0 +1,160 @@
+"""Engine `clients`: each client in turn, literally. Any local schedule; the reference the others are held equal to."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.core.progress_events import watched
+from fedalc.core.seeds import numpy_generator
+from fedalc.data.federation import Federation
+from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.traffic import Ledger
+from fedalc.methods import Method
+from fedalc.models.class_embeddings import unit_rows
+from fedalc.models.encoders import Batch, Chance, make_batch
+from fedalc.models.model import Model
+
+
+class ClientsEngine:
+    """Memory: θ three times (the server's, the client's, the sum of changes), the participants' rows and two blocks of
+    instances."""
+
+    clients_keep_rows = True
+    lengths = None
+
+    def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
+        self.federation = federation
+        self.method = method
+        self.settings = settings
+
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        labels = self.federation.label_of[participants]
+        weights = self.method.weights(counts, labels)
+        change = [torch.zeros_like(p) for p in model.theta]
+        copies = model.W.new_empty(len(participants), model.W.shape[1])
+        statistics = [torch.zeros_like(s) for s in model.statistics]
+        local = Model(copy.deepcopy(model.encoder).train(), model.W)
+        loss = 0.0
+        everyone = zip(participants.tolist(), weights.tolist(), strict=True)
+        for place, (client, weight) in enumerate(watched("clients", everyone, len(participants))):
+            with torch.no_grad():
+                for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
+                    mine.copy_(server)
+            copies[place], client_loss = self._local_work(local, client, chance, round_number)
+            loss += weight * client_loss
+            with torch.no_grad():
+                for total, mine, server in zip(change, local.theta, model.theta, strict=True):
+                    total.add_(torch.sub(server, mine, out=mine), alpha=weight)  # its own θ is not needed any more
+                for total, mine in zip(statistics, local.statistics, strict=True):
+                    total.add_(mine, alpha=weight)
+        rows = no_rows(model.W)
+        if self.method.trains_rows:
+            rows = mean_rows(torch.from_numpy(labels).to(model.W.device), copies, weights)
+        sent, users = model.theta + model.statistics, self.federation.user_count(participants)
+        traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
+        return RoundResult(change, *rows, loss, traffic, statistics=statistics)
+
+    @torch.no_grad()
+    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+        features, weights = self.federation.features, self.method.label_weights
+        size = features.shape[1]
+        gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
+        constant = 0.0
+        for client in watched("clients", participants.tolist(), len(participants)):
+            held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
+            for start in range(0, len(held), self.settings.block_rows):
+                part = held[start : start + self.settings.block_rows]
+                instances = torch.from_numpy(part).to(W.device)
+                own = torch.full_like(instances, label)
+                x = torch.from_numpy(features[part].toarray()).to(W)
+                gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
+                cross += torch.outer(x.sum(0), weights[label] * W[label])
+            constant += len(held) * weights[label].item() ** 2
+        users = self.federation.user_count(participants)
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users)
+        return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
+
+    def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
+        """The client's steps on its encoder, in place; returns its row and its loss during the first epoch."""
+        settings = self.settings.client
+        row = local.W[self.federation.label_of[client]].clone().requires_grad_(self.method.trains_rows)
+        # Decay is for θ: a row's length is fixed. Momentum lives for the round, as the client keeps no state.
+        learned = local.theta + [row] * self.method.trains_rows
+        groups = [{"params": local.theta, "weight_decay": settings.weight_decay}]
+        if self.method.trains_rows:
+            groups.append({"params": [row], "lr": settings.row_rate})
+        optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
+        first_epoch = 0.0
+        for epoch in range(settings.epochs):
+            batches = self._batches(client, chance, epoch, round_number)
+            blocks = one_ahead(self._rows(part, row) for batch in batches for part in self._parts(batch))
+            for instances in batches:
+                for parameter in learned:  # in the place of the client before: θ's are large
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+                counted = self._counted(client, instances)
+                loss = sum(
+                    self._add_gradient(local, row, client, part, next(blocks), chance, counted)
+                    for part in self._parts(instances)
+                )
+                optimizer.step()
+                if self.method.trains_rows:
+                    with torch.no_grad():
+                        row.copy_(unit_rows(row))
+                if epoch == 0:
+                    first_epoch += loss / (self.federation.counts[client] * settings.sample)
+        return row.detach(), first_epoch
+
+    def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
+        """No more instances are encoded at a time."""
+        return [
+            batch[start : start + self.settings.block_rows] for start in range(0, len(batch), self.settings.block_rows)
+        ]
+
+    def _rows(self, instances: np.ndarray, like: Tensor) -> Batch:
+        keys = self.federation.keys_of(instances)
+        return make_batch(self.federation.features[instances], keys, like.dtype, like.device)
+
+    def _add_gradient(
+        self,
+        local: Model,
+        row: Tensor,
+        client: int,
+        instances: np.ndarray,
+        rows: Batch,
+        chance: Chance,
+        counted: float,
+    ) -> float:
+        """Of the summed loss of some of a batch's instances, over how many it counts for. Returns that sum."""
+        g = local.encoder(rows, chance)
+        own = torch.full_like(rows.keys, int(self.federation.label_of[client]))
+        held = torch.from_numpy(instances).to(row.device)
+        losses = [
+            self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)
+            for part in self.method.parts
+        ]
+        loss = torch.stack(losses).sum()
+        (loss / counted).backward()
+        return loss.item()
+
+    def _counted(self, client: int, batch: np.ndarray) -> float:
+        """What a batch's sum is divided by. A sample's by how many it has on average, as a client's may be empty."""
+        sample = self.settings.client.sample
+        return len(batch) if sample == 1 else sample * float(self.federation.counts[client])
+
+    def _batches(self, client: int, chance: Chance, epoch: int, round_number: int) -> list[np.ndarray]:
+        instances = self.federation.instances_of(client)
+        instances = instances[chance.chosen(self.federation.keys_of(instances))]
+        size = self.settings.client.batch_size
+        if size is None or size >= len(instances):
+            return [instances]
+        number = self.federation.number_of(client)
+        generator = numpy_generator(self.settings.seed, "batches", round_number, number, epoch)
+        order = generator.permutation(instances)
+        return [order[start : start + size] for start in range(0, len(order), size)]

@@ -1,0 +1,1 @@
+"""Measuring: ranking metrics and how a model is scored."""

@@ -1,0 +1,289 @@
+"""Server side: equal digests become one instance with a set of labels. The server holds no key and no names.
+
+The result depends only on *which* messages there are: their order, how a client splits them into files, and how often
+one arrives make no difference. Memory: about 80 bytes per message beside the messages themselves (digests of 16
+bytes), so 5.7 million messages take under half a gigabyte.
+
+Messages come from parties that nobody vouches for. One that errs or cheats is refused with a note that says who and
+why, and the others' messages are joined without it. The rules hold against single parties; several that agree with
+each other, or one under many names, can still get an honest client's label set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fedalc.errors import DataError, FedalcError
+from fedalc.labels.collection.disputes import listed, settle
+from fedalc.labels.collection.messages import Messages, Protocol, as_words, load_messages
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """`label_sets` is Y, float32 ones: row j is the instance of `digests[j]` (ascending), column u `pseudonyms[u]`."""
+
+    label_sets: csr_matrix
+    digests: np.ndarray
+    pseudonyms: np.ndarray
+    protocol: Protocol
+    notes: tuple[str, ...]
+
+
+def read_messages(
+    paths: Sequence[Path], progress: Callable[[Path], None] | None = None
+) -> tuple[list[Messages], list[str]]:
+    """The messages in these files. A damaged file is refused, a file given twice is read once; notes say so."""
+    messages: list[Messages] = []
+    notes: list[str] = []
+    seen: dict[str, Path] = {}
+    for path in paths:
+        try:
+            part, checksum = load_messages(path)
+            if empty := len(part.labels_without_messages):
+                notes.append(
+                    f"{path}: client {part.client} claims {empty} labels without a message; they are not taken"
+                )
+                part = part.with_messages_only()
+            if checksum in seen:
+                notes.append(f"{path}: the same file as {seen[checksum]}, read once")
+            else:
+                seen[checksum] = path
+                messages.append(part)
+        except DataError as error:
+            notes.append(str(error))
+        if progress is not None:
+            progress(path)
+    return messages, notes
+
+
+def join(
+    messages: Iterable[Messages],
+    *,
+    max_labels: int = 1000,
+    shared_labels: bool = False,
+    max_labels_per_client: int | None = None,
+    say_counts: bool = True,
+) -> Joined:
+    """Label sets from messages. See `Joined.notes` for what was refused, and why.
+
+    An instance with more than `max_labels` labels is left out: no real one has so many, and one alone could fill the
+    memory with pairs. A client that alone puts so many on an instance is refused whole. A label is one client's, and is
+    contested when several claim it, unless `shared_labels`. A client that claims more than `max_labels_per_client` is
+    refused whole. `say_counts`: whether notes may say how many instances something was the matter with.
+    """
+    protocol, parts, refused = _same_protocol(list(messages))
+    if max_labels_per_client is not None:
+        parts, more_notes = _few_enough_labels(parts, max_labels_per_client)
+        refused += more_notes
+        if not parts:
+            raise _nothing_left(refused)
+    notes = list(refused)
+    clients = sorted({part.client for part in parts})
+    claims = [part.pseudonyms for part in parts]
+    pseudonyms, label = distinct(np.concatenate(claims))
+    sizes = np.fromiter(map(len, claims), dtype=np.intp, count=len(claims))
+    claimant = np.repeat(_places(parts, clients), sizes)
+    digests = np.concatenate([part.digests for part in parts])
+    labels = _claims_of_messages([part.labels for part in parts], sizes)
+    if not shared_labels:
+        kept, more_notes = settle(label, claimant, pseudonyms, clients)
+        notes += more_notes
+        if not kept.all():
+            chosen = kept[labels]
+            labels = (np.cumsum(kept) - 1)[labels[chosen]]
+            digests, label, claimant = digests[chosen], label[kept], claimant[kept]
+            remaining, label = np.unique(label, return_inverse=True)
+            pseudonyms = pseudonyms[remaining]
+    if len(labels) == 0:
+        raise _nothing_left(notes)
+    Y, found = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
+    crowded = np.diff(Y.indptr) > max_labels
+    if crowded.any():
+        flooding = _flooding(digests, claimant[labels], label[labels], max_labels, clients)
+        if flooding:
+            refused.append(f"{_clients(flooding)} put more than {max_labels} labels on one instance: all is refused")
+            honest = [part for part in parts if part.client not in flooding]
+            if not honest:
+                raise _nothing_left(refused)
+            joined = join(honest, max_labels=max_labels, shared_labels=shared_labels, say_counts=say_counts)
+            return replace(joined, notes=(*refused, *joined.notes))
+        note = _crowded_note(Y[crowded], max_labels, label, claimant, clients)
+        notes.append(note if say_counts else f"instances with more than {max_labels} labels left out")
+        Y, found = Y[~crowded], found[~crowded]
+        if Y.shape[0] == 0:
+            raise _nothing_left(notes)
+    return Joined(Y, found, pseudonyms, protocol, tuple(notes))
+
+
+def _few_enough_labels(parts: list[Messages], most: int) -> tuple[list[Messages], list[str]]:
+    """Those of clients that claim at most so many labels, over all their parts."""
+    labels: dict[str, set[bytes]] = {}
+    for part in parts:
+        labels.setdefault(part.client, set()).update(row.tobytes() for row in part.pseudonyms)
+    greedy = {client: len(own) for client, own in labels.items() if len(own) > most}
+    notes = [f"client {client} {too_many_labels(count, most)}" for client, count in sorted(greedy.items())]
+    return [part for part in parts if part.client not in greedy], notes
+
+
+def too_many_labels(count: int, most: int) -> str:
+    """Why a party with so many labels is refused."""
+    return f"claims {count:,} labels, more than the {most:,} that one party may have (--max-labels-per-party)"
+
+
+def set_sizes(joined: Joined, digests: np.ndarray) -> np.ndarray:
+    """What the server answers a client that asks: how many labels the instance behind each of its digests has.
+
+    1 for an instance that was left out of the join: its owner's own label.
+    """
+    every, which = distinct(np.concatenate([joined.digests, digests]))
+    sizes = np.ones(len(every), dtype=np.int64)
+    sizes[which[: len(joined.digests)]] = np.diff(joined.label_sets.indptr)
+    return sizes[which[len(joined.digests) :]]
+
+
+def distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different rows, sorted, and for each given row which of them it is."""
+    order, first = _grouped(rows)
+    which = np.empty(len(rows), dtype=np.intp)
+    which[order] = np.cumsum(first) - 1
+    return rows[order[first]], which
+
+
+def _places(parts: list[Messages], clients: list[str]) -> list[int]:
+    """Which client each part is from."""
+    place = {name: index for index, name in enumerate(clients)}
+    return [place[part.client] for part in parts]
+
+
+def _claims_of_messages(labels: list[np.ndarray], claims: np.ndarray) -> np.ndarray:
+    """Which claim each message belongs to; a claim is a pseudonym in a part, counted over all parts."""
+    sizes = np.fromiter(map(len, labels), dtype=np.intp, count=len(labels))
+    return np.concatenate(labels) + np.repeat(np.cumsum(claims) - claims, sizes)
+
+
+def _nothing_left(notes: list[str]) -> FedalcError:
+    return FedalcError("\n".join((*notes, "nothing is left to join")))
+
+
+def _same_protocol(messages: list[Messages]) -> tuple[Protocol, list[Messages], list[str]]:
+    """The messages made as most clients made theirs."""
+    if not messages:
+        raise FedalcError("there are no messages to join")
+    users: dict[Protocol, set[str]] = {}
+    for protocol, run in groupby(messages, key=attrgetter("protocol")):
+        users.setdefault(protocol, set()).update(part.client for part in run)
+    if len(users) == 1:
+        return messages[0].protocol, messages, []
+    ranked = sorted(users, key=lambda protocol: -len(users[protocol]))
+    chosen = ranked[0]
+    if len(users[ranked[1]]) == len(users[chosen]):
+        sides = (p for p in ranked if len(users[p]) == len(users[chosen]))
+        said = sorted(
+            f"{listed(sorted(users[p]))} ({p.algorithm}, {p.identity}, {p.digest_bytes} bytes, "
+            f"key {p.key_check or 'none'}, run {p.run or 'none'})"
+            for p in sides
+        )
+        raise FedalcError(
+            "the clients made their digests in different ways, and none is the most frequent: "
+            f"{'; '.join(said)}. Leave out those that are wrong, or have them sent again"
+        )
+    notes = [f"{_clients(sorted(users[protocol]))} used {_difference(protocol, chosen)}" for protocol in ranked[1:]]
+    return chosen, [part for part in messages if part.protocol == chosen], sorted(notes)
+
+
+def _difference(protocol: Protocol, chosen: Protocol) -> str:
+    if protocol.algorithm != chosen.algorithm:
+        return f"another algorithm ({protocol.algorithm}, not {chosen.algorithm})"
+    if protocol.identity != chosen.identity:
+        return f"another identity ({protocol.identity}, not {chosen.identity})"
+    if protocol.digest_bytes != chosen.digest_bytes:
+        return f"digests of another length ({protocol.digest_bytes} bytes, not {chosen.digest_bytes})"
+    if protocol.run != chosen.run:
+        return f"another run id ({protocol.run or 'none'}, not {chosen.run or 'none'})"
+    return "another key than most"
+
+
+def _clients(names: list[str]) -> str:
+    return f"client{'s' * (len(names) > 1)} {listed(names)}"
+
+
+def _label_sets(digests: np.ndarray, labels: np.ndarray, label_count: int) -> tuple[csr_matrix, np.ndarray]:
+    order, first = _grouped(digests)
+    starts = np.flatnonzero(first)
+    indptr = np.append(starts, len(order)).astype(np.int32 if len(order) < 1 << 31 else np.int64)
+    Y = csr_matrix((np.ones(len(order), dtype=np.float32), labels[order], indptr), shape=(len(starts), label_count))
+    Y.sum_duplicates()
+    Y.data[:] = 1
+    return Y, digests[order[starts]]
+
+
+def _grouped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order that sorts rows of bytes, and where in that order a new row begins.
+
+    Digests are spread evenly, so a row's first bits are nearly its place: they sort it into a bucket of a few rows, and
+    the next 30 bits sort it there. Rows that still look alike are compared in full; hardly ever are they not the same,
+    and then only those are sorted by all their words. Rows that someone made look alike take longer, and that is all.
+    """
+    words = as_words(rows)
+    head = words[:, 0]
+    bits = min(max(len(rows).bit_length() - 2, 1), 30)
+    bucket = (head >> np.uint64(64 - bits)).astype(np.int32)
+    rest = (head << np.uint64(bits) >> np.uint64(34)).astype(np.int32)
+    nothing = np.empty(len(rows), dtype=bool)
+    # Sparse matrices do the sorting, in compiled code: by column when they are turned, within a row on demand.
+    turned = csr_matrix((nothing, bucket, np.arange(len(rows) + 1)), shape=(len(rows), 1 << bits)).tocsc()
+    buckets = csr_matrix((turned.indices, rest[turned.indices], turned.indptr), shape=(1 << bits, 1 << 30))
+    buckets.sort_indices()
+    order = buckets.data
+    ordered = words.take(order, axis=0)
+    same = _equal(ordered[1:], ordered[:-1])
+    looks = ordered[:, 0] >> np.uint64(34 - bits)
+    alike = looks[1:] == looks[:-1]
+    torn = alike & ~same
+    if torn.any():
+        run = np.cumsum(np.append(True, ~alike))
+        at = np.flatnonzero(np.isin(run, run[1:][torn]))
+        inside = order[at]
+        order[at] = inside[np.lexsort(words[inside].T[::-1])]
+        at = at[at > 0]
+        same[at - 1] = _equal(words[order[at]], words[order[at - 1]])
+    return order, np.append(True, ~same)
+
+
+def _equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Which rows are the same in all words."""
+    equal = first[:, 0] == second[:, 0]
+    for word in range(1, first.shape[1]):
+        equal &= first[:, word] == second[:, word]
+    return equal
+
+
+def _flooding(
+    digests: np.ndarray, client: np.ndarray, label: np.ndarray, max_labels: int, clients: list[str]
+) -> list[str]:
+    """The clients that alone have put more labels on an instance than it may have. One entry per message."""
+    _, instance = distinct(digests)
+    said = np.unique(np.stack([instance, client, label]), axis=1)
+    starts = np.flatnonzero(np.r_[True, (said[:2, 1:] != said[:2, :-1]).any(axis=0)])
+    often = np.diff(np.r_[starts, said.shape[1]])
+    return [clients[place] for place in np.unique(said[1, starts[often > max_labels]])]
+
+
+def _crowded_note(
+    crowded: csr_matrix, max_labels: int, label: np.ndarray, claimant: np.ndarray, clients: list[str]
+) -> str:
+    """Whose labels most of those are that the instances left out carry."""
+    per_label = np.bincount(crowded.indices, minlength=crowded.shape[1])
+    claims = np.unique(np.stack([label, claimant]), axis=1)  # a client may claim a label in several parts
+    per_client = np.bincount(claims[1], weights=per_label[claims[0]], minlength=len(clients))
+    most = np.argsort(-per_client, kind="stable")[:3]
+    who = listed([clients[client] for client in most if per_client[client] > 0])
+    several = f"{crowded.shape[0]} instances" if crowded.shape[0] > 1 else "1 instance"
+    return f"{several} with more than {max_labels} labels left out; these are mostly labels of {who}"

@@ -1,0 +1,221 @@
+"""What the server knows of the labels: how often each occurs, and how often each two occur together.
+
+From `n` and the sparse `c` every weight of the paper follows; neither label sets nor negative pairs are stored.
+Memory: one number per label (8 bytes) and one with its place per ordered pair of labels that ever occurs together (8
+bytes). Counting takes beside that at most about 50 bytes for each of `PAIRS_AT_ONCE` pairs (25 MB), or for each label
+where these are more; 5 bytes per instance, 16 per instance of the commonest label, and one per label of an instance.
+Nothing grows with labels².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedalc.config.schema import Weighting
+from fedalc.data.formats.sparse_builder import GrowingArray
+from fedalc.errors import ConfigError
+
+PAIRS_AT_ONCE = 1 << 19
+"""Ordered pairs of labels of one instance that are counted at a time: bounds memory, changes no result."""
+_EXACT_IN_FLOAT32 = 1 << 24
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """`instances` is N, `counts` n (one per label), `together` c (labels × labels, sparse, symmetric, no diagonal)."""
+
+    instances: int
+    counts: np.ndarray
+    together: csr_matrix
+
+    def __post_init__(self) -> None:
+        self.together.sort_indices()  # looking pairs up is a search
+
+    @classmethod
+    def from_label_sets(cls, labels: csr_matrix, weights: np.ndarray | None = None) -> Correlations:
+        """From Y, one instance per row. Instances without a label are on no client, so the server never hears of them.
+
+        With `weights`, instance j counts weights[j] times in n and c. N does not change.
+
+        >>> Y = csr_matrix([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+        >>> known = Correlations.from_label_sets(Y)
+        >>> known.instances, known.counts.tolist(), known.together.toarray().tolist()
+        (2, [2, 1, 0], [[0, 1, 0], [1, 0, 0], [0, 0, 0]])
+        """
+        instances = int(np.count_nonzero(np.diff(labels.indptr)))
+        weight = np.ones(labels.shape[0], dtype=np.int8) if weights is None else np.asarray(weights, dtype=np.float64)
+        counts = _per_label(labels, weight)
+        if weights is None:
+            counts = counts.astype(np.int64)
+        number = count_type(instances) if weights is None else np.float64
+        return cls(instances, counts, _count_together(labels, counts, weights, number))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file of tensors, with `instances` beside them."""
+        c = self.together
+        arrays = {"counts": self.counts, "indptr": c.indptr, "indices": c.indices, "together": c.data}
+        return {f"labels.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], instances: int) -> Correlations:
+        array = {name: tensors[f"labels.{name}"].numpy() for name in ("counts", "indptr", "indices", "together")}
+        size = len(array["counts"])
+        together = csr_matrix((array["together"], array["indices"], array["indptr"]), shape=(size, size))
+        return narrowed(cls(instances, array["counts"], together))
+
+    @property
+    def label_count(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def _gamma_scale(self) -> np.ndarray:
+        """1 / Σ_{v≠u} (n_u - c_uv); 0 for a label that occurs with all others always, or never."""
+        total = (self.label_count - 1) * self.counts - np.asarray(self.together.sum(axis=1)).ravel()
+        return np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
+
+    def apart(self, rows: slice, weighting: Weighting, like: Tensor) -> Tensor:
+        """Rows of the weights of negative pairs, (n_u - c_uv) times a scale per row, zero on the diagonal.
+
+        The scale makes it σ (1/N), γ (1 over the row's sum), the share of u's instances that lack v (`conditional`,
+        1/n_u: between 0 and 1 whatever the dataset's size) or the plain counts (1). Dense, for a block of rows only;
+        type and device are those of `like`.
+        """
+        weight = np.repeat(self.counts[rows, None].astype(np.float64), self.label_count, axis=1)
+        block = self.together[rows].tocoo()
+        weight[block.row, block.col] -= block.data
+        weight[np.arange(len(weight)), np.arange(rows.start, rows.stop)] = 0.0
+        weight *= self._scale(rows, weighting)[:, None]
+        return torch.from_numpy(weight).to(like)
+
+    def apart_at(self, rows: Tensor, columns: Tensor, weighting: Weighting, like: Tensor) -> Tensor:
+        """The same weights, only at the given columns (one list per row): about 40 bytes for each that is asked for."""
+        labels, wanted = rows.cpu().numpy(), columns.cpu().numpy()
+        block = self.together[labels]  # scipy looks through all it is given, once per call
+        own = np.repeat(np.arange(len(wanted)), wanted.shape[1])
+        together = np.asarray(block[own, wanted.ravel()]).reshape(wanted.shape)
+        weight = (self.counts[labels, None] - together) * self._scale(labels, weighting)[:, None]
+        return torch.from_numpy(weight).to(like)
+
+    def pairs_together(
+        self, at_once: int, like: Tensor, within: slice | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The ordered pairs that occur together, `at_once` at a time: (u, v, c_uv / N). `within`: of these only."""
+        c = self.together
+        begin, end = (0, c.nnz) if within is None else (within.start, within.stop)
+        for start in range(begin, end, at_once):
+            stop = min(start + at_once, end)
+            first = np.searchsorted(c.indptr, np.arange(start, stop), side="right") - 1
+            yield (
+                torch.from_numpy(first).to(like.device),
+                torch.from_numpy(c.indices[start:stop].astype(np.int64)).to(like.device),
+                torch.from_numpy(c.data[start:stop] / self.instances).to(like),
+            )
+
+    def weight_of_one(self, weighting: Weighting) -> float:
+        """What one more instance with u and without v adds to the weight of the pair (u, v), whatever the others are.
+
+        γ and `conditional` have no such number: they divide by counts, which every other instance moves as well.
+        """
+        if weighting not in ("sigma", "counts"):
+            raise ConfigError(
+                f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "
+                "that are private themselves"
+            )
+        return 1.0 if weighting == "counts" else 1.0 / max(self.instances, 1)
+
+    def _scale(self, rows: slice | np.ndarray, weighting: Weighting) -> np.ndarray:
+        if weighting == "gamma":
+            return self._gamma_scale[rows]
+        if weighting == "conditional":
+            return 1.0 / np.maximum(self.counts[rows], 1)
+        return np.full(len(self.counts[rows]), self.weight_of_one(weighting))
+
+
+def narrowed(known: Correlations) -> Correlations:
+    """The same with whole numbers as narrow as they are when counted: files may have wider ones."""
+    c, number = known.together, count_type(known.instances)
+    if c.dtype.kind != "i" or c.dtype == number:
+        return known
+    return replace(known, together=csr_matrix((c.data.astype(number), c.indices, c.indptr), shape=c.shape))
+
+
+def count_type(instances: int) -> type[np.signedinteger]:
+    """What holds any count of so many instances."""
+    return np.int32 if instances < 1 << 31 else np.int64
+
+
+def _count_together(
+    labels: csr_matrix, counts: np.ndarray, weights: np.ndarray | None, number: type[np.number]
+) -> csr_matrix:
+    """c = YᵀY without its diagonal, some rows at a time; with weights, Yᵀ diag(weights) Y.
+
+    The products are of float32 ones where no sum can be rounded, so that Y itself can be used as it is.
+    """
+    kind = np.float32 if weights is None and counts.max(initial=0) < _EXACT_IN_FLOAT32 else np.float64
+    as_it_is = labels.dtype == kind and bool((labels.data == 1).all())
+    ones = labels.data if as_it_is else np.ones(labels.nnz, dtype=kind)
+    Y = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape)
+    where, how_often, lengths = GrowingArray(np.int32), GrowingArray(number), GrowingArray(np.int64)
+    for rows in _label_blocks(labels):
+        block = _carriers(labels, rows, weights, kind) @ Y
+        block.sort_indices()
+        own = np.repeat(np.arange(rows.start, rows.stop), np.diff(block.indptr))
+        kept = (block.indices != own) & (block.data != 0)
+        where.append(block.indices[kept])
+        how_often.append(block.data[kept])
+        lengths.append(np.bincount(own[kept] - rows.start, minlength=rows.stop - rows.start))
+    pointers = np.append(0, np.cumsum(lengths.take()))
+    if pointers[-1] < 1 << 31:
+        pointers = pointers.astype(np.int32)
+    return csr_matrix((how_often.take(), where.take(), pointers), shape=(len(counts), len(counts)), copy=False)
+
+
+def _label_blocks(labels: csr_matrix) -> Iterator[slice]:
+    """Runs of labels whose instances have together about `PAIRS_AT_ONCE` labels, and at least one label each."""
+    before, start = np.append(0, np.cumsum(_per_label(labels, np.diff(labels.indptr)))), 0
+    while start < labels.shape[1]:
+        stop = max(start + 1, int(np.searchsorted(before, before[start] + PAIRS_AT_ONCE, side="right")) - 1)
+        yield slice(start, stop)
+        start = stop
+
+
+def _per_label(labels: csr_matrix, values: np.ndarray) -> np.ndarray:
+    """For each label, the sum of its instances' values."""
+    sums = np.zeros(labels.shape[1])
+    for part in _instance_blocks(labels):
+        own = slice(labels.indptr[part.start], labels.indptr[part.stop])
+        sizes = np.diff(labels.indptr[part.start : part.stop + 1])
+        sums += np.bincount(labels.indices[own], np.repeat(values[part], sizes), minlength=len(sums))
+    return sums
+
+
+def _carriers(labels: csr_matrix, rows: slice, weights: np.ndarray | None, kind: type[np.floating]) -> csr_matrix:
+    """Yᵀ for these labels: which instances carry each, and with which weight."""
+    instances, carried = [], []
+    for part in _instance_blocks(labels):
+        own = labels.indices[labels.indptr[part.start] : labels.indptr[part.stop]]
+        chosen = np.flatnonzero((own >= rows.start) & (own < rows.stop))
+        at = labels.indptr[part.start] + chosen
+        instances.append(np.searchsorted(labels.indptr, at, side="right").astype(np.int32) - 1)
+        carried.append(own[chosen] - rows.start)
+    instance = np.concatenate(instances) if instances else np.zeros(0, dtype=np.int32)
+    label = np.concatenate(carried) if carried else instance
+    value = np.ones(len(instance), dtype=kind) if weights is None else np.asarray(weights, dtype=kind)[instance]
+    return csr_matrix((value, (label, instance)), shape=(rows.stop - rows.start, labels.shape[0]))
+
+
+def _instance_blocks(labels: csr_matrix) -> Iterator[slice]:
+    """Runs of instances with about `PAIRS_AT_ONCE` labels together."""
+    start = 0
+    while start < labels.shape[0]:
+        end = int(labels.indptr[start]) + PAIRS_AT_ONCE
+        stop = max(start + 1, int(np.searchsorted(labels.indptr, end, side="right")) - 1)
+        yield slice(start, stop)
+        start = stop

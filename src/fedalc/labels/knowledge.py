@@ -1,0 +1,265 @@
+"""What the server knows of the labels, and at what privacy: collected under keys, then used exactly, noised once
+(`counts`), or kept for steps that are noised each (`gradients`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.core import distributed
+from fedalc.core.seeds import derived_seed
+from fedalc.data.dataset import Split
+from fedalc.errors import ConfigError, FedalcError
+from fedalc.labels.collection.identity import SharedEncoder, make_hasher
+from fedalc.labels.collection.join import Joined
+from fedalc.labels.collection.results import Collected
+from fedalc.labels.collection.simulate import Collection, collect
+from fedalc.labels.correlations import Correlations
+from fedalc.labels.privacy import (
+    PrivateLabelSets,
+    Release,
+    SecureGenerator,
+    counts_epsilon,
+    counts_multiplier,
+    counts_release,
+    epsilon_of,
+    label_threshold,
+    noise_multiplier,
+    noisy_correlations,
+    published_correlations,
+    spent_epsilon,
+)
+from fedalc.labels.privacy.ledger import Account, Charge
+
+DISCRETE = "discrete Gaussian"
+SEEDED = "the noise follows from the seed: who knows the seed can take it off again (privacy.noise = 'seeded')"
+CONTINUOUS = (
+    "these counts were noised by an earlier version, whose noise was not in whole numbers and showed which pairs of "
+    "labels occur: treat them as disclosed (docs/privacy.md)"
+)
+
+
+@dataclass
+class LabelKnowledge:
+    """`labels` is what a method learns from. The rest says what it took and what was spent."""
+
+    labels: Correlations | PrivateLabelSets
+    set_sizes: np.ndarray | None = None  # m of every instance, where clients are told
+    bytes_up: int = 0
+    bytes_down: int = 0
+    collection: dict[str, Any] = field(default_factory=dict)
+    noise_multiplier: float | None = None
+
+    @property
+    def looks(self) -> int:
+        """How often noised figures were taken from the label sets so far."""
+        if isinstance(self.labels, PrivateLabelSets):
+            return self.labels.looks
+        return 0 if self.noise_multiplier is None else 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Counts that were noised, for a checkpoint: drawn again they would cost their ε again."""
+        if not isinstance(self.labels, Correlations) or self.noise_multiplier is None:
+            return {}
+        return self.labels.tensors()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "looks": self.looks,
+            "noise_multiplier": self.noise_multiplier,
+            "instances": self.labels.instances if isinstance(self.labels, Correlations) else None,
+            "file": self.collection.get("sha256"),
+        }
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go on with what was drawn before: the noised counts, or the noise level of the steps."""
+        if facts["file"] != self.collection.get("sha256"):
+            raise FedalcError(f"{self.collection['file']}: not the correlations this run began with")
+        self.noise_multiplier = facts["noise_multiplier"]
+        if isinstance(self.labels, PrivateLabelSets):
+            self.labels.looks, self.labels.noise_multiplier = facts["looks"], facts["noise_multiplier"]
+        elif self.noise_multiplier is not None:
+            self.labels = Correlations.restored(tensors, facts["instances"])
+
+
+def learn_labels(
+    settings: Experiment,
+    train: Split,
+    looks: int,
+    names: Sequence[str] | None = None,
+    phase: str = "fit",
+    needed: np.ndarray | None = None,
+) -> LabelKnowledge:
+    """Collect, in simulation or from a file, and protect as the settings ask.
+
+    `looks` is how often noised figures may be taken from label sets, over all phases of the run. `needed` marks the
+    labels that a file has to cover: those with an instance in `train`, unless another phase has more.
+    """
+    names = [str(label) for label in range(train.labels.shape[1])] if names is None else list(names)
+    if settings.collection.correlations is not None:
+        needed = train.labels.getnnz(axis=0) > 0 if needed is None else needed
+        return _from_file(settings, Path(settings.collection.correlations), names, needed)
+    shared = SharedEncoder(settings.encoder, settings.seed)
+    return protected(settings, collect(settings.collection, train.features, train.labels, names, shared), looks, phase)
+
+
+def protected(settings: Experiment, collection: Collection, looks: int, phase: str = "fit") -> LabelKnowledge:
+    """What the server may take from the label sets it has joined."""
+    privacy = settings.privacy
+    if privacy.mechanism is None:
+        exact = Correlations.from_label_sets(collection.label_sets)
+        told = settings.client.loss == "square" and settings.client.set_size == "exact"
+        sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if told else (None, 0)
+        return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
+    z = _multiplier(settings, looks)
+    seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
+    repeatable = seed is not None or distributed.here().count > 1  # all processes must come to the same
+    label_sets = _in_fixed_order(collection.label_sets) if repeatable else collection.label_sets
+    labels: Correlations | PrivateLabelSets
+    if privacy.mechanism == "counts":
+        generator = SecureGenerator(distributed.shared_key()) if seed is None else SecureGenerator.seeded(seed)
+        labels = noisy_correlations(label_sets, privacy.labels_per_instance, z, generator)
+    else:
+        labels = PrivateLabelSets(label_sets, privacy, z, seed)
+    # How many messages there were, and so their bytes, would tell what noise hides.
+    kept = {key: value for key, value in collection.facts.items() if key not in ("messages", "instances")}
+    return LabelKnowledge(labels, collection=kept, noise_multiplier=z)
+
+
+def _from_file(settings: Experiment, path: Path, names: list[str], needed: np.ndarray) -> LabelKnowledge:
+    collected = Collected.load(path)
+    hasher = make_hasher(settings.collection, collected.protocol.run)
+    used, ours = collected.protocol, hasher.protocol(collected.protocol.identity)
+    if used.algorithm != ours.algorithm:
+        raise ConfigError(f"{path} was made with {used.algorithm}", "collection.algorithm")
+    if used.key_check != ours.key_check:
+        raise ConfigError(f"{path} was made with another key (check value {used.key_check})", "collection.key")
+    facts = {"file": str(path), "sha256": collected.checksum, **collected.facts}
+    if "privacy" in facts and facts["privacy"].get("distribution") != DISCRETE:
+        warnings.warn(f"{path}: {CONTINUOUS}", stacklevel=2)
+        facts["privacy"] = facts["privacy"] | {"epsilon": None, "why": CONTINUOUS}
+    pseudonyms = hasher.labels(names)
+    known = collected.for_labels(pseudonyms)  # refuses a file that has none of them
+    if missing := [names[label] for label in np.flatnonzero(collected.lacks(pseudonyms) & needed)]:
+        _tell_missing(settings, path, missing, int(needed.sum()))
+        facts["missing_labels"] = len(missing)
+    return LabelKnowledge(known, collection=facts)
+
+
+def _tell_missing(settings: Experiment, path: Path, missing: list[str], needed: int) -> None:
+    """Without its counts a label is to the method as if it never occurred with any other."""
+    shown = ", ".join(map(repr, missing[:3])) + (", …" if len(missing) > 3 else "")
+    found = f"{path} has no counts of {len(missing)} of the {needed} labels with training instances ({shown})"
+    if settings.collection.missing_labels == "refuse":
+        raise ConfigError(
+            f"{found}: collect them too, or take them as labels that occur with no other: "
+            "--set collection.missing_labels=allow",
+            "collection.correlations",
+        )
+    warnings.warn(f"{found}; the method takes them as labels that occur with no other", stacklevel=2)
+
+
+def _in_fixed_order(label_sets: csr_matrix) -> csr_matrix:
+    """Sorted by their labels: the join's own order is the digests', which change with the key."""
+    written = [label_sets.indices[a:b].tobytes() for a, b in pairwise(label_sets.indptr)]
+    return label_sets[sorted(range(len(written)), key=written.__getitem__)]
+
+
+def _multiplier(settings: Experiment, looks: int) -> float:
+    """The noise, in units of the sensitivity, that so many looks at the label sets take."""
+    privacy = settings.privacy
+    if privacy.mechanism == "counts":
+        return counts_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), privacy.labels_per_instance)
+    return noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), privacy.sample_rate)
+
+
+def _spent(settings: Experiment, multiplier: float, looks: int) -> float:
+    """The ε that so many looks amount to."""
+    privacy = settings.privacy
+    if privacy.mechanism == "counts":
+        return counts_epsilon(multiplier, privacy.delta, max(looks, 1), privacy.labels_per_instance)
+    return spent_epsilon(multiplier, privacy.delta, max(looks, 1), privacy.sample_rate)
+
+
+def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: int, account: Account) -> Collected:
+    """What the server may hand on under (ε, δ): the counts, noised once, from the system's randomness.
+
+    Half of δ is for the noise. The other half is for the list of labels, which has those whose noised count is large.
+    """
+    half = delta / 2
+    for_noise = epsilon + math.log1p(-half)  # see `epsilon_of`
+    if for_noise <= 0 < epsilon:
+        raise ConfigError(f"{epsilon:g} is too small beside a δ of {delta:g}: lower δ", "epsilon")
+    z = counts_multiplier(for_noise, half, 1, labels_per_instance)
+    least = label_threshold(labels_per_instance, z, half)
+    release = replace(counts_release(z, 1, labels_per_instance), selection=half)
+    spent = epsilon_of([release], delta)
+    account.ledger.add(account.charge("collect server", delta, spent, release), account.budget)
+    shown, known = published_correlations(joined.label_sets, labels_per_instance, z, least, SecureGenerator.system())
+    facts = {
+        "mechanism": "counts",
+        "epsilon": epsilon,
+        "delta": delta,
+        "delta_noise": half,
+        "delta_selection": half,
+        "label_threshold": least,
+        "noise_multiplier": z,
+        "distribution": DISCRETE,
+        "labels_per_instance": labels_per_instance,
+    }
+    return Collected(known, joined.pseudonyms[shown], joined.protocol, {"privacy": facts})
+
+
+def planned_charge(settings: Experiment, account: Account, looks: int, run: Path | None = None) -> Charge:
+    """What a run of these settings is charged, for all looks it may take."""
+    privacy, what = settings.privacy, f"{settings.method}, {settings.privacy.mechanism}"
+    folder = None if run is None else str(run.resolve())
+    if privacy.noise == "seeded":
+        return account.charge(what, privacy.delta, None, None, noise="seeded", run=folder)
+    z = _multiplier(settings, looks)
+    if privacy.mechanism == "counts":
+        release = counts_release(z, max(looks, 1), privacy.labels_per_instance)
+    else:
+        release = Release("gaussian", z, max(looks, 1), privacy.sample_rate)
+    return account.charge(what, privacy.delta, _spent(settings, z, looks), release, run=folder)
+
+
+def privacy_spent(
+    settings: Experiment, knowledge: LabelKnowledge | None, planned: int, looks: int
+) -> dict[str, Any] | None:
+    """(ε, δ) of a run, for result.json. None where no label was looked at under differential privacy.
+
+    ε is that of all looks that were planned: how many were taken depends on data that is not noised. It is None, and
+    `why` says why, where the noise protects nothing.
+    """
+    privacy = settings.privacy
+    if knowledge is not None and "privacy" in knowledge.collection:  # counts that were noised when they were made
+        return dict(knowledge.collection["privacy"])
+    if knowledge is None or knowledge.noise_multiplier is None:
+        return None
+    spent: dict[str, Any] = {"mechanism": privacy.mechanism, "epsilon": None}
+    if privacy.noise == "seeded":
+        spent["why"] = SEEDED
+    elif isinstance(knowledge.labels, Correlations) and knowledge.labels.counts.dtype.kind == "f":
+        spent["why"] = CONTINUOUS
+    else:
+        spent["epsilon"] = _spent(settings, knowledge.noise_multiplier, planned)
+    return spent | {
+        "delta": privacy.delta,
+        "noise_multiplier": knowledge.noise_multiplier,
+        "looks": looks,
+        "looks_planned": planned,
+        "noise": privacy.noise,
+        "protects": "one instance's label set, in what the server takes from label correlations",
+    }

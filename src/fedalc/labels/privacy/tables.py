@@ -1,0 +1,148 @@
+"""Exact draws of whole numbers, by inverting tables of tail probabilities of 256 bits.
+
+A table holds P(value > x) as multiples of 2⁻²⁵⁶, computed in whole numbers. A draw is a uniform number of 256 bits and
+counts the entries above it. The first 64 bits nearly always decide; the rest is drawn only when they do not. What is
+drawn so is at most (entries · 2⁻²⁵⁶) in total variation from the distribution it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+from functools import cache, cached_property
+
+import numpy as np
+
+from fedalc.errors import ConfigError
+from fedalc.labels.privacy.generator import SecureGenerator
+
+BITS = 256
+ONE = 1 << BITS
+LARGEST_SIGMA = 2.0**15
+"""A table then has a million entries. Noise of that size leaves nothing of any count."""
+_GUARD = 128  # further bits while a table is computed
+_WORDS = BITS // 64
+
+
+class TailTable:
+    """`tails[j]` is 2²⁵⁶ · P(value > lowest + j): not increasing, above 0, and 0 for all further j."""
+
+    def __init__(self, lowest: int, tails: Sequence[int]) -> None:
+        self.lowest = lowest
+        packed = b"".join(tail.to_bytes(BITS // 8, "big") for tail in tails)
+        self._words = np.frombuffer(packed, dtype=">u8").reshape(-1, _WORDS)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def tail(self, value: int) -> int:
+        """2²⁵⁶ · P(drawn > value)."""
+        place = value - self.lowest
+        if place < 0:
+            return ONE
+        return int.from_bytes(self._words[place].tobytes(), "big") if place < len(self) else 0
+
+    @cached_property
+    def _first_words(self) -> np.ndarray:
+        return self._words[::-1, 0].astype(np.uint64)  # ascending
+
+    def draw(self, generator: SecureGenerator, count: int) -> np.ndarray:
+        first = generator.words(count)
+        least = len(self) - np.searchsorted(self._first_words, first, side="right")
+        most = len(self) - np.searchsorted(self._first_words, first, side="left")
+        for place in np.flatnonzero(least != most):
+            rest = generator.words(_WORDS - 1).astype(">u8").tobytes()
+            uniform = int.from_bytes(int(first[place]).to_bytes(8, "big") + rest, "big")
+            least[place] += sum(
+                uniform < self.tail(self.lowest + j) for j in range(int(least[place]), int(most[place]))
+            )
+        return self.lowest + least.astype(np.int64)
+
+    def above(self, value: int) -> AboveTable:
+        """The same distribution, of what is larger than `value`."""
+        return AboveTable(self, value)
+
+
+class AboveTable:
+    """Draws of a table that are larger than a value, distributed exactly as those of the table that are."""
+
+    def __init__(self, table: TailTable, value: int) -> None:
+        self.value = value
+        tails = [table.tail(x) for x in range(value, table.lowest + len(table))]
+        # Scaled so that at least half of all draws are accepted. A shift changes no comparison: the bits of a uniform
+        # number that come in below are of no account.
+        shift = BITS - tails[0].bit_length() if tails[0] < ONE else 0
+        self._table = TailTable(value, [tail << shift for tail in tails])
+
+    def draw(self, generator: SecureGenerator, count: int) -> np.ndarray:
+        found = np.empty(0, dtype=np.int64)
+        while len(found) < count:
+            drawn = self._table.draw(generator, count - len(found))
+            found = np.concatenate([found, drawn[drawn > self.value]])
+        return found
+
+
+@cache
+def discrete_gaussian(sigma: float) -> TailTable:
+    """Whole numbers x with probability proportional to exp(-x² / 2σ²) (Canonne, Kamath & Steinke 2020)."""
+    if not 0 < sigma <= LARGEST_SIGMA:
+        raise ConfigError(f"noise of {sigma:.3g} would leave nothing of the counts: choose a larger one", "epsilon")
+    weights = _gaussian_weights(sigma)
+    total = 2 * sum(weights) - weights[0]
+    upper, beyond = [], 0
+    for weight in reversed(weights):  # P(value > x), from the far end to x = 0
+        upper.append((beyond * ONE + total // 2) // total)
+        beyond += weight
+    upper = [tail for tail in reversed(upper) if tail > 0]
+    # P(value > -x - 1) = 1 - P(value > x)
+    return TailTable(-len(upper), [ONE - tail for tail in reversed(upper)] + upper)
+
+
+def _gaussian_weights(sigma: float) -> list[int]:
+    """exp(-x² / 2σ²) for x = 0, 1, … as fixed-point numbers, until far below 2⁻²⁵⁶. σ is taken as the double it is."""
+    bits = BITS + _GUARD
+    with localcontext() as context:
+        context.prec = 150
+        exponent = -1 / (2 * Decimal(sigma) ** 2)
+        ratio = int(exponent.exp() * (1 << bits))  # from x to x + 1, which falls by the same factor with every x
+        factor = int((2 * exponent).exp() * (1 << bits))
+    weights, weight = [], 1 << bits
+    while weight >> (_GUARD // 2):
+        weights.append(weight)
+        weight = weight * ratio >> bits
+        ratio = ratio * factor >> bits
+    return weights
+
+
+@cache
+def binomial(trials: int, chance: int) -> TailTable:
+    """How many of `trials`, a power of two, succeed, each with probability chance / 2²⁵⁶. Meant for means of a few."""
+    bits = 2 * BITS
+    failure = ONE - chance
+    probability = failure << BITS
+    for _ in range(trials.bit_length() - 1):
+        probability = probability * probability >> bits  # of no success
+    beyond, tails = (1 << bits) - probability, []
+    for successes in range(1, trials + 1):
+        tails.append(beyond >> BITS)
+        probability = probability * (trials - successes + 1) * chance // (successes * failure)
+        beyond -= probability
+        if beyond >> BITS <= 0:
+            break
+    return TailTable(0, [tail for tail in tails if tail > 0])
+
+
+def draw_binomial(trials: int, chance: int, generator: SecureGenerator, mean: int = 8) -> int:
+    """How many of any number of trials succeed: in blocks of 2ᵇ, each with at most about `mean` successes, and of what
+    is left one block for each of its binary digits."""
+    block = max((mean * ONE // max(chance, 1)).bit_length() - 1, 0)
+    found = 0
+    whole = trials >> block
+    while whole:
+        count = min(whole, 1 << 20)
+        found += int(binomial(1 << block, chance).draw(generator, count).sum())
+        whole -= count
+    for digit in range(block):
+        if trials >> digit & 1:
+            found += int(binomial(1 << digit, chance).draw(generator, 1)[0])
+    return found

@@ -1,0 +1,17 @@
+"""fedalc-exact in one round: for a linear encoder the clients' sums determine the solution (docs/exact.md)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedalc.methods.fedalc_exact import FedALCExact
+
+
+class FedALCOneshot(FedALCExact):
+    """The same objective, solved in one round: for a linear encoder it is determined by two sums over clients.
+
+    Client u sends Σ_j x_j x_jᵀ/m_j and Σ_j x_j. The server adds the first, puts w_u to the second, and solves
+    (Σ x xᵀ/m + ridge·I) θ = Σ_u a_u (Σ_j x_j) w_uᵀ.
+    """
+
+    one_round: ClassVar[bool] = True

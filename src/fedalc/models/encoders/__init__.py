@@ -1,0 +1,72 @@
+"""Encoders g_θ: an instance in, a unit vector out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Generator
+
+from fedalc.config.schema import EncoderSettings
+from fedalc.data.images.images import PICTURES_AT_ONCE, Images
+from fedalc.models.encoders.chance import Chance, Dropout
+from fedalc.models.encoders.image import ImageEncoder, picture_bytes
+from fedalc.models.encoders.image_rows import PictureRows
+from fedalc.models.encoders.side_by_side import SideBySide
+from fedalc.models.encoders.sparse_rows import SparseRows, scale_rows
+from fedalc.models.encoders.text import TextEncoder, text_encoder
+
+Encoder = TextEncoder | ImageEncoder | SideBySide
+Batch = SparseRows | PictureRows
+
+
+def make_batch(
+    features: csr_matrix | Images, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str
+) -> Batch:
+    """Some instances as an encoder takes them."""
+    rows = PictureRows if isinstance(features, Images) else SparseRows
+    return rows(features, keys, dtype, device)
+
+
+def make_encoder(feature_count: int, settings: EncoderSettings, generator: Generator, copies: int = 1) -> Encoder:
+    """One encoder, or several side by side, each with a start of its own."""
+    encoders = [_one_encoder(feature_count, settings, generator) for _ in range(copies)]
+    return encoders[0] if copies == 1 else SideBySide(encoders)
+
+
+def _one_encoder(feature_count: int, settings: EncoderSettings, generator: Generator) -> TextEncoder | ImageEncoder:
+    if settings.is_image:
+        return ImageEncoder(feature_count, settings, generator)
+    return text_encoder(feature_count, settings, generator)
+
+
+def encoder_shape(feature_count: int, settings: EncoderSettings) -> Encoder:
+    """An encoder without memory, to be counted."""
+    with torch.device("meta"):
+        return make_encoder(feature_count, settings.model_copy(update={"pretrained": None}), Generator("cpu"))
+
+
+def encoder_size(feature_count: int, settings: EncoderSettings) -> int:
+    """How many numbers θ has, of one encoder."""
+    return sum(parameter.numel() for parameter in encoder_shape(feature_count, settings).parameters())
+
+
+__all__ = [
+    "PICTURES_AT_ONCE",
+    "Batch",
+    "Chance",
+    "Dropout",
+    "Encoder",
+    "ImageEncoder",
+    "PictureRows",
+    "SideBySide",
+    "SparseRows",
+    "TextEncoder",
+    "encoder_shape",
+    "encoder_size",
+    "make_batch",
+    "make_encoder",
+    "picture_bytes",
+    "scale_rows",
+    "text_encoder",
+]

@@ -1,0 +1,84 @@
+"""What a round leaves to chance for each instance: whether it takes part, how its picture is moved, what is dropped.
+
+Everything drawn for an instance depends on the seed, the round and the instance's key alone. So it makes no difference
+whether an instance is encoded once for all its clients or by each of them, and engines can be held equal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.core.seeds import derived_seed, torch_generator
+
+
+class Chance:
+    """The draws of one round."""
+
+    def __init__(self, settings: Experiment, round_number: int, like: Tensor) -> None:
+        self._round = (settings.seed, round_number)
+        self._sample = settings.client.sample
+        self._augment = settings.images.augment
+        rate = settings.encoder.dropout
+        generator = torch_generator(settings.seed, "dropout", round_number)
+        self._dropout = Dropout(rate, generator, like) if rate else None
+
+    def chosen(self, keys: np.ndarray) -> np.ndarray:
+        """Which of the instances take part: each with probability `client.sample`, at all its clients or at none."""
+        return np.ones(len(keys), dtype=bool) if self._sample >= 1 else self._draw("sample", keys) < self._sample
+
+    def drop(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
+        return h if self._dropout is None else self._dropout(h, keys, layer)
+
+    def moved(self, pictures: Tensor, keys: Tensor) -> Tensor:
+        """N × size × size × colours: half of them mirrored, and all shifted by up to an eighth, edges reflected."""
+        if self._augment == "off":
+            return pictures
+        names, (size, device) = keys.cpu().numpy(), (pictures.shape[1], pictures.device)
+        place = torch.arange(size).repeat(len(names), 1)
+        down, right = place, torch.where(self._whole("mirror", names, 2).bool(), size - 1 - place, place)
+        if self._augment == "mirror-shift":
+            most = size // 8
+            down, right = (
+                _reflect(direction + self._whole(purpose, names, 2 * most + 1) - most, size)
+                for direction, purpose in ((down, "down"), (right, "right"))
+            )
+        which = torch.arange(len(names), device=device).view(-1, 1, 1)
+        return pictures[which, down.to(device).unsqueeze(2), right.to(device).unsqueeze(1)]
+
+    def _whole(self, purpose: str, keys: np.ndarray, below: int) -> Tensor:
+        """A whole number under `below` for each instance, as a column."""
+        return torch.from_numpy((self._draw(purpose, keys) * below).astype(np.int64)).unsqueeze(1)
+
+    def _draw(self, purpose: str, keys: np.ndarray) -> np.ndarray:
+        """A number in [0, 1) for each instance: its key through the finaliser of splitmix64."""
+        seed, round_number = self._round
+        z = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z += np.uint64(derived_seed(seed, purpose, round_number))
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return (z ^ (z >> np.uint64(31))) / 2.0**64 * (1 - 2.0**-53)  # rounding must not give 1
+
+
+class Dropout:
+    """Each instance takes its masks from a place of its own in one long row of random switches."""
+
+    POOL = 1 << 20
+
+    def __init__(self, rate: float, generator: torch.Generator, like: Tensor) -> None:
+        keep = torch.rand(self.POOL, generator=generator) >= rate
+        self._pool = (keep.to(like.dtype) / (1 - rate)).to(like.device)
+        self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
+
+    def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
+        places = self.POOL - h.shape[1]
+        mixed = (keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D  # wraps: a multiplicative hash
+        start = (mixed >> 20).remainder(places)
+        return h * self._pool.unfold(0, h.shape[1], 1)[start]
+
+
+def _reflect(place: Tensor, size: int) -> Tensor:
+    """Back into 0 … size-1, as mirrors at the first and last would show it."""
+    return (size - 1) - ((size - 1) - place.abs()).abs()

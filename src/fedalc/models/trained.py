@@ -1,0 +1,138 @@
+"""A trained model on its own: what is needed to predict, saved as safetensors and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedalc.config.schema import EncoderSettings
+from fedalc.core.arguments import as_count, as_path, check_scores, model_folder
+from fedalc.core.tensor_folder import load_facts, load_folder, save_folder
+from fedalc.data.images.images import CHANNELS, Images, side_of
+from fedalc.data.matrices import feature_matrix
+from fedalc.errors import DataError, FedalcError
+from fedalc.evaluation.evaluate import Scorer
+from fedalc.models.encoders import make_encoder, scale_rows
+from fedalc.models.model import Model
+from fedalc.oracles import ORACLES, TrainedOracle
+from fedalc.oracles.base import DAMAGE, labels_of, numbers
+from fedalc.workflows.preflight import check_device
+
+FORMAT = 1
+KIND = "encoder"  # what a saved model is that does not say: older ones do not
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """An encoder with its class embeddings, the labels' names, and which labels had a client."""
+
+    model: Model
+    encoder: EncoderSettings
+    label_names: tuple[str, ...]
+    held: np.ndarray
+
+    @property
+    def feature_count(self) -> int:
+        return self.model.encoder.feature_count
+
+    @property
+    def picture_size(self) -> int | None:
+        """Width and height of the pictures it takes, in pixels; None where it takes rows of features."""
+        return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
+
+    def predict(self, features: csr_matrix | Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+        """The k best labels of each instance, best first, and their scores; fewer where fewer labels had a client.
+
+        `features`: instances × features, as a sparse matrix, array, list of rows or data frame; pictures as `Images`.
+        Values that are not finite are refused. A score is the product of the encoder's output with the label's
+        embedding. It ranks labels and is not a probability: a cosine in [-1, 1] where encoder.output is "unit" (the
+        sum of one per sub-model for fedmlh), and any number where it is "raw" (the square loss, as in fedalc-exact).
+        """
+        k = as_count(k, "k")
+        size = self.picture_size
+        if size is not None and not isinstance(features, Images):
+            raise DataError("the model was trained on pictures: make some with fedalc.read_pictures")
+        if size is not None and features.size != size:
+            raise DataError(f"the model was trained on pictures of {size} × {size}, these are of {features.size}")
+        if size is None and isinstance(features, Images):
+            raise DataError("the model was trained on features, and these are pictures")
+        features = features if isinstance(features, Images) else feature_matrix(features)
+        if features.shape[1] != self.feature_count:
+            raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
+        scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
+        labels, scores = scorer.top(k)
+        check_scores(scores.numpy())
+        return labels.numpy(), scores.numpy()
+
+    def save(self, folder: Path | str) -> None:
+        """As a folder of its own; an older model there is replaced."""
+        tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
+        tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held)}
+        facts = {
+            "format": FORMAT,
+            "kind": KIND,
+            "encoder": self.encoder.model_dump(mode="json"),
+            "features": self.feature_count,
+            "copies": self.model.W.shape[1] // self.encoder.dim,
+            "dtype": str(self.model.W.dtype).removeprefix("torch."),
+            "labels": list(self.label_names),
+        }
+        save_folder(model_folder(folder), tensors, facts)
+
+    @classmethod
+    def load(cls, folder: Path | str, device: str = "cpu") -> TrainedModel:
+        folder = as_path(folder, "folder")
+        check_device(device)
+        tensors, facts = load_folder(folder)
+        if facts.get("format") != FORMAT:
+            raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
+        try:
+            settings = EncoderSettings.model_validate(facts["encoder"])
+            names, held = labels_of(tensors, facts)
+            W, copies = numbers(tensors, "W", 2), facts.get("copies", 1)
+            if type(copies) is not int or copies < 1:
+                raise ValueError(f"{copies!r} sub-models")
+            width = settings.dim * copies
+            if W.shape != (len(names), width) or str(W.dtype) != f"torch.{facts['dtype']}":
+                raise ValueError(f"W is {tuple(W.shape)} of {W.dtype}, for {len(names)} labels and width {width}")
+            if settings.is_image:
+                side_of(facts["features"])
+            without_weights = settings.model_copy(update={"pretrained": None})
+            prefix = "encoder."
+            weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            with torch.device("meta"):  # without memory: facts that do not fit the weights could ask for any amount
+                shape = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
+            check_shapes(shape.state_dict(), weights)
+            encoder = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
+            encoder = encoder.to(dtype=W.dtype)
+            encoder.load_state_dict(weights)
+            if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
+                raise ValueError("weights that are not finite")
+            return cls(Model(encoder.to(device), W.to(device)), settings, names, held)
+        except DAMAGE as error:
+            raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
+
+
+def check_shapes(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name, tensor in wanted.items():
+        if name not in found or found[name].shape != tensor.shape:
+            has = tuple(found[name].shape) if name in found else "not there"
+            raise ValueError(f"{name} should be {tuple(tensor.shape)}, and is {has}")
+
+
+def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:
+    """A saved model of any kind."""
+    folder = as_path(folder, "folder")
+    kind = load_facts(folder).get("kind", KIND)
+    if kind == KIND:
+        return TrainedModel.load(folder, device)
+    if not isinstance(kind, str) or kind not in ORACLES:
+        raise FedalcError(f"{folder}: a model of kind {kind!r}, which this version does not know")
+    return TrainedOracle.load(folder, ORACLES)

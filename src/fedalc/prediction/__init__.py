@@ -1,1 +1,0 @@
-"""Labels for new instances, from a finished run."""

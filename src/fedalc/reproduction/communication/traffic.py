@@ -1,0 +1,79 @@
+"""Bytes of a whole training from the shapes of what travels: no data is read, and no tensor holds a number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.engines.traffic import Ledger
+from fedalc.labels.collection.messages import PSEUDONYM_BYTES
+from fedalc.methods import METHODS
+from fedalc.models.encoders import make_encoder
+
+PLACE_BYTES = 4  # of a label among its client's pseudonyms
+SET_SIZE_BYTES = 2  # the server's answer to a message, where clients are told m
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What bytes depend on of the data. A pair is an instance and one of its labels: one message of the collection."""
+
+    labels: int
+    clients: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one training in which every client takes part in every round. The ledgers are of all clients together."""
+
+    clients: int
+    rounds: int
+    once: Ledger  # before round 1: the collection of labels, and the rows of a fixed W
+    round: Ledger
+
+    @property
+    def training(self) -> Ledger:
+        return Ledger(self.once.down + self.rounds * self.round.down, self.once.up + self.rounds * self.round.up)
+
+    def with_round(self, each: Ledger) -> Traffic:
+        """The same, with the round of one client that was counted elsewhere."""
+        return replace(self, round=Ledger(self.clients * each.down, self.clients * each.up))
+
+    def each(self, ledger: Ledger) -> Ledger:
+        """The mean client's part: what is collected of a client grows with what it holds, the rest is alike."""
+        return Ledger(round(ledger.down / self.clients), round(ledger.up / self.clients))
+
+
+def encoder_traffic(settings: Experiment, features: int, shape: Shape) -> Traffic:
+    """With the real encoder of these settings. A resnet's does not depend on the number of features."""
+    with torch.device("meta"):
+        encoder = make_encoder(features, settings.encoder, torch.Generator("cpu"))
+    return traffic(settings, list(encoder.to(getattr(torch, settings.dtype)).parameters()), shape)
+
+
+def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traffic:
+    """What `FederatedTraining` would have in its ledger after all rounds; a test holds the two equal."""
+    method, models = METHODS[settings.method], METHODS[settings.method].sub_models(settings)
+    W = torch.empty(shape.labels, settings.encoder.dim, dtype=theta[0].dtype, device="meta")
+    once = collection(settings, shape)
+    if method.one_round:
+        each = Ledger.of_sums(theta[0].shape[0], theta[0].element_size(), shape.clients)
+        return Traffic(shape.clients, 1, once, each)
+    if not method.trains_rows:
+        once.rows_once(W, models * shape.clients)
+    each = Ledger.of_round([*theta] * models, W, shape.clients, method.trains_rows)
+    return Traffic(shape.clients, settings.rounds, once, each)
+
+
+def collection(settings: Experiment, shape: Shape) -> Ledger:
+    """A digest and the label's place per pair, a pseudonym per label; nothing, where label sets are not collected."""
+    if not settings.uses_labels:
+        return Ledger()
+    told = settings.client.loss == "square" and settings.client.set_size == "exact"
+    up = shape.pairs * (settings.collection.digest_bytes + PLACE_BYTES) + shape.labels * PSEUDONYM_BYTES
+    return Ledger(down=shape.pairs * SET_SIZE_BYTES if told else 0, up=up)

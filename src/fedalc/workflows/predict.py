@@ -1,0 +1,70 @@
+"""From a finished run and a file to predictions in a file, with notes and progress where errors go."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from fedalc.core.atomic_files import whole_file
+from fedalc.core.progress_events import watching
+from fedalc.data.images.loose_files import picture_blocks
+from fedalc.errors import FedalcError
+from fedalc.models.trained import TrainedModel, load_model
+from fedalc.oracles import TrainedOracle
+from fedalc.workflows.prediction_files import FirstPictures, Format, PredictionWriter, predict_pictures, predict_rows
+from fedalc.workflows.progress_bars import counting
+
+
+def predict_file(
+    run: Path,
+    file: Path,
+    k: int,
+    *,
+    form: Format,
+    out: Path | None,
+    broken: Literal["refuse", "skip"],
+    sheet: Path | None,
+    sheet_pictures: int,
+    device: str,
+) -> None:
+    """What a finished run's model says of a file's instances, written to `out` or to standard output; and the first
+    pictures to `sheet`. Notes and progress go where errors do."""
+    model = _finished_model(run, device)
+    size = model.picture_size if isinstance(model, TrainedModel) else None
+    if size is None and sheet is not None:
+        raise FedalcError("--sheet: this model was trained on features, so there are no pictures to show")
+    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def tell(note: str) -> None:
+        notes.print(f"note: {note}", markup=False)
+
+    first = FirstPictures(sheet_pictures if sheet is not None else 0)
+    with nullcontext(sys.stdout) if out is None else whole_file(out) as stream:
+        writer = PredictionWriter(stream, model.label_names, form)
+        if size is None:
+            with (
+                counting(notes, "instances", shown=notes.is_terminal) as progress,
+                watching(lambda what, done, total: progress(done, total, what)),
+            ):
+                predictions = predict_rows(model, file, k)
+            writer.write(predictions)
+        else:
+            assert isinstance(model, TrainedModel)
+            with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
+                blocks = picture_blocks(file, size, broken, progress=progress, tell=tell)
+                for images, predictions in predict_pictures(model, blocks, k):
+                    writer.write(predictions)
+                    first.add(images, predictions)
+    if sheet is not None:
+        first.write_sheet(sheet, model.label_names)
+
+
+def _finished_model(run: Path, device: str) -> TrainedModel | TrainedOracle:
+    """Of a run's folder, or of a model's own."""
+    if (run / "config.toml").exists() and not (run / "model").is_dir():
+        raise FedalcError(f"{run}: this run is not finished; go on with: fedalc train --resume {run}")
+    return load_model(run / "model" if (run / "model").is_dir() else run, device)

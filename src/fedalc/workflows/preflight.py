@@ -1,0 +1,81 @@
+"""What is looked at before a run, so that one that cannot work is refused at once, in words."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from fedalc.config.experiment import Experiment
+from fedalc.core import distributed
+from fedalc.data import Dataset, Images
+from fedalc.errors import ConfigError
+from fedalc.methods import METHODS
+from fedalc.models.encoders import encoder_shape, picture_bytes
+from fedalc.models.sharding import shard_of
+from fedalc.oracles import ORACLES
+
+
+def check_kind(settings: Experiment, data: Dataset) -> None:
+    """Whether the settings are for what the dataset has, text or pictures, and of what size."""
+    features = data.train.features
+    refuse_other_kind(settings, data.name, isinstance(features, Images))
+    if isinstance(features, Images) and features.size != settings.images.size:
+        raise ConfigError(
+            f"is {settings.images.size}, and the pictures of {data.name} have {features.size} pixels a side",
+            "images.size",
+        )
+
+
+def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> None:
+    """Pictures want an encoder of pictures, and the other way round."""
+    if pictures and settings.method in ORACLES:
+        raise ConfigError(f"{settings.method} is for sparse features, and {dataset} has pictures", "method")
+    if pictures != settings.encoder.is_image and settings.method not in ORACLES:
+        has = "pictures: use resnet18, resnet50 or resnet-small" if pictures else "no pictures: use linear or mlp"
+        raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}", "encoder.name")
+
+
+def check_memory(settings: Experiment, data: Dataset) -> None:
+    """Refuse a model that cannot fit, rather than be killed by the system for it."""
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // distributed.here().local_count
+    if settings.method in ORACLES:
+        needed = ORACLES[settings.method].memory(settings, data)
+        if needed > has:
+            raise ConfigError(
+                f"{settings.method} on {data.feature_count} features and {data.label_count} labels needs "
+                f"{needed / 1e9:.0f} GB, this machine has {has / 1e9:.0f}; choose another method",
+                "method",
+            )
+        return
+    shape = encoder_shape(data.feature_count, settings.encoder)
+    theta = sum(parameter.numel() for parameter in shape.parameters())
+    sub_models = METHODS[settings.method].sub_models(settings)
+    number = 8 if settings.dtype == "float64" else 4
+    copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
+    shard = shard_of(settings, data.label_count)
+    rows = data.label_count if shard is None else shard.own.stop - shard.own.start
+    needed = number * sub_models * (copies * theta + 4 * rows * settings.encoder.dim)
+    if METHODS[settings.method].one_round:
+        needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
+    if settings.device == "cpu" and needed > has:
+        field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
+        raise ConfigError(
+            f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}{hint}", field
+        )
+    # Not all that layers put out is kept for the way back: about half.
+    pictures = sub_models * settings.block_rows * picture_bytes(shape, settings.images.size) // 2
+    if settings.device == "cpu" and needed + pictures > has:
+        raise ConfigError(
+            f"{settings.block_rows} pictures at a time need {pictures / 1e9:.0f} GB, this machine has {has / 1e9:.0f}; "
+            "fewer need less",
+            "block_rows",
+        )
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"cannot use {device!r}: {first}", "device") from None

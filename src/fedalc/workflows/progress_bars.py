@@ -1,0 +1,190 @@
+"""Watching a run: a live bar on a terminal, a few plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedalc.core import distributed
+from fedalc.report.curves import watched_metric
+from fedalc.training.base import Callback
+
+SHOWN_AFTER = 2.0  # seconds after which a part of a round, or of an evaluation, gets a bar of its own
+SAID_EVERY = 60.0  # seconds, where there are no bars
+
+
+class LiveProgress(Callback):
+    """One bar per phase: loss, P@1 or mAP where it is evaluated, rounds, time left; another for a part of it that takes
+    long. Close it when the run is over."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.title = title
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}  {task.fields[p1]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._reading: TaskID | None = None
+        self._part: TaskID | None = None
+        self._part_began = time.monotonic()
+        self._closing, self._closed = threading.Lock(), False
+
+    def reading(self, done: int, pictures: int) -> None:
+        with self._closing:
+            if self._closed:  # the run has failed, and the thread that reads has not heard of it yet
+                return
+            self._bar.start()
+            if self._reading is None:
+                self._reading = self._bar.add_task("pictures", total=pictures, loss="made small", p1="")
+            self._bar.update(self._reading, completed=done)
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self._bar.start()
+        self._task = self._bar.add_task(
+            f"{self.title} {name:6}", total=rounds, completed=done, loss="loss    -  ", p1=""
+        )
+
+    def round(self, number: int, loss: float) -> None:
+        assert self._task is not None
+        self._bar.update(self._task, completed=number, loss=f"loss {loss:.4f}")
+
+    def step(self, number: int, what: str) -> None:
+        assert self._task is not None
+        self._bar.update(self._task, completed=number, loss=what)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        assert self._task is not None
+        metric = watched_metric([record])
+        if metric is not None:
+            self._bar.update(self._task, p1=f"{metric} {record['metrics'][metric]:5.2f}")
+
+    def part(self, what: str, done: int, total: int) -> None:
+        if done == 0:
+            self._part_began = time.monotonic()
+        if self._part is None and time.monotonic() - self._part_began > SHOWN_AFTER:
+            self._bar.start()
+            self._part = self._bar.add_task(f"  {what}", total=total, loss="", p1="")
+        if self._part is not None:
+            self._bar.update(self._part, description=f"  {what}", completed=done, total=total)
+        if self._part is not None and done == total:
+            self._bar.remove_task(self._part)
+            self._part = None
+
+    def stopping(self) -> None:
+        self._bar.console.print(_stopping(), highlight=False)
+
+    def close(self) -> None:
+        with self._closing:
+            self._closed = True
+        self._bar.stop()
+
+
+class PlainProgress(Callback):
+    """About ten lines per phase, and one a minute while there is nothing else to say: for logs and pipes."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title = console, title
+        self._rounds = self._shown = self._done = 0
+        self._phase = ""
+        self._said = time.monotonic()
+
+    def reading(self, done: int, pictures: int) -> None:
+        if done == pictures:
+            self.console.print(f"{pictures} pictures made small", highlight=False)
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self._phase, self._rounds, self._shown = name, rounds, done
+        self._done, self._said = done, time.monotonic()
+
+    def round(self, number: int, loss: float) -> None:
+        self._done = number
+
+    def step(self, number: int, what: str) -> None:
+        if number < self._rounds and number - self._shown < self._rounds / 10:
+            return
+        self._shown = number
+        self._say(f"{self._phase} {number}/{self._rounds}  {what}")
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        number = record["round"] if record["loss"] is not None else self._rounds  # an oracle's only one ends its phase
+        if number < self._rounds and number - self._shown < self._rounds / 10:
+            return
+        self._shown = number
+        loss, metric = record["loss"], watched_metric([record])
+        quality = "" if metric is None else f"  {metric} {record['metrics'][metric]:.2f}"
+        done = f"{number}/{self._rounds}  loss {loss:.4f}" if loss is not None else "done"
+        self._say(f"{record['phase']} {done}{quality}")
+
+    def part(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._said > SAID_EVERY and done < total:  # the end of a part is no news, or a failure
+            where = f"{self._phase} {self._done}/{self._rounds}" if self._phase else "beginning"
+            self._say(f"{where}, then {done:,} of {total:,} {what}")
+
+    def stopping(self) -> None:
+        self.console.print(_stopping(), highlight=False)
+
+    def _say(self, line: str) -> None:
+        self._said = time.monotonic()
+        self.console.print(f"{self.title} {line}", highlight=False)
+
+    def close(self) -> None: ...
+
+
+def _stopping() -> str:
+    again = "; Ctrl-C again stops at once" if distributed.here().count == 1 else ""  # as `Interrupt` has it
+    return f"stopping when this round is over and saved{again}"
+
+
+class Counter(Protocol):
+    """Is told how many are done, of how many (None: not known), and of what, where that changes."""
+
+    def __call__(self, done: int, total: int | None, now: str = ...) -> None: ...
+
+
+def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgress | PlainProgress]:
+    if quiet:
+        return []
+    return [LiveProgress(console, title) if console.is_terminal else PlainProgress(console, title)]
+
+
+@contextmanager
+def counting(console: Console, what: str, shown: bool) -> Iterator[Counter]:
+    """A bar for what is told, gone at the end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # Standard output is left alone: what is written to it meanwhile may be going to a file.
+    with Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(done: int, total: int | None, now: str = what) -> None:
+            if bar.tasks[task].description != now:  # another step, with a speed of its own
+                bar.reset(task, description=now)
+            bar.update(task, completed=done, total=total)
+
+        yield show

@@ -1,0 +1,151 @@
+"""`fedalc data …` for datasets of pictures, and for folders of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedalc.cli.data import app
+from tests.data.layouts import pack, picture, voc, write_files
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(*words: str) -> Result:
+        return CliRunner().invoke(app, [*words, "--data-dir", str(tmp_path)])
+
+    return invoke
+
+
+def _here(printed: str) -> dict[str, str]:
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
+    return {row[0]: row[-1] for row in rows}
+
+
+def test_list_says_what_is_here(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_files(tmp_path / "voc2012", voc())
+    pack(tmp_path / "coco/any.tar.gz", {"x.jpg": picture()})
+    (tmp_path / "flair").mkdir()
+    here = _here(run("list").stdout)
+    assert {name: here[name] for name in ("demo", "mosaics", "voc2007", "voc2012", "voc2012-leaking")} == {
+        "demo": "embedded",
+        "mosaics": "embedded",
+        "voc2007": "no",
+        "voc2012": "yes",
+        "voc2012-leaking": "yes",
+    }
+    assert {name: here[name] for name in ("coco", "coco-val2017", "flair", "flair-fine")} == {
+        "coco": "packed",
+        "coco-val2017": "packed",
+        "flair": "no",
+        "flair-fine": "no",
+    }
+
+
+def test_info_says_where_and_what(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    printed = run("info", "voc2012-leaking").stdout
+    assert "LEAKING" in printed and "11,540 train, 5,823 test, pictures, 20 labels" in printed
+    assert f"in {tmp_path / 'voc2012'}" in printed.replace("\n", "")
+    assert "39,239 validation, pictures, 1,628 labels" in run("info", "flair-fine").stdout
+    assert "of 51,414 users" in run("info", "flair-fine").stdout and "of 40 users" in run("info", "mosaics").stdout
+    assert "users" not in printed
+
+
+def test_info_says_how_many_features_an_instance_has(run) -> None:  # type: ignore[no-untyped-def]
+    assert "2.4 labels per instance, 68.66 features per instance\n" in run("info", "bibtex").stdout
+    assert "5.04 labels per instance, about 71 features per instance\n" in run("info", "amazoncat-shaped-2nd").stdout
+    assert "5.31 labels per instance\n" in run("info", "eurlex-4k").stdout  # which nobody here has counted
+
+
+def test_check_compares_with_what_was_published(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_files(tmp_path / "voc2012", voc())
+    result = run("check", "voc2012")
+    assert result.exit_code == 1
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [line.split("│")[4].strip() for line in lines] == ["differs", "differs", "ok", "differs"]
+
+
+def test_check_lists_broken_pictures(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_files(tmp_path / "voc2012", voc() | {"VOCdevkit/VOC2012/JPEGImages/000001.jpg": b"no picture"})
+    result = run("check", "voc2012")
+    assert result.exit_code == 1
+    assert "1 of 3 pictures left out: VOCdevkit/VOC2012/JPEGImages/000001.jpg cannot be decoded" in result.stdout
+
+
+@pytest.mark.parametrize(("name", "message"), [("mosaics", "made on the spot"), ("voc2007", "cannot be downloaded")])
+def test_fetch_says_what_to_do(run, name: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    assert message in str(run("fetch", name).exception)
+
+
+LISTS = {
+    "train.csv": b"picture,labels,user\na.jpg,dog|cat,u\nb.jpg,,v\nc.jpg,dog,u\n",
+    "test.csv": b"picture,labels\nd.jpg,bird\n",
+}
+OWN = LISTS | {f"{name}.jpg": picture() for name in "abcd"}
+
+
+def _rows(printed: str) -> dict[str, str]:
+    return {row[1].strip(): row[2].strip() for line in printed.splitlines() if len(row := line.split("│")) == 4}
+
+
+def test_info_about_one_s_own_pictures_opens_none(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = write_files(tmp_path / "my pictures [1]", LISTS)
+    assert run("info", str(folder)).stdout.splitlines() == [
+        f"{folder}: pictures listed in train.csv, test.csv",
+        "  3 train, 1 test, 3 labels, with the names of users; no picture has been opened",
+        f"  read all of it with: fedalc data check '{folder}'",
+        f"  train on it with: fedalc train --dataset '{folder}'",
+    ]
+
+
+def test_check_counts_one_s_own_pictures(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    result = run("check", str(write_files(tmp_path / "mine", OWN)))
+    assert result.exit_code == 0
+    assert _rows(result.stdout) == {
+        "train instances": "3",
+        "test instances": "1",
+        "train instances without a label": "1",
+        "labels": "3",
+        "labels without a training instance": "1",
+        "training instances of a label": "0 to 2, 1 in the middle",
+        "labels per instance": "1.00",
+        "users with training instances": "2",
+    }
+
+
+def test_check_finds_what_is_wrong_with_one_s_own_pictures(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = write_files(tmp_path / "mine", OWN | {"c.jpg": b"", "test.csv": b"picture,labels\na.jpg,cat|dog\n"})
+    result = run("check", str(folder))
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[:2] == [
+        f"{folder}: 1 picture is in train and in test: a.jpg. Results on such pictures are too good",
+        f"{folder}: 1 of 3 pictures left out: c.jpg cannot be decoded (not a picture of a known format)",
+    ]
+    assert _rows(result.stdout)["train instances"] == "2"
+
+
+def test_a_folder_of_sparse_features(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    texts = {"train.txt": b"3 2 2\n0 0:1\n1 1:1\n0,1 0:0.5\n", "test.txt": b"1 2 2\n1 0:3 1:2\n"}
+    folder = write_files(tmp_path / "mine", texts)
+    assert run("info", str(folder)).stdout.splitlines()[0] == f"{folder}: sparse features in test.txt, train.txt"
+    result = run("check", str(folder))
+    assert result.exit_code == 0
+    assert _rows(result.stdout) == {
+        "train instances": "3",
+        "test instances": "1",
+        "features": "2",
+        "features per instance": "1.25",
+        "labels": "2",
+        "training instances of a label": "2 to 2, 2 in the middle",
+        "labels per instance": "1.25",
+    }
+
+
+@pytest.mark.parametrize("command", ["info", "check"])
+def test_folders_that_are_not_there(run, tmp_path: Path, command: str) -> None:  # type: ignore[no-untyped-def]
+    assert str(run(command, str(tmp_path / "none")).exception) == f"{tmp_path / 'none'}: no such folder"
+    assert "did you mean bibtex" in str(run(command, "bibtexx").exception)

@@ -1,0 +1,249 @@
+"""A note on a setting that does nothing must be true, and said only of what a person gave."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+import fedalc
+from fedalc.config import unused as effects
+from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED, METHODS, PRESETS, Settings
+from fedalc.config.unused import ONLY_WITH, names_of, note_without_effect
+from fedalc.methods import METHODS as METHOD_CLASSES
+from fedalc.methods.fedaws import FedAwS
+from fedalc.models.trained import TrainedModel
+from fedalc.workflows.train import Run
+from tests.problems import small_dataset, small_pictures
+
+pytestmark = pytest.mark.usefixtures("no_curves")
+
+TINY = ["rounds=3", "encoder.dim=4", "selection.every=1", "encoder.features=unit"]
+TINY_MLP = ["encoder.name=mlp", "encoder.embedding=4", "encoder.hidden=[5]", "encoder.dropout=0"]
+
+
+def notes(plan: list[Experiment], names: list[str]) -> list[str]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        note_without_effect(plan, names)
+    assert all(warning.category is UserWarning for warning in said)
+    return [str(warning.message) for warning in said]
+
+
+def noted(*overrides: str) -> list[str]:
+    return notes([experiment(overrides=overrides)], names_of({}, overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["method=fedavg", "regularizer.lambda=5"], ["regularizer.lambda has no effect with method fedavg"]),
+        (
+            ["method=fedavg", "regularizer.lambda=5", "regularizer.rate=1", "fixed.alpha=0.3"],
+            ["regularizer.lambda, regularizer.rate and fixed.alpha have no effect with method fedavg"],
+        ),
+        (
+            ["encoder.name=linear", "encoder.hidden=[3]", "images.size=32"],
+            ["encoder.hidden and images.size have no effect with encoder.name linear"],
+        ),
+        (
+            ["method=fedaws", "regularizer.margin=0.5"],
+            ["regularizer.margin has no effect with method fedaws and regularizer.form mined"],
+        ),
+        (
+            ["method=ovr", "encoder.name=mlp", "rounds=9"],
+            ["encoder.name and rounds have no effect with method ovr"],
+        ),
+        (
+            ["privacy.mechanism=none", "privacy.epsilon=1"],
+            ["privacy.epsilon has no effect with privacy.mechanism none"],
+        ),
+        (["selection.test_curve=true"], ["selection.test_curve has no effect with selection.validation 0.1"]),
+        (
+            ["method=fedalc-exact", "server.learning_rate=0.1"],
+            ["server.learning_rate has no effect with server.optimizer cg and encoder.shortcut false"],
+        ),
+        (["method=fedaws", "regularizer.margin=0.5", "regularizer.form=full"], []),
+        (["method=fedalc", "regularizer.margin=0.5", "client.row_learning_rate=0.1"], []),
+        (["method=ovr", "encoder.features=raw", "ovr.penalties=[1]", "seed=3", "selection.metric=P@3"], []),
+        (["method=fedavg", "collection.digest_bytes=20", "embeddings.start=by-frequency"], []),
+        (["privacy.epsilon=1", "privacy.delta=0.001"], []),
+        (["selection.test_curve=true", "selection.validation=0"], []),
+        (["encoder.name=resnet-small", "images.size=32", "encoder.norm=group"], []),
+    ],
+    ids=lambda value: " ".join(value) if value and "=" in value[0] else "",
+)
+def test_what_is_said(overrides: list[str], said: list[str]) -> None:
+    assert noted(*overrides) == said
+
+
+def test_of_several_runs_only_what_does_nothing_in_all_is_noted() -> None:
+    plan = [experiment({"method": method}) for method in ("fedavg", "fedaws", "fedalc-fixed")]
+    names = ["regularizer.lambda", "fixed.alpha", "hashing.tables", "client.margin", "privacy.clip"]
+    assert notes(plan, names) == [
+        "hashing.tables has no effect in any of these runs",
+        "privacy.clip has no effect with privacy.mechanism none",
+    ]
+
+
+def test_train_and_compare_say_it_and_an_experiment_is_taken_as_it_is(tmp_path: Any) -> None:
+    few = {"rounds": 1, "encoder": {"name": "linear", "dim": 4}, "selection": {"validation": 0}}
+    with pytest.warns(UserWarning, match=r"^fixed\.alpha has no effect with method fedavg$") as said:
+        fedalc.train(data=small_dataset(), method="fedavg", fixed={"alpha": 0.3}, **few)
+    assert len(said) == 1 and said[0].filename == __file__
+    absent = {"dataset": str(tmp_path / "absent"), "folder": tmp_path / "c"}
+    whole = r"^fixed\.alpha has no effect in any of these runs$"
+    with pytest.warns(UserWarning, match=whole) as said, pytest.raises(fedalc.DataError):
+        fedalc.compare(["fedavg", "fedaws"], overrides=["fixed.alpha=0.3", "regularizer.lambda=3"], **absent)
+    assert len(said) == 1 and said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedalc.train(experiment({"method": "fedavg", "fixed": {"alpha": 0.3}, **few}), data=small_dataset())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_a_preset_says_is_not_noted(preset: str) -> None:
+    for method in METHODS:
+        asked = {"method": method, "preset": preset, "dataset": "demo", "seed": 1, "device": "cpu"}
+        assert notes([experiment(asked)], names_of(asked)) == []
+
+
+def _annotation(name: str) -> Any:
+    model: Any = Experiment
+    for part in name.split("."):
+        keys = {info.alias or key: info.annotation for key, info in model.model_fields.items()}
+        model = keys[part]
+    return model
+
+
+def test_all_names_and_values_in_the_table_are_those_of_settings() -> None:
+    for fields, needed in ONLY_WITH:
+        for name in fields.split():
+            _annotation(name)
+        for other, values in needed.items():
+            assert not (isinstance(_annotation(other), type) and issubclass(_annotation(other), Settings))
+            for value in values:
+                assert TypeAdapter(_annotation(other)).validate_python(value) == value
+
+
+@pytest.mark.parametrize("method", FEDERATED)
+def test_the_table_knows_what_methods_are(method: str) -> None:
+    regularized = issubclass(METHOD_CLASSES[method], FedAwS)
+    assert noted(f"method={method}", "regularizer.lambda=1") == (
+        [] if regularized else [f"regularizer.lambda has no effect with method {method}"]
+    )
+    assert noted(f"method={method}", "client.row_learning_rate=1") == (
+        [] if METHOD_CLASSES[method].trains_rows else [f"client.row_learning_rate has no effect with method {method}"]
+    )
+
+
+IDLE = [
+    # for each line of the table: settings with which a setting does nothing, and two values of it
+    ("method=ovr", "client.learning_rate", "0.1", "7"),
+    ("method=ovr", "server.participation", "1", "0.5"),
+    ("method=ovr", "embeddings.start", "random", "by-frequency"),
+    ("method=ovr", "collection.digest_bytes", "16", "20"),
+    ("method=ovr", "engine", "fused", "clients"),
+    ("method=ovr", "clients", "labels", "users"),
+    ("method=ovr", "rounds", "3", "5"),
+    ("method=ovr", "encoder.name", "linear", "mlp"),
+    ("method=sleec", "encoder.dim", "4", "7"),
+    ("method=sleec", "encoder.pretrained", "none", "x"),
+    ("method=sleec", "selection.every", "1", "2"),
+    ("method=sleec", "ovr.loss", "ridge", "logistic"),
+    ("method=ovr", "sleec.dim", "3", "4"),
+    ("method=fedalc-oneshot", "rounds", "1", "5"),
+    ("method=fedalc-oneshot", "client.learning_rate", "0.1", "7"),
+    ("method=fedalc-oneshot", "server.learning_rate", "0.1", "7"),
+    ("encoder.name=linear", "encoder.embedding", "4", "7"),
+    ("encoder.name=linear", "encoder.hidden", "[4]", "[7, 7]"),
+    ("encoder.name=linear", "images.augment", "off", "mirror"),
+    ("encoder.name=linear", "encoder.norm", "group", "batch"),
+    ("method=fedavg-fixed", "client.row_learning_rate", "0.1", "7"),
+    ("method=fedmlh", "client.row_learning_rate", "0.1", "7"),
+    ("engine=fused", "client.momentum", "0", "0.9"),
+    ("client.loss=square", "client.margin", "0.9", "0.1"),
+    ("client.loss=hinge", "client.set_size", "exact", "ignored"),
+    ("client.loss=hinge", "client.label_power", "0", "0.5"),
+    ("method=fedalc-exact", "server.learning_rate", "0.1", "7"),
+    ("method=fedalc-exact", "server.weight_decay", "0", "0.1"),
+    ("server.optimizer=sgd", "server.momentum", "0", "0.9"),
+    ("server.aggregation=clip", "server.trim", "0.1", "0.4"),
+    ("server.aggregation=trimmed-mean", "server.byzantine", "0.1", "0.4"),
+    ("server.optimizer=adagrad", "server.momentum", "0", "0.9"),
+    ("server.optimizer=adagrad", "server.beta2", "0.1", "0.9"),
+    ("server.optimizer=momentum", "server.beta2", "0.1", "0.9"),
+    ("server.optimizer=momentum", "server.epsilon", "1", "2"),
+    ("server.optimizer=adam", "server.solve_rounds", "1", "2"),
+    ("method=fedalc-exact", "server.solve_rounds", "1", "2"),
+    (
+        "method=fedalc-exact server.optimizer=adam encoder.name=mlp encoder.shortcut=true",
+        "server.solve_rounds",
+        "1",
+        "2",
+    ),
+    ("server.optimizer=adam", "server.ridge", "1", "50"),
+    ("method=flag", "server.weights", "uniform", "samples"),
+    ("method=fedavg", "hashing.buckets", "3", "5"),
+    ("method=fedalc-fixed", "regularizer.lambda", "1", "500"),
+    ("method=fedaws", "regularizer.weighting", "sigma", "gamma"),
+    ("method=fedaws", "regularizer.margin", "0.3", "2"),
+    ("method=fedalc regularizer.form=full", "regularizer.neighbours", "1", "5"),
+    ("method=fedaws regularizer.form=full", "regularizer.candidates", "3", "5"),
+    ("method=fedalc", "fixed.rate", "1", "5"),
+    ("method=fedalc-fixed fixed.form=full", "fixed.neighbours", "1", "5"),
+    ("method=fedavg", "collection.algorithm", "sha256", "hmac-md5"),
+    ("method=fedalc", "collection.quantum", "0.1", "0.5"),
+    ("method=fedalc", "privacy.delta", "0.1", "0.01"),
+    ("method=fedalc privacy.mechanism=none", "privacy.epsilon", "1", "9"),
+    ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.clip", "1", "9"),
+    ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.sample_rate", "1", "0.5"),
+    (
+        "method=fedalc privacy.mechanism=gradients privacy.noise=seeded regularizer.weighting=sigma",
+        "privacy.labels_per_instance",
+        "1",
+        "3",
+    ),
+    ("encoder.name=resnet-small", "encoder.start", "he", "framework"),
+    ("encoder.name=resnet-small", "encoder.features", "raw", "unit"),
+    ("selection.keep=last", "selection.patience", "none", "1"),
+    ("selection.validation=0.1", "selection.test_curve", "false", "true"),
+]
+
+
+@pytest.mark.parametrize(("others", "name", "one", "another"), IDLE, ids=lambda value: str(value))
+def test_a_note_is_true(others: str, name: str, one: str, another: str) -> None:
+    """To the last bit: with either value, what is trained is the same."""
+    pictures = "resnet" in others
+    shared = [*TINY, *([] if "oneshot" in others or "exact" in others else TINY_MLP), *others.split()]
+    shared += ["images.size=16", "rounds=1"] if pictures else []
+    results = []
+    for value in (one, another):
+        settings = experiment(overrides=[*shared, f"{name}={value}"])
+        assert [note.split(" has no effect")[0] for note in notes([settings], [name])] == [name]
+        data = small_pictures() if pictures else small_dataset(instances=80)
+        results.append(_outcome(fedalc.train(settings, data=data)))
+    assert results[0] == results[1]
+
+
+def test_every_line_of_the_table_is_tried() -> None:
+    """With each of them taken out, some note is not given any more."""
+    asked = [(experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in IDLE]
+    for place, (fields, _) in enumerate(ONLY_WITH):
+        fewer = ONLY_WITH[:place] + ONLY_WITH[place + 1 :]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(effects, "ONLY_WITH", fewer)
+            assert not all(notes([settings], [name]) for settings, name in asked), fields
+
+
+def _outcome(run: Run) -> Any:
+    figures = {key: run.result[key] for key in ("metrics", "rounds", "rounds_run", "selection", "bytes_up")}
+    if not isinstance(run.model, TrainedModel):
+        return figures
+    numbers = [run.model.model.W, *run.model.model.encoder.state_dict().values()]
+    return figures, [tensor.cpu().to(torch.float64).numpy().tobytes() for tensor in numbers]

@@ -1,0 +1,67 @@
+"""Real apps through a grid in one process: θ and W are those of engine `clients`, whoever holds which labels.
+
+Messages carry float32 as it is, and the sums differ only in the order of addition: float32 results agree to 1e-5 of
+their size, float64 ones to 1e-10.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedalc.config.resolve import experiment
+from fedalc.config.schema import FEDERATED
+from fedalc.data.dataset import Split
+from tests.deployment.flower.local_grid import LocalGrid
+from tests.deployment.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
+
+
+def assert_equal(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, settings: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    found = run(LocalGrid(parties), folder, asked(method, settings))
+    overrides = [f"{key}={value!r}".replace("'", '"') for key, value in settings.items()]
+    literal_settings = experiment({"method": method, "engine": "clients", "rounds": ROUNDS}, overrides=overrides)
+    literal = literal_twin(literal_settings, train, parties[7]["key"])
+    start = [parameter.clone() for parameter in literal.model.theta]
+    for _ in range(1 if literal.method.one_round else ROUNDS):
+        literal.run_round()
+    close = {"rtol": 1e-5, "atol": 1e-6} if literal_settings.dtype == "float32" else {"rtol": 1e-10, "atol": 1e-12}
+    expected = literal.averaged_model()
+    moved = max((before - after).abs().max().item() for before, after in zip(start, expected.theta, strict=True))
+    assert moved > 1e-3, "nothing was learnt"
+    for ours, theirs in zip(found.model.theta, expected.theta, strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+    torch.testing.assert_close(found.model.W, expected.W, **close)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("method", [method for method in FEDERATED if method != "fedalc-oneshot"])
+def test_every_method(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, weights: str
+) -> None:
+    assert_equal(tmp_path, train, parties, method, SETTINGS | {"server.weights": weights})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"])
+def test_in_float64_with_minibatches_and_some_clients_a_round(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str
+) -> None:
+    local = {"dtype": "float64", "client.epochs": 2, "client.batch_size": 3, "server.participation": 0.6}
+    assert_equal(tmp_path, train, parties, method, SETTINGS | local)
+
+
+@pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
+def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
+    square = {"client.set_size": set_size, "client.label_power": 0.3, "server.optimizer": "cg", "dtype": "float64"}
+    assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square)
+
+
+@pytest.mark.parametrize("set_size", ["exact", "expected"])
+def test_one_round(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
+    square = {"client.set_size": set_size, "client.label_power": 0.3, "dtype": "float64"}
+    assert_equal(tmp_path, train, parties, "fedalc-oneshot", LINEAR | square)
