@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fedalc
+from fedalc.config import neighbour_search
 from fedalc.config.resolve import experiment
 from fedalc.core import nearest as neighbours
 from fedalc.core.nearest import largest, nearest
@@ -125,15 +126,15 @@ def test_what_is_searched_is_known_before_it_begins(
     changes: dict[str, Any], rows: int | None, section: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = experiment(changes)
-    found = neighbours.searched(settings, 1000)
+    found = neighbour_search.searched(settings, 1000)
     assert found == (None if rows is None else (rows, "auto", section))
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.setattr(neighbours, "AFFORDABLE", 100)
     if rows is None:
-        neighbours.check_affordable(settings, 1000)
+        neighbour_search.check_affordable(settings, 1000)
     else:
         with pytest.raises(ConfigError, match=rf"^{section}.search: .*{section}.search = \"exact\""):
-            neighbours.check_affordable(settings, 1000)
+            neighbour_search.check_affordable(settings, 1000)
 
 
 @pytest.mark.parametrize(("method", "section"), [("fedalc", "regularizer"), ("fedalc-fixed", "fixed")])
@@ -142,16 +143,16 @@ def test_all_pairs_of_very_many_classes_are_refused(method: str, section: str) -
     asked = {"method": method, "regularizer": {"margin": 1.0}}
     settings = experiment(asked, overrides=[f"{section}.form=full"])
     with pytest.raises(ConfigError) as refused:
-        neighbours.check_affordable(settings, 670_091)
+        neighbour_search.check_affordable(settings, 670_091)
     assert str(refused.value) == (
         f"{section}.form: all pairs of 670,091 classes take 4.6e+14 operations in every step, more than 4e+12; "
         f'use mined, or {section}.search = "exact" and wait'
     )
-    neighbours.check_affordable(settings, 62_000)
+    neighbour_search.check_affordable(settings, 62_000)
     exact = experiment(asked, overrides=[f"{section}.form=full", f"{section}.search=exact"])
-    neighbours.check_affordable(exact, 670_091)
+    neighbour_search.check_affordable(exact, 670_091)
     other = experiment({"method": "fedavg"}, overrides=[f"{section}.form=full"])
-    neighbours.check_affordable(other, 670_091)
+    neighbour_search.check_affordable(other, 670_091)
 
 
 def test_a_search_that_cannot_be_done_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

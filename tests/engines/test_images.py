@@ -15,8 +15,9 @@ from fedalc.config.resolve import experiment
 from fedalc.config.schema import FEDERATED
 from fedalc.data.dataset import Split
 from fedalc.data.images.images import Images
-from fedalc.evaluation.evaluate import Scorer, evaluate
+from fedalc.evaluation.evaluate import evaluate
 from fedalc.models.encoders import PictureRows
+from fedalc.models.scoring import Scorer
 from fedalc.training.federated import FederatedTraining
 from tests.models.encoders.weights import save_resnet
 from tests.problems import changed, federated, random_pictures

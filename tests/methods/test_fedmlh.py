@@ -14,9 +14,9 @@ import fedalc
 from fedalc.config.resolve import experiment
 from fedalc.engines import make_engine
 from fedalc.errors import ConfigError
-from fedalc.evaluation.evaluate import Scorer
 from fedalc.methods.fedmlh import FedMLH
 from fedalc.models.model import Model
+from fedalc.models.scoring import Scorer
 from fedalc.training.federated import FederatedTraining
 from fedalc.training.server_optimizers import make_optimizer
 from tests.problems import federated, random_split, small_dataset

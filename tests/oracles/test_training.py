@@ -25,13 +25,13 @@ from fedalc.data.synthetic.demo import DemoSize, make_demo
 from fedalc.errors import ConfigError, DataError, FedalcError, Interrupted
 from fedalc.evaluation.evaluate import measure
 from fedalc.models.encoders import scale_rows
-from fedalc.models.trained import load_model
 from fedalc.oracles import OracleScorer, TrainedOracle
 from fedalc.oracles.one_vs_rest import OneVsRest
 from fedalc.oracles.sleec import Sleec
 from fedalc.oracles.training import OracleTraining
 from fedalc.runs import history
 from fedalc.training.base import Callback
+from fedalc.workflows.load_model import load_model
 from fedalc.workflows.preflight import check_memory
 from tests.oracles.following import Counting
 from tests.problems import real_data, small_dataset

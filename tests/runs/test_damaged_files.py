@@ -27,11 +27,11 @@ from fedalc.deployment.party import check_address
 from fedalc.deployment.state import ServerState
 from fedalc.deployment.supernode import MOST_BYTES, why_refused
 from fedalc.errors import ConfigError, DataError, FedalcError
-from fedalc.models.trained import load_model
 from fedalc.report.page import read_left_out
 from fedalc.reproduction.results import read_json
 from fedalc.reproduction.toml_files import read_toml
 from fedalc.runs import history
+from fedalc.workflows.load_model import load_model
 from tests.data.layouts import voc, write_files
 from tests.problems import small_dataset
 from tests.report.results import record

@@ -21,11 +21,11 @@ from fedalc.core.tensor_folder import FACTS, SUMS, TENSORS, Damaged, load_folder
 from fedalc.deployment.server import Server
 from fedalc.deployment.state import ServerState
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
-from fedalc.models.trained import load_model
 from fedalc.runs import history
 from fedalc.runs.folder import only_writer
 from fedalc.training.base import Callback
 from fedalc.training.selection import Training
+from fedalc.workflows.load_model import load_model
 from fedalc.workflows.train import write_report
 from tests.problems import StopAfter, changed
 from tests.training.test_selection import DATA, same_bits

@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedalc
 from fedalc.core.progress_events import watching
 from fedalc.evaluation import evaluate as evaluation
-from fedalc.evaluation.evaluate import Scorer, measure
+from fedalc.evaluation.evaluate import measure
 from fedalc.labels.correlations import Correlations
 from fedalc.methods.base import descend
 from fedalc.methods.regularizers import NearestPairs, Sum, Together, attract, repel
 from fedalc.models.class_embeddings import collapse, random_rows
+from fedalc.models.scoring import Scorer
 from tests.problems import random_split, small_dataset
 
 C, D = 60, 16

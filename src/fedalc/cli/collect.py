@@ -12,13 +12,12 @@ from rich.table import Table
 
 from fedalc.cli.options import DataDir, EpsilonBudget
 from fedalc.config.schema import (
-    LARGEST_SIDE,
     MOST_LABELS_PER_PARTY,
-    SMALLEST_SIDE,
     Algorithm,
     CollectionSettings,
     EncoderSettings,
 )
+from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 from fedalc.errors import ConfigError, FedalcError
 
 key_app = typer.Typer(

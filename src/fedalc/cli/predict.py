@@ -36,8 +36,8 @@ def predict(
     """
     if run.exists() and not file.exists():  # told before anything is loaded, which takes seconds
         raise DataError("no such file or folder", file)
+    from fedalc.core.devices import check_device
     from fedalc.workflows.predict import predict_file
-    from fedalc.workflows.preflight import check_device
 
     check_device(device)
     if form not in ("csv", "jsonl"):

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
+
 MethodName = Literal[
     "fedavg", "fedavg-fixed", "flag", "fedmlh", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot",
     "sleec", "ovr",
@@ -33,7 +35,6 @@ PRESETS: tuple[str, ...] = get_args(PresetName)
 SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
 FIXED_ROWS = ("fedavg-fixed", "flag", "fedmlh", "fedalc-fixed", *SQUARE_ONLY)
 NONE = "none"  # TOML has no word for it
-SMALLEST_SIDE, LARGEST_SIDE = 8, 1024  # of pictures, in pixels
 MOST_LABELS_PER_PARTY = 10_000  # that one party may claim, unless the server allows more
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
 

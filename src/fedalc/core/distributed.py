@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedalc.config.experiment import Experiment
-
 MINUTES = "FEDALC_TIMEOUT_MINUTES"  # how long a process waits for the others; the first may have data to parse
 BUCKET = 1 << 20  # bytes: smaller tensors travel together
 
@@ -71,18 +69,17 @@ def is_first() -> bool:
 
 
 @contextmanager
-def joined(settings: Experiment) -> Iterator[None]:
-    """Within it, the processes that `torchrun` has started work on one training."""
+def joined(device: str) -> Iterator[None]:
+    """Within it, the processes that `torchrun` has started work on one training, on CPUs or on a GPU each."""
     global _here
     place = started_as()
     if place.count == 1 or _here.count > 1:
         yield
         return
-    _refuse(settings)
     import torch
     import torch.distributed as dist
 
-    cuda = settings.device == "cuda"
+    cuda = device == "cuda"
     if cuda:
         if place.local_rank >= torch.cuda.device_count():
             raise ConfigError(
@@ -103,21 +100,6 @@ def joined(settings: Experiment) -> Iterator[None]:
         raise
     _here = Process()
     dist.destroy_process_group()
-
-
-def _refuse(settings: Experiment) -> None:
-    from fedalc.config.schema import ORACLES
-
-    if settings.method in ORACLES:
-        raise ConfigError(f"{settings.method} runs in one process: start it without torchrun", "method")
-    if settings.engine != "fused":
-        raise ConfigError(
-            f"{settings.engine} runs in one process: start it without torchrun, or use fused, of which each process "
-            "takes a share",
-            "engine",
-        )
-    if settings.device not in ("cpu", "cuda"):
-        raise ConfigError(f"{settings.device} is one device; with cuda each process has one of its own", "device")
 
 
 def _minutes() -> float:

@@ -49,10 +49,10 @@ class PartySide:
             _check_server(self.server, self.certificate)
         if self.node_key is not None:
             check_node_key(self.node_key)
+        from fedalc.core.devices import check_device
         from fedalc.data.images.images import ImageOptions
         from fedalc.deployment.flower.limits import Limits
         from fedalc.deployment.flower.party import Party
-        from fedalc.workflows.preflight import check_device
 
         check_device(str(self.settings.get("device", "cpu")))
         Limits.from_node_config(self.settings)

@@ -17,6 +17,7 @@ from fedalc.labels.privacy import PrivateLabelSets
 from fedalc.methods.base import Method, descend
 from fedalc.methods.fedavg import FedAvgFixed
 from fedalc.methods.fedaws import FedAwS
+from fedalc.methods.private_gradient import PrivateGradient
 from fedalc.methods.regularizers import (
     AllPairs,
     NearestPairs,
@@ -36,7 +37,7 @@ class LearnsFromLabels(Method):
         """What `build` makes of the correlations, or what stands for it when each step is private."""
         assert self.knowledge is not None
         labels = self.knowledge.labels
-        return labels.gradient_of(build) if isinstance(labels, PrivateLabelSets) else build(labels)
+        return PrivateGradient.of(labels, build) if isinstance(labels, PrivateLabelSets) else build(labels)
 
 
 class FedALC(LearnsFromLabels, FedAwS):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.neighbour_search import searched
 from fedalc.core import distributed
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
 from fedalc.core.distributed import Process
@@ -25,7 +26,6 @@ from fedalc.core.nearest import (
     hide_places,
     largest_products,
     operations,
-    searched,
 )
 from fedalc.errors import ConfigError
 

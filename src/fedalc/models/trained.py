@@ -14,16 +14,15 @@ from torch import Tensor
 
 from fedalc.config.schema import EncoderSettings
 from fedalc.core.arguments import as_count, as_path, check_scores, model_folder
-from fedalc.core.tensor_folder import load_facts, load_folder, save_folder
+from fedalc.core.devices import check_device
+from fedalc.core.saved_parts import DAMAGE, labels_of, numbers
+from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.images.images import CHANNELS, Images, side_of
 from fedalc.data.matrices import feature_matrix
 from fedalc.errors import DataError, FedalcError
-from fedalc.evaluation.evaluate import Scorer
 from fedalc.models.encoders import make_encoder, scale_rows
 from fedalc.models.model import Model
-from fedalc.oracles import ORACLES, TrainedOracle
-from fedalc.oracles.base import DAMAGE, labels_of, numbers
-from fedalc.workflows.preflight import check_device
+from fedalc.models.scoring import Scorer
 
 FORMAT = 1
 KIND = "encoder"  # what a saved model is that does not say: older ones do not
@@ -125,14 +124,3 @@ def check_shapes(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> N
         if name not in found or found[name].shape != tensor.shape:
             has = tuple(found[name].shape) if name in found else "not there"
             raise ValueError(f"{name} should be {tuple(tensor.shape)}, and is {has}")
-
-
-def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:
-    """A saved model of any kind."""
-    folder = as_path(folder, "folder")
-    kind = load_facts(folder).get("kind", KIND)
-    if kind == KIND:
-        return TrainedModel.load(folder, device)
-    if not isinstance(kind, str) or kind not in ORACLES:
-        raise FedalcError(f"{folder}: a model of kind {kind!r}, which this version does not know")
-    return TrainedOracle.load(folder, ORACLES)

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import EncoderSettings
 from fedalc.core.arguments import as_count, check_scores, model_folder
+from fedalc.core.saved_parts import DAMAGE, labels_of
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import Images
@@ -25,7 +26,6 @@ from fedalc.evaluation.metrics import top_labels
 from fedalc.models.encoders import scale_rows
 
 FORMAT = 1
-DAMAGE = (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeError, OverflowError, MemoryError)
 
 ROWS = get_args(EncoderSettings.model_fields["features"].annotation)  # the ways to scale rows
 Scores = Callable[[slice, slice], np.ndarray]  # of a block of instances for a block of labels
@@ -160,36 +160,6 @@ class TrainedOracle:
             return cls(kinds[facts["kind"]].from_parts(tensors, facts), rows, names, held)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
-
-
-def labels_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The labels' names, and which of them are held, of any saved model."""
-    names, held = facts["labels"], tensors["held"]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("its labels' names are not a list of texts")
-    if held.dtype != torch.bool or held.shape != (len(names),):
-        raise ValueError(f"{len(names)} labels, and marks of {tuple(held.shape)} {held.dtype} for who is held")
-    return tuple(names), held.numpy()
-
-
-def numbers(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> Tensor:
-    """A tensor of fractions, all of them finite."""
-    found = tensors[name]
-    if found.dtype not in (torch.float32, torch.float64) or found.ndim != dimensions:
-        raise ValueError(f"{name}: {found.ndim} dimensions of {found.dtype}")
-    if not torch.isfinite(found).all():
-        raise ValueError(f"{name}: numbers that are not finite")
-    return found
-
-
-def places(tensors: Mapping[str, Tensor], name: str, end: int) -> Tensor:
-    """A list of whole numbers from 0 on, all below `end`."""
-    found = tensors[name]
-    if found.dtype != torch.int64 or found.ndim != 1:
-        raise ValueError(f"{name}: {found.ndim} dimensions of {found.dtype}")
-    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < end:
-        raise ValueError(f"{name}: not between 0 and {end - 1}")
-    return found
 
 
 def blocks(count: int, size: int) -> Iterator[slice]:

@@ -13,8 +13,9 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.core.saved_parts import numbers
 from fedalc.data.dataset import Dataset, Split
-from fedalc.oracles.base import Follow, Oracle, Scores, blocks, numbers
+from fedalc.oracles.base import Follow, Oracle, Scores, blocks
 from fedalc.oracles.logistic import LogisticProblem
 
 

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import SleecSettings
+from fedalc.core.saved_parts import numbers, places
 from fedalc.core.seeds import derived_seed
 from fedalc.data.dataset import Dataset, Split
 from fedalc.models.encoders import scale_rows
-from fedalc.oracles.base import Follow, Oracle, Scores, blocks, numbers, places
+from fedalc.oracles.base import Follow, Oracle, Scores, blocks
 
 KMEANS_STEPS = 7
 PRODUCT_BYTES = 24  # for each product of two label sets that is looked at: sparse, dense, negated and in order

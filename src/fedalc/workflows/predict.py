@@ -13,8 +13,9 @@ from fedalc.core.atomic_files import whole_file
 from fedalc.core.progress_events import watching
 from fedalc.data.images.loose_files import picture_blocks
 from fedalc.errors import FedalcError
-from fedalc.models.trained import TrainedModel, load_model
+from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
+from fedalc.workflows.load_model import load_model
 from fedalc.workflows.prediction_files import FirstPictures, Format, PredictionWriter, predict_pictures, predict_rows
 from fedalc.workflows.progress_bars import counting
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
 from fedalc.data import Dataset, Images
@@ -14,6 +12,22 @@ from fedalc.methods import METHODS
 from fedalc.models.encoders import encoder_shape, picture_bytes
 from fedalc.models.sharding import shard_of
 from fedalc.oracles import ORACLES
+
+
+def check_processes(settings: Experiment) -> None:
+    """Under torchrun: whether the work can be split among processes."""
+    if distributed.started_as().count == 1:
+        return
+    if settings.method in ORACLES:
+        raise ConfigError(f"{settings.method} runs in one process: start it without torchrun", "method")
+    if settings.engine != "fused":
+        raise ConfigError(
+            f"{settings.engine} runs in one process: start it without torchrun, or use fused, of which each process "
+            "takes a share",
+            "engine",
+        )
+    if settings.device not in ("cpu", "cuda"):
+        raise ConfigError(f"{settings.device} is one device; with cuda each process has one of its own", "device")
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:
@@ -71,11 +85,3 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
             "fewer need less",
             "block_rows",
         )
-
-
-def check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"cannot use {device!r}: {first}", "device") from None

@@ -19,18 +19,19 @@ from typing import Any
 import numpy as np
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.neighbour_search import check_affordable
 from fedalc.config.resolve import experiment
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core import distributed
 from fedalc.core.arguments import as_path
 from fedalc.core.atomic_files import WriteFailed, remove_folder, write_text
+from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
-from fedalc.core.nearest import check_affordable
 from fedalc.core.progress_events import watching
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.data.catalog.datasets import is_generated
 from fedalc.errors import ConfigError, FedalcError, Interrupted
-from fedalc.models.trained import TrainedModel, load_model
+from fedalc.models.trained import TrainedModel
 from fedalc.oracles import ORACLES, TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.runs.folder import (
@@ -45,7 +46,8 @@ from fedalc.runs.folder import (
 )
 from fedalc.training.base import Callback, checked_callbacks, listening, telling
 from fedalc.training.selection import Training
-from fedalc.workflows.preflight import check_device, check_kind, check_memory
+from fedalc.workflows.load_model import load_model
+from fedalc.workflows.preflight import check_kind, check_memory, check_processes
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def _train(
     epsilon_budget: float | None = None,
 ) -> tuple[Run, bool]:
     """The run, and whether somebody has asked to stop when its training was over: it is tested and saved then too."""
-    with distributed.joined(settings), watching(telling(callbacks)):
+    check_processes(settings)
+    with distributed.joined(settings.device), watching(telling(callbacks)):
         check_device(settings.device)
         _forget_peak_memory()
         if place is not None and distributed.is_first():

@@ -20,9 +20,10 @@ from fedalc.labels.privacy.accounting import Release
 from fedalc.labels.privacy.ledger import Charge, Ledger, by_subject, total
 from fedalc.models.encoders import make_encoder
 from fedalc.models.model import Model
-from fedalc.models.trained import TrainedModel, load_model
+from fedalc.models.trained import TrainedModel
 from fedalc.report.page import read_left_out, write_page
 from fedalc.runs import history
+from fedalc.workflows.load_model import load_model
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import changed, changed_json
 from tests.fuzz.registry import as_file, reader, workplace

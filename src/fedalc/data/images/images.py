@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedalc.config.schema import LARGEST_SIDE, SMALLEST_SIDE
+from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 from fedalc.data.images.arrivals import Arrivals
 from fedalc.errors import ConfigError
 

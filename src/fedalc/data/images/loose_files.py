@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedalc.config.schema import LARGEST_SIDE
 from fedalc.core.arguments import as_count, as_path
+from fedalc.core.picture_sides import LARGEST_SIDE
 from fedalc.data.formats.safe_tar import is_tar
 from fedalc.data.images.decode import LARGEST_FILE, Small, in_parallel, left_out, need_pillow
 from fedalc.data.images.images import CHANNELS, DIGEST_BYTES, PICTURES_AT_ONCE, Images

@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedalc.config.experiment import Experiment
+from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
 from fedalc.deployment.flower.census import Census, question, take_census
 from fedalc.deployment.flower.connections import Parties, TooFew
@@ -24,7 +25,7 @@ from fedalc.labels.privacy.accounts import check_run, deployment_account
 from fedalc.runs.folder import check_folder, read_settings
 from fedalc.training.base import Callback
 from fedalc.training.federated import planned_looks
-from fedalc.workflows.preflight import check_device, check_memory
+from fedalc.workflows.preflight import check_memory
 from fedalc.workflows.train import Run, fill_folder
 
 app = ServerApp()

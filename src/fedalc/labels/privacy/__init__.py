@@ -23,7 +23,6 @@ from fedalc.labels.privacy.accounting import (
     spent_epsilon,
 )
 from fedalc.labels.privacy.generator import SecureGenerator
-from fedalc.labels.privacy.gradients import PrivateGradient, instance_norms
 from fedalc.labels.privacy.noisy_counts import (
     clip_label_sets,
     label_threshold,
@@ -33,7 +32,6 @@ from fedalc.labels.privacy.noisy_counts import (
 from fedalc.labels.privacy.private_label_sets import PrivateLabelSets
 
 __all__ = [
-    "PrivateGradient",
     "PrivateLabelSets",
     "Release",
     "SecureGenerator",
@@ -43,7 +41,6 @@ __all__ = [
     "counts_multiplier",
     "counts_release",
     "epsilon_of",
-    "instance_norms",
     "label_threshold",
     "noise_multiplier",
     "noisy_correlations",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from scipy.sparse import csr_matrix
@@ -10,10 +9,7 @@ from scipy.sparse import csr_matrix
 from fedalc.config.schema import PrivacySettings
 from fedalc.core import distributed
 from fedalc.core.seeds import derived_seed
-from fedalc.labels.correlations import Correlations
 from fedalc.labels.privacy.generator import SecureGenerator
-from fedalc.labels.privacy.gradients import PrivateGradient
-from fedalc.methods.regularizers import Regularizer
 
 
 @dataclass
@@ -26,13 +22,9 @@ class PrivateLabelSets:
     seed: int | None  # None: noise from the system's randomness
     looks: int = 0
 
-    def gradient_of(self, build: Callable[[Correlations], Regularizer]) -> PrivateGradient:
-        """What stands, for one step, for the regulariser that `build` makes of correlations."""
+    def look(self) -> SecureGenerator:
+        """Count another look, and draw its noise from what this gives."""
         self.looks += 1
-        s = self.settings
-        generator = (
-            SecureGenerator(distributed.shared_key())
-            if self.seed is None
-            else SecureGenerator.seeded(derived_seed(self.seed, "look", self.looks))
-        )
-        return PrivateGradient(build, self.label_sets, s.clip, self.noise_multiplier, s.sample_rate, generator)
+        if self.seed is None:
+            return SecureGenerator(distributed.shared_key())
+        return SecureGenerator.seeded(derived_seed(self.seed, "look", self.looks))

@@ -32,7 +32,7 @@ from torch import Tensor
 from fedalc.core.blocks import DEFAULT_BUDGET
 from fedalc.core.sparse_products import products_at
 from fedalc.labels.correlations import Correlations
-from fedalc.labels.privacy.generator import SecureGenerator
+from fedalc.labels.privacy import PrivateLabelSets, SecureGenerator
 from fedalc.methods.regularizers import Regularizer
 
 
@@ -51,6 +51,12 @@ class PrivateGradient:
     sample_rate: float
     generator: SecureGenerator
     budget: int = DEFAULT_BUDGET
+
+    @classmethod
+    def of(cls, sets: PrivateLabelSets, regularizer_of: Callable[[Correlations], Regularizer]) -> PrivateGradient:
+        """What stands, for one step, for the regulariser that is made of correlations."""
+        noise, own = sets.look(), sets.settings
+        return cls(regularizer_of, sets.label_sets, own.clip, sets.noise_multiplier, own.sample_rate, noise)
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         """(NaN, gradient). The value is not given: it would need noise, and a share of ε, of its own.

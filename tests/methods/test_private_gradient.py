@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedalc.errors import ConfigError
 from fedalc.labels.correlations import Correlations
-from fedalc.labels.privacy import PrivateGradient, SecureGenerator, instance_norms
+from fedalc.labels.privacy import SecureGenerator
+from fedalc.methods.private_gradient import PrivateGradient, instance_norms
 from fedalc.methods.regularizers import AllPairs, NearestPairs, Regularizer, Sum, Together, attract, repel_within
 from fedalc.models.class_embeddings import random_rows
 from tests.problems import random_split

@@ -1,0 +1,15 @@
+"""Processors and GPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from fedalc.errors import ConfigError
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"cannot use {device!r}: {first}", "device") from None

@@ -1,0 +1,22 @@
+"""Loading a saved model of any kind: an encoder with class embeddings, or an oracle's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedalc.core.arguments import as_path
+from fedalc.core.tensor_folder import load_facts
+from fedalc.errors import FedalcError
+from fedalc.models.trained import KIND, TrainedModel
+from fedalc.oracles import ORACLES, TrainedOracle
+
+
+def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:
+    """A saved model of any kind."""
+    folder = as_path(folder, "folder")
+    kind = load_facts(folder).get("kind", KIND)
+    if kind == KIND:
+        return TrainedModel.load(folder, device)
+    if not isinstance(kind, str) or kind not in ORACLES:
+        raise FedalcError(f"{folder}: a model of kind {kind!r}, which this version does not know")
+    return TrainedOracle.load(folder, ORACLES)
