@@ -39,10 +39,11 @@ deploy-test: $(READY)  ## a real deployment and what can go wrong with it (minut
 fuzz: $(READY)  ## 100,000 mutated inputs for every reader, into docs/results/fuzz.md (about half an hour on two cores; goes on where it stopped; FUZZ="--only arff")
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ)
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## ruff, mypy and the layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(PEERS)/.ready: benchmarks/peers/requirements.txt pyproject.toml | $(READY)
 	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv $(PEERS)
