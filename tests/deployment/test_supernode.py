@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import flwr.supernode.cli as programs
@@ -66,6 +68,16 @@ def test_an_app_is_run_after_it_was_looked_at(
 
     in_the_supernode(work)
     assert done and "an app this party does not run" in capsys.readouterr().out
+
+
+def test_an_app_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
+    """Version 0.1 had its modules elsewhere."""
+    shutil.copytree(APP, tmp_path / "app")
+    named = tmp_path / "app" / "pyproject.toml"
+    named.write_text(named.read_text().replace("fedalc.deployment.flower.", "fedalc.engines.flower."))
+    reason = supernode.why_refused(build_fab_from_disk(tmp_path / "app"))
+    assert reason.startswith("it is of another version of fedalc: it runs fedalc.engines.flower.client_app:app")
+    assert reason.endswith("install the same version at the server and at the parties")
 
 
 def test_an_app_that_nobody_looked_at_ends_the_supernode(

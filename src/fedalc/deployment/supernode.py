@@ -48,7 +48,14 @@ def why_refused(app: bytes) -> str:
     except Exception as error:  # whatever is wrong with it: what cannot be read is refused
         return f"it cannot be read ({error or type(error).__name__})"
     own = _components((APP / "pyproject.toml").read_bytes())
-    return "" if components == own else f"it runs {components} instead of {own}"
+    if components == own:
+        return ""
+    if components.keys() == own.keys() and all(name.startswith("fedalc.") for name in components.values()):
+        return (
+            f"it is of another version of fedalc: it runs {components['clientapp']}, and here that is "
+            f"{own['clientapp']}; install the same version at the server and at the parties"
+        )
+    return f"it runs {components} instead of {own}"
 
 
 def _components(pyproject: bytes) -> dict[str, str]:
