@@ -8,6 +8,7 @@ print(run.metrics["P@1"])
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("fedalc")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedalc' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """For tab completion: what is imported on first use, too."""
+    return sorted({*globals(), *_HOMES, "__version__"})

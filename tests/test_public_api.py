@@ -1,0 +1,17 @@
+"""What `import fedalc` offers."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import fedalc
+
+
+def test_everything_public_is_listed_and_there() -> None:
+    assert set(fedalc.__all__) == set(fedalc._HOMES) and set(fedalc.__all__) < set(dir(fedalc))
+    for name in fedalc.__all__:
+        assert getattr(fedalc, name).__module__.startswith("fedalc.")
+
+
+def test_the_version() -> None:
+    assert fedalc.__version__ == version("fedalc") and "__version__" in dir(fedalc)
