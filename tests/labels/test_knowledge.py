@@ -87,13 +87,6 @@ def test_identity_by_embedding_joins_what_content_joins_in_one_process() -> None
     assert_same_bits(*found)
 
 
-def test_labels_of_the_same_name_are_told_apart() -> None:
-    settings = fedalc.experiment({**SMALL, "method": "fedalc"})
-    knowledge = knowledge_for(settings, TRAIN, ["same"] * TRAIN.labels.shape[1])
-    assert knowledge is not None and isinstance(knowledge.labels, Correlations)
-    assert_same_bits(knowledge.labels, Correlations.from_label_sets(TRAIN.labels))
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-fixed", "fedaws"])
 def test_methods_that_use_no_labels_collect_none(method: str) -> None:
     assert knowledge_for(fedalc.experiment({**SMALL, "method": method}), TRAIN) is None
