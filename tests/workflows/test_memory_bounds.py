@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedalc
 from fedalc.core.progress_events import watching
-from fedalc.evaluation import evaluate as evaluation
 from fedalc.evaluation.evaluate import measure
 from fedalc.labels.correlations import Correlations
 from fedalc.methods.base import descend
 from fedalc.methods.regularizers import NearestPairs, Sum, Together, attract, repel
+from fedalc.models import scoring
 from fedalc.models.class_embeddings import collapse, random_rows
 from fedalc.models.scoring import Scorer
 from tests.problems import random_split, small_dataset
@@ -116,7 +116,7 @@ def test_descent_moves_some_rows_at_a_time(sparse: bool) -> None:
 
 
 def test_embeddings_are_kept_up_to_a_quarter_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "AT_ONCE", 8)
+    monkeypatch.setattr(scoring, "AT_ONCE", 8)
     data = small_dataset()
     keys = {"rounds": 1, "dtype": "float64", "encoder": {"name": "linear", "dim": 8}}
     model = fedalc.train(data=data, **keys).model.model

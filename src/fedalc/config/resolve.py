@@ -51,7 +51,7 @@ def experiment(
     named = encoder.get("name") if isinstance(encoder, Mapping) else None
     dataset = asked.get("dataset", Experiment.model_fields["dataset"].default)
     if not isinstance(dataset, str):
-        raise ConfigError(f"expected a name or a folder, found {dataset!r:.60}", "dataset")
+        raise ConfigError(f"expected a name, a folder or a fedalc.Dataset, found {dataset!r:.60}", "dataset")
     if named is None and has_pictures(dataset):
         named = _preset_file(name)["pictures"]["encoder"]
         _merge(asked, {"encoder": {"name": named}})

@@ -184,7 +184,7 @@ def test_the_process_ends_when_it_is_to_and_clears_up(tmp_path: Path, own_cache:
         "import signal, time; from pathlib import Path\n"
         # A job that a shell has put into the background ignores Ctrl-C, and so do its children.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from fedalc.data import pictures; from fedalc.data.storage import Place\n"
+        "from fedalc.data.images import decode as pictures; from fedalc.data.storage import Place\n"
         "shrink = pictures._shrink\n"
         "def slow(*picture):\n    time.sleep(0.2)\n    return shrink(*picture)\n"
         "pictures._shrink = slow\n"

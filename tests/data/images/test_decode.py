@@ -344,7 +344,7 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
 ) -> None:
     code = (
         "import time; from pathlib import Path\n"
-        "from fedalc.data import pictures; from fedalc.data.storage import Place\n"
+        "from fedalc.data.images import decode as pictures; from fedalc.data.storage import Place\n"
         "def progress(done, total):\n    print(done, flush=True); time.sleep(60)\n"
         f"pictures.small_copies(Place(Path({str(folder)!r})), {NAMES!r}, 4, progress=progress)"
     )

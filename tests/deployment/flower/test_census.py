@@ -110,6 +110,15 @@ def test_a_sample_that_some_will_not_answer(tmp_path: Path, parties: Nodes, monk
     assert set(roster_of(tmp_path / "run").parties) == {"party 101", "party 55"}
 
 
+def test_samples_do_not_show_counts_that_noise_hides(tmp_path: Path, parties: Nodes) -> None:
+    """A refused sample would say whether a label has more instances than 8 / sample, as often as somebody asks."""
+    private = SETTINGS | {"client.sample": 0.9, "privacy.mechanism": "counts", "privacy.epsilon": 1.0}
+    with pytest.raises(
+        ConfigError, match=r"client\.sample: who can take part would show how many instances a label has"
+    ):
+        run(LocalGrid(parties), tmp_path / "run", asked("fedalc", private, **ONE))
+
+
 def test_another_key(tmp_path: Path, parties: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     Key(bytes(range(100, 140))).write(tmp_path / "other key")
     nodes = parties | {ODD: {**parties[ODD], "key": str(tmp_path / "other key")}}

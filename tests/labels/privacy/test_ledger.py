@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,15 +16,15 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import fedalc
-from fedalc.errors import FedalcError
+from fedalc.errors import ConfigError, FedalcError, Interrupted
 from fedalc.labels.privacy import Release, epsilon_of
-from fedalc.labels.privacy.accounts import CHARGED, deployment_account
+from fedalc.labels.privacy.accounts import CHARGED, charge_run, deployment_account
 from fedalc.labels.privacy.ledger import BudgetError, Charge, Ledger, by_subject, default_path, total
 from fedalc.runs import history
 from fedalc.training.base import Callback
 from fedalc.training.selection import Training
 from tests.cli.test_collect import run
-from tests.problems import small_dataset
+from tests.problems import StopAfter, small_dataset
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -288,6 +289,72 @@ def test_a_torn_last_line_is_dropped_and_a_damaged_one_refused(privacy_ledger: P
         privacy_ledger.write_bytes(whole + damage)
         with pytest.raises(FedalcError, match=r":3: not a line of a privacy ledger"):
             ledger.charges()
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(privacy_ledger: Path) -> None:
+    ledger = Ledger(privacy_ledger)
+    ledger.add(charge())
+    privacy_ledger.write_bytes(privacy_ledger.read_bytes().rstrip(b"\n"))
+    assert len(ledger.charges()) == 1
+    ledger.add(charge())
+    assert len(ledger.charges()) == 2
+
+
+def test_another_file_is_not_taken_for_an_empty_ledger(privacy_ledger: Path) -> None:
+    privacy_ledger.write_bytes(b"\xff\xfe")
+    with pytest.raises(FedalcError, match="not a privacy ledger"):
+        Ledger(privacy_ledger).charges()
+    assert privacy_ledger.read_bytes() == b"\xff\xfe"
+    privacy_ledger.write_bytes(b'{"fedalc-priv')  # a power cut while it was made
+    assert Ledger(privacy_ledger).charges() == []
+
+
+@pytest.mark.parametrize("mechanism", ["counts", "gradients"])
+def test_a_copy_of_a_run_cannot_go_on_with_noise_of_its_own(
+    tmp_path: Path, privacy_ledger: Path, mechanism: str
+) -> None:
+    keys = {**GRADIENTS, "privacy": {"epsilon": 1.0, "mechanism": mechanism}}
+    with pytest.raises(Interrupted):
+        fedalc.train(data=DATA, folder=tmp_path / "run", callbacks=[StopAfter("select", 1)], **keys)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with pytest.raises(Interrupted):
+        fedalc.train(data=DATA, folder=tmp_path / "run", resume=True, callbacks=[StopAfter("select", 2)], **keys)
+    with pytest.raises(FedalcError, match=r"copy: this run has gone on since, .* delete privacy\.json"):
+        fedalc.train(data=DATA, folder=tmp_path / "copy", resume=True, **keys)
+    fedalc.train(data=DATA, folder=tmp_path / "run", resume=True, **keys)
+    assert len(Ledger(privacy_ledger).charges()) == 1
+    (tmp_path / "copy" / CHARGED).unlink()
+    fedalc.train(data=DATA, folder=tmp_path / "copy", resume=True, **keys)
+    assert len(Ledger(privacy_ledger).charges()) == 2
+
+
+@pytest.mark.parametrize("cuts", [0, 1, 2])
+def test_a_crash_between_the_folder_and_the_ledger_costs_nothing(
+    tmp_path: Path, privacy_ledger: Path, cuts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = deployment_account(privacy_ledger, tmp_path)
+
+    def enter() -> None:
+        charge_run(account, account.charge("fedalc", 1e-5, 1.0, ONE), tmp_path)
+
+    def power_cut(*_: Any) -> None:
+        raise RuntimeError("power cut")
+
+    enter()
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "go_on", power_cut)
+        for _ in range(cuts):
+            with pytest.raises(RuntimeError):
+                enter()
+    enter()
+    enter()
+    assert len(Ledger(privacy_ledger).charges()) == 1
+
+
+def test_a_budget_is_a_number_above_0(tmp_path: Path) -> None:
+    for budget in (float("nan"), 0.0, -1.0):
+        with pytest.raises(ConfigError, match="epsilon_budget: expected a number above 0"):
+            fedalc.train(data=DATA, folder=tmp_path / "run", epsilon_budget=budget, **PRIVATE)
 
 
 def test_where_the_ledger_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -114,9 +114,14 @@ def take_census(
     noised ones are not said here (`who_is_in`).
     """
     private = settings.privacy.mechanism is not None
+    if private and settings.client.sample < 1:
+        raise ConfigError(
+            "who can take part would show how many instances a label has, which noise is to hide; use 1",
+            "client.sample",
+        )
     known = _few_enough_labels(parties, _distinct_names(parties.gather()), most_labels)
     known = _same_features(parties, known)
-    known = _enough_drawn(parties, settings, known, say_counts=not private)
+    known = _enough_drawn(parties, settings, known)
     if not settings.uses_labels:
         roster, _ = _roster(parties, known)
         parties.say(who_is_in(roster))
@@ -184,15 +189,12 @@ def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int
     return {node: who for node, who in known.items() if who.features == usual}
 
 
-def _enough_drawn(
-    parties: Parties, settings: Experiment, known: dict[int, Introduction], say_counts: bool
-) -> dict[int, Introduction]:
+def _enough_drawn(parties: Parties, settings: Experiment, known: dict[int, Introduction]) -> dict[int, Introduction]:
     """Those that will answer with the sample of each label that is wanted, unless they chose another `--fewest`."""
     sample = settings.client.sample
-    problems = {node: sample_problem(np.array(who.counts), sample, FEWEST, say_counts) for node, who in known.items()}
+    problems = {node: sample_problem(np.array(who.counts), sample, FEWEST) for node, who in known.items()}
     if all(problems.values()):
-        counts = np.concatenate([who.counts for who in known.values()])
-        raise ConfigError(sample_problem(counts, sample, FEWEST, say_counts))
+        raise ConfigError(sample_problem(np.concatenate([who.counts for who in known.values()]), sample, FEWEST))
     for node, problem in problems.items():
         if problem:
             parties.leave_out(0, known[node].client, problem)

@@ -14,7 +14,7 @@ from fedalc.core.atomic_files import write_text
 from fedalc.data.dataset import Dataset
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.messages import Protocol
-from fedalc.labels.privacy.ledger import Account, Charge, Ledger, default_path, new_id
+from fedalc.labels.privacy.ledger import GONE_ON, Account, Charge, GoneOn, Ledger, default_path, new_id
 
 CHARGED = "privacy.json"
 """In a run folder: under which id the run is in the ledger."""
@@ -43,22 +43,35 @@ def deployment_account(ledger: Path | None, run_folder: Path, budget: float | No
 
 
 def charge_run(account: Account, charge: Charge, folder: Path | None) -> None:
-    """Enter a run in the ledger, before anything made with its noise is used. A resumed run is in it already."""
-    charge = replace(charge, id=_id_of(folder) or new_id())
+    """Enter a run in the ledger, before anything made with its noise is used. A resumed run is in it already.
+
+    Folder and ledger share a state, which changes whenever the run goes on: a copy of the folder has an old one, and is
+    refused. The folder also keeps the one before, for a crash between the two writes.
+    """
+    said = _said(folder)
+    charge = replace(charge, id=said.get("charge") or new_id())
+    state = account.ledger.state_of(charge.id)
+    if state is not None and state not in (said.get("state"), said.get("before")):
+        raise GoneOn(f"{folder}: {GONE_ON}")
+    new = new_id()
     if folder is not None:
-        write_text(folder / CHARGED, json.dumps({"charge": charge.id, "ledger": str(account.ledger.path)}) + "\n")
+        now = {"charge": charge.id, "ledger": str(account.ledger.path), "state": new, "before": state}
+        write_text(folder / CHARGED, json.dumps(now) + "\n")
     account.ledger.add(charge, account.budget)
+    if folder is not None:
+        account.ledger.go_on(charge.id, state, new)
 
 
 def check_run(account: Account, charge: Charge, folder: Path | None, resume: bool) -> None:
     """Refuse, before anything is done, what `charge_run` would refuse."""
     if account.budget is not None:
-        account.ledger.check(replace(charge, id=(_id_of(folder) or "") if resume else ""), account.budget)
+        account.ledger.check(replace(charge, id=_said(folder).get("charge", "") if resume else ""), account.budget)
 
 
-def _id_of(folder: Path | None) -> str | None:
+def _said(folder: Path | None) -> dict[str, Any]:
+    """What the run folder says of the run: its id in the ledger, and its state."""
     if folder is None or not (folder / CHARGED).exists():
-        return None
+        return {}
     try:
         said: dict[str, Any] = json.loads((folder / CHARGED).read_text(encoding="utf-8"))
         if not isinstance(said["charge"], str) or not said["charge"]:
@@ -67,4 +80,4 @@ def _id_of(folder: Path | None) -> str | None:
         raise FedalcError(
             f"{folder / CHARGED}: damaged; without it the run would be charged again: delete it"
         ) from None
-    return str(said["charge"])
+    return said

@@ -26,15 +26,25 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config.schema import PRIVACY_LEDGER
 from fedalc.core.atomic_files import failures_named, sync_folder
-from fedalc.errors import FedalcError
+from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.privacy.accounting import Release, epsilon_of
 
 LEDGER = "FEDALC_PRIVACY_LEDGER"
 _VERSION = 1
+_HEAD = b'{"fedalc-privacy-ledger": '
+GONE_ON = (
+    "this run has gone on since, in a copy of its folder or before an older copy was restored. Going on from here "
+    "would draw noise a second time, and it was charged once. To have it charged again, delete privacy.json in the run "
+    "folder"
+)
 
 
 class BudgetError(FedalcError):
     """A run that would spend more than its budget. Says what was spent."""
+
+
+class GoneOn(FedalcError):
+    """A copy of a run folder, whose run has gone on elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +83,13 @@ class Ledger:
         for numbers in (sizes, counts):
             digest.update(np.sort(numbers[numbers > 0]).astype("<i8").tobytes() + b"|")
         with self._locked() as file:
-            key = self._read(file)[0]
+            key, *_ = self._read(file)
         return "data:" + hmac.new(key, digest.digest(), "sha256").hexdigest()[:32]
 
     def add(self, charge: Charge, budget: float | None = None) -> None:
         """Enter it, once: one whose id is there already changes nothing. Refused where it exceeds the budget."""
         with self._locked() as file:
-            _, known = self._read(file)
+            _, known, _ = self._read(file)
             if self._is_entered(charge, known):
                 return
             check_budget(known, charge, budget)
@@ -88,6 +98,20 @@ class Ledger:
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             self._append(file, entered)
+
+    def state_of(self, run: str) -> str | None:
+        """Which state of the run with this id drew noise last. None where it has not been told."""
+        if not self.path.exists():
+            return None
+        with self._locked() as file:
+            return self._read(file)[2].get(run)
+
+    def go_on(self, run: str, state: str | None, new: str) -> None:
+        """From `state` the run draws noise now, and is in state `new`. So no other copy of it can go on from there."""
+        with self._locked() as file:
+            if self._read(file)[2].get(run) != state:
+                raise GoneOn(f"{self.path}: {GONE_ON}")
+            self._append(file, {"run": run, "state": new})
 
     def check(self, charge: Charge, budget: float | None) -> None:
         """Refuse what `add` would refuse, and enter nothing."""
@@ -128,13 +152,23 @@ class Ledger:
             file.seek(0)
             yield file
 
-    @staticmethod
-    def _drop_torn_line(file: IO[bytes]) -> None:
-        """A line without an end was being written when the power went: its run had not begun."""
+    def _drop_torn_line(self, file: IO[bytes]) -> None:
+        """Half a line was being written when the power went: its run had not begun. A whole one lacks its end only."""
         file.seek(0)
         content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
+        whole, end, torn = content.rpartition(b"\n")
+        if not torn:
+            return
+        try:
+            json.loads(torn)
+        except ValueError:
+            if not end and not _HEAD.startswith(torn[: len(_HEAD)]):
+                raise FedalcError(f"{self.path}: not a privacy ledger; move it away, or set {LEDGER}") from None
+            file.truncate(len(whole + end))
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+            file.flush()
 
     @staticmethod
     def _append(file: IO[bytes], values: dict[str, Any]) -> None:
@@ -143,15 +177,19 @@ class Ledger:
         file.flush()
         os.fsync(file.fileno())
 
-    def _read(self, file: IO[bytes]) -> tuple[bytes, list[Charge]]:
+    def _read(self, file: IO[bytes]) -> tuple[bytes, list[Charge], dict[str, str]]:
+        """The key for marks, what was charged, and the state in which each run drew noise last."""
         file.seek(0)
         charges: list[Charge] = []
+        states: dict[str, str] = {}
         number = 0
         try:
             for line in file:
                 number += 1
                 values = json.loads(line)
-                if number > 1:
+                if number > 1 and values.keys() == {"run", "state"}:
+                    states[str(values["run"])] = str(values["state"])
+                elif number > 1:
                     charges.append(_charge_from(values))
                 elif values["fedalc-privacy-ledger"] == _VERSION:
                     key = bytes.fromhex(values["key"])
@@ -162,7 +200,7 @@ class Ledger:
                 f"{self.path}:{number}: not a line of a privacy ledger. What was spent cannot be told without it: "
                 "restore the file from a backup, or move it away, and what it says is forgotten"
             ) from None
-        return key, charges
+        return key, charges, states
 
 
 @dataclass(frozen=True)
@@ -184,6 +222,10 @@ class Account:
     subject: str
     marks: tuple[str, ...]
     budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not self.budget > 0:  # nan too
+            raise ConfigError(f"expected a number above 0, found {self.budget}", "epsilon_budget")
 
     def charge(self, what: str, delta: float, epsilon: float | None, release: Release | None, **more: Any) -> Charge:
         return Charge(self.subject, self.marks, what, delta, epsilon, release, **more)
