@@ -28,8 +28,9 @@ from tests.deployment.flood import Flood
 pytestmark = pytest.mark.deployment
 
 GB, MB = 10**9, 10**6
-SIZE = 2 * GB
-SECONDS = 240.0  # at most
+SIZE = 2 * GB  # at most
+SECONDS = 20.0
+PER_CONNECTION = 20 * MB  # what the sockets of both sides hold; the server reads next to nothing
 SLOW_SECONDS = 14.0  # longer than the server waits for a body
 BOUND = 200 * MB  # by which the server may grow
 
@@ -134,7 +135,8 @@ def test_memory_stays_bounded_and_parties_are_served(server: tuple[Server, Proce
         f"{after / MB:.0f} MB after, {most / MB:.0f} MB at most; the party was answered {len(answers)} times, "
         f"after at most {max(answers):.1f} s; log: {known.state.log.stat().st_size} bytes"
     )
-    assert flood.sent >= SIZE, f"only {flood.sent} bytes in {SECONDS:g} seconds"
+    assert flood.connections > 24 and flood.sent < flood.connections * PER_CONNECTION
+    assert known.state.log.stat().st_size < 20_000
     assert most - before < BOUND
     assert is_healthy(known.own_address, authority)
     said = known.state.log.read_text()

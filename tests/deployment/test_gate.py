@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedalc.deployment import gate_limits
 from fedalc.deployment.gate import Gate
 from fedalc.deployment.gate_limits import Accounts, Limits, Refused
+from fedalc.deployment.gate_log import SeldomFilter
 from fedalc.deployment.node_signatures import signing_bodies
 
 NODE = 4711
@@ -327,6 +329,27 @@ def test_the_log_stays_short(house: House) -> None:
     asyncio.run(go())
     assert "49 times" in house.said[1]
     assert len(house.said) < 1010 and "many addresses" in house.said[-1]
+
+
+def test_the_logs_of_others_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors by the place that tells of them, whatever a sender makes them say; refused requests by address."""
+    clock = Clock(monkeypatch)
+    limit = SeldomFilter(clock)
+
+    def passes(name: str, level: int, message: str, *arguments: Any) -> str | None:
+        record = logging.LogRecord(name, level, "place.py", 1, message, arguments, None)
+        return record.getMessage() if limit.filter(record) else None
+
+    def access(address: str, status: int) -> str | None:
+        return passes("uvicorn.access", logging.INFO, '%s "%s %s %s" %d', address, "GET", "/health", "1.1", status)
+
+    error = [passes("flwr", logging.ERROR, f"Unsupported Content-Type: {number}") for number in range(50)]
+    assert error == ["Unsupported Content-Type: 0"] + [None] * 49
+    assert [bool(access(f"198.51.100.4:{port}", 405)) for port in range(3)] == [True, False, False]
+    assert access("198.51.100.99:1", 405) and access("198.51.100.4:1", 404)
+    assert all(access("198.51.100.4:1", 200) and passes("flwr", logging.INFO, "said by the server") for _ in range(3))
+    clock.seconds += 61
+    assert passes("flwr", logging.ERROR, "again") == "again, and 49 times in the last minutes"
 
 
 def test_accounts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 
 from fedalc.deployment.gate import Gate, is_allowed
 from fedalc.deployment.gate_limits import MIB, Limits
+from fedalc.deployment.gate_log import SeldomFilter
 from fedalc.deployment.superlink import own_replies_only
 
 ELSEWHERE = ("198.51.100.4", 5000)
@@ -87,7 +89,10 @@ def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: p
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    for logger in (loggers := [logging.getLogger(name) for name in ("uvicorn.error", "uvicorn.access", "flwr")]):
+        monkeypatch.setattr(logger, "filters", [])
     superlink.main()
+    assert all(any(isinstance(limit, SeldomFilter) for limit in logger.filters) for logger in loggers)
     gate = served[0].user_middleware[0]
     assert gate.cls is Gate
     assert gate.kwargs["limits"] == Limits(3 * MIB, 7 * MIB, connections=20)

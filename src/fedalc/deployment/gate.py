@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fedalc.deployment.gate_limits import KIB, Account, Accounts, Limits, Pace, Refused, Room, host_of
+from fedalc.deployment.gate_log import Seldom
 from fedalc.deployment.node_signatures import Registered, Signatures
 
 _FLEET = "/v1/fleet/"
@@ -22,8 +23,6 @@ _FOR_PARTIES = re.compile(r"/health|/v1/fleet/[a-z-]+")
 _PUSHES = (_FLEET + "push-object", _FLEET + "push-messages")
 _PULL = _FLEET + "pull-messages"
 _CHECKS_AT_ONCE = 4  # of signatures; more wait
-_LOG_EVERY = 60.0  # seconds between two lines about the same sender and reason
-_LOGGED = 1000  # senders and reasons that are told apart
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -229,20 +228,10 @@ class _Log:
     """What was refused: one line a minute for each sender and reason, with how often it was."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
-        self.say, self.clock = say, clock
-        self._noted: dict[tuple[str, str], tuple[float, int]] = {}
+        self.say, self._seldom = say, Seldom(clock)
 
     def note(self, host: str, path: str, refusal: Refused) -> None:
-        now = self.clock()
-        key = (host, refusal.why)
-        if key not in self._noted and len(self._noted) >= _LOGGED:
-            self._noted = {k: v for k, v in self._noted.items() if now - v[0] < _LOG_EVERY}
-            if len(self._noted) >= _LOGGED:
-                key = ("many addresses", "too many to list")
-        last, often = self._noted.get(key, (float("-inf"), 0))
-        if now - last < _LOG_EVERY:
-            self._noted[key] = last, often + 1
-            return
-        self._noted[key] = now, 0
-        more = f", and {often} times in the last minutes" if often else ""
-        self.say(f"fedalc refused ({refusal.status}) {key[0]} {path[:80]!r}: {key[1]}{more}")
+        due = self._seldom.due((host, refusal.why))
+        if due is not None:
+            (who, why), more = due
+            self.say(f"fedalc refused ({refusal.status}) {who} {path[:80]!r}: {why}{more}")

@@ -33,6 +33,7 @@ class Limits:
     stranger_rate: int = MIB  # bytes of one address in a minute; a request counts as at least 1 KiB
     stranger_seconds: float = 10.0  # for a body
     header_seconds: float = 10.0
+    refused_seconds: float = 2.0  # in which a refused sender may read why; what it still sends is not read
     connections: int = 1000
     address_connections: int = 100
 

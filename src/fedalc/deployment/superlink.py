@@ -17,6 +17,7 @@ from typing import Any
 
 from fedalc.deployment.gate import Gate
 from fedalc.deployment.gate_limits import MIB, Limits
+from fedalc.deployment.gate_log import limit_logs
 from fedalc.deployment.processes import end_with_parent
 
 _UNKNOWN_FLOWER = "this version of Flower cannot be run behind fedalc's gate; install flwr 1.41"
@@ -55,6 +56,7 @@ def main() -> None:
         if not gated:
             sys.exit(_UNKNOWN_FLOWER)
         logging.getLogger("uvicorn.access").addFilter(_not_refused)
+        limit_logs()
         serve(*arguments, **{**named, "http": protocol(limits), "ws": "none"})
 
     if not hasattr(fleet_handlers, "push_messages"):
