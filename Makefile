@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuning privacy poisoning clean
+.PHONY: help setup demo test test-long crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuning privacy poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
 
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test-long: $(READY)  ## the tests that take long: several processes, kills, every figure (a few minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses auto --dist worksteal
 
 crash-test: $(READY)  ## kills, power cuts, full disks and flipped bits: resumed runs give the same bits (about a quarter of an hour; Linux)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash --out docs/results/crash-test.md

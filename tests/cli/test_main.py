@@ -264,6 +264,7 @@ def test_data_list_and_info(tmp_path: Path) -> None:
     assert "4,880" in run("data", "info", "bibtex", cwd=tmp_path).stdout
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_resume_finishes(folder: Path) -> None:
     command = [sys.executable, "-m", "fedalc", "train", "--dataset", "mine", "--method", "fedalc", "--name", "long"]
     command += ["--set", "rounds=100000", "--set", "encoder.dim=8", "--set", "selection.every=50"]

@@ -31,6 +31,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
+@pytest.mark.long
 def test_a_large_table_on_a_small_file(here: Path) -> None:
     """What a GPU and gigabytes are for, cell by cell, on data of the same format that fits into a test."""
     write_data(here / "made")

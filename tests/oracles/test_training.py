@@ -354,6 +354,7 @@ def test_an_older_model_is_an_encoder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(labels, run.model.predict(DATA.test.features)[0])
 
 
+@pytest.mark.long
 def test_a_comparison_takes_oracles_only_when_named(tmp_path: Path) -> None:
     keys = {"rounds": 2, "encoder": {"dim": 4}, "selection": {"every": 1}}
     methods = ("ovr", "sleec", "fedavg")

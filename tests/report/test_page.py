@@ -150,6 +150,7 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "| fedavg | 2 | 55.00 ± 7.07 |" in page
 
 
+@pytest.mark.long
 def test_all_methods_with_histories_of_different_length(tmp_path: Path) -> None:
     lengths = {name: 200 for name in METHODS} | {"fedalc-exact": 25, "fedalc-oneshot": 1}
     histories = {name: [record(number) for number in range(1, last + 1)] for name, last in lengths.items()}

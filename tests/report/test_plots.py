@@ -40,6 +40,7 @@ def test_precision_for_bytes(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["bytes.png"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "records",
     [
@@ -70,6 +71,7 @@ def test_no_history_at_all(tmp_path: Path) -> None:
     assert all(min(png_size(tmp_path / f"{what}.png")) > 100 for what in ("curves", "bytes"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["$x_{1$", "_hidden", "<b>", "日本", "x" * 500, "", "a\nb", "\\frac"])
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_any_name_can_be_drawn(name: str, tmp_path: Path) -> None:

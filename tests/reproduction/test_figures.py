@@ -18,6 +18,7 @@ def legend_texts(figure: Any) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
+@pytest.mark.long
 def test_all_are_written_and_are_in_the_page(tmp_path: Path) -> None:
     found = outcome()
     drawn = figures.write_all(found, tmp_path)

@@ -96,6 +96,7 @@ def test_columns_are_the_tables_metrics() -> None:
     assert "Ours: preset paper and preset paper on the split that does not leak, mean" in written
 
 
+@pytest.mark.long
 def test_the_papers_split_and_the_clean_one_from_an_archive(tmp_path: Path) -> None:
     files = voc()
     files["VOCdevkit/VOC2012/JPEGImages/000003.jpg"] = picture((10, 200, 10), (300, 200))

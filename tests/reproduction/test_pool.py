@@ -71,6 +71,7 @@ def test_what_the_settings_do_not_allow_is_left_out_with_the_reason(place: Path)
         make_plan(read_table(place / "small"), place / "out", presets=["paper"], overrides=["seed=3"])
 
 
+@pytest.mark.long
 def test_two_workers_a_failure_and_a_locked_cell(place: Path) -> None:
     plan = plan_of(place, only=["oracle", "fedavg", "paper/fedalc-lambda-10"])
     locked = plan.folder / "strong" / "fedavg-s0"
@@ -112,6 +113,7 @@ def test_another_setting_is_refused_by_name_before_anything_starts(place: Path) 
     (folder / "config.toml").write_text(settings.to_toml())
 
 
+@pytest.mark.long
 def test_stopped_killed_and_taken_up_again(place: Path) -> None:
     """Three starts of one command: its parent is killed, then it is stopped with Ctrl-C, then it finishes."""
     arguments = ["reproduce", "small", "--dataset", "data", "--only", "strong/fedavg", "--seeds", "0"]

@@ -294,6 +294,7 @@ def test_two_servers_do_not_share_a_state_folder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.long
 def test_kills_and_power_cuts() -> None:
     """A few of those of `make crash-test`, in a process of its own: it forks."""
     command = [sys.executable, "-m", "tests.crash", "--tiny"]

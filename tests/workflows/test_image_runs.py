@@ -131,6 +131,7 @@ def test_how_pictures_are_read_is_taken_from_the_settings() -> None:
 # --- the loop ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("norm", "phase", "refit"),
     [

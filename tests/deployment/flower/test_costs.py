@@ -131,6 +131,7 @@ BIG = LARGE | {"encoder.hidden": [1000]}
 THETA = 4 * (20 * 100 + 100 * 1000 + 1000 + 1000 * 20 + 20)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_parties(tmp_path: Path, train: Split) -> None:
     key = tmp_path / "key"
     Key(bytes(range(40))).write(key)

@@ -43,6 +43,8 @@ from tests.deployment.flower.problem import (
 from tests.deployment.flower.test_party import ask, assert_refused, every_byte, with_settings
 from tests.problems import random_split
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("transformers")
 
 SIDE = 12
