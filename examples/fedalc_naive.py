@@ -1,7 +1,7 @@
 """FedALC and FedALC-fixed, line by line in numpy: the twin to read before the library, and slow on purpose.
 
-One client per label u holds the instances X[u], all positive. The encoder is linear, g(x) = unit(xθ), and label u has the
-class embedding w_u, a unit row of W. tests/test_examples.py holds both functions equal to the library's engines.
+One client per label u holds the instances of u, all positive. The encoder is linear, g(x) = unit(xθ), and label u has
+the class embedding w_u, a unit row of W. tests/test_examples.py holds both functions equal to the library's engines.
 
     python examples/fedalc_naive.py
 """
