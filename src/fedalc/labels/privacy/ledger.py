@@ -161,7 +161,7 @@ class Ledger:
             return
         try:
             json.loads(torn)
-        except ValueError:
+        except (ValueError, RecursionError):
             if not end and not _HEAD.startswith(torn[: len(_HEAD)]):
                 raise FedalcError(f"{self.path}: not a privacy ledger; move it away, or set {LEDGER}") from None
             file.truncate(len(whole + end))
