@@ -1,0 +1,137 @@
+"""Names for methods, encoders, file formats, metrics and callbacks: the built-in ones, those of installed packages, and
+those that a user registers. A name is known without importing what it stands for."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from fedalc.errors import ConfigError, FedalcError
+
+T = TypeVar("T")
+
+NAME = re.compile(r"[A-Za-z][\w@.-]*")
+
+
+class Registry(Mapping[str, Any]):
+    """A mapping from names to classes or functions. Iterating gives the names; `registry[name]` imports on first use.
+
+    Packages add names with an entry point in the group `fedalc.methods`, `fedalc.encoders`, …
+    """
+
+    def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.group = f"fedalc.{kind}s"
+        self._builtin = dict(builtin)  # name: "module:attribute"
+        self._registered: dict[str, Any] = {}
+
+    def register(self, name: str, item: T) -> T:
+        """Add a name. Running the same definition again, as in a notebook, replaces it."""
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ConfigError(f"{name!r:.60} cannot be the name of a {self.kind}: use letters, digits and hyphens")
+        if name in self._builtin and not self._is_builtin(name, item):
+            raise ConfigError(f"fedalc has a {self.kind} called {name!r}: choose another name")
+        known = self._registered.get(name)
+        if known is not None and _origin(known) != _origin(item):
+            raise ConfigError(f"{_origin(known)} is registered as the {self.kind} {name!r}: choose another name")
+        self._registered[name] = item
+        return item
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._registered:
+            self._registered[name] = self._load(name)
+        return self._registered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._builtin, *self._entry_points, *self._registered]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builtin or name in self._registered or name in self._entry_points
+
+    def check(self, name: Any, field: str) -> str:
+        """The name, if there is something of this name; otherwise an error that lists what there is."""
+        if not isinstance(name, str) or name not in self:
+            close = difflib.get_close_matches(str(name), list(self), n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ConfigError(f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(self)}", field)
+        return name
+
+    @cached_property
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group) if point.name not in self._builtin}
+
+    def _load(self, name: str) -> Any:
+        if name in self._builtin:
+            module, _, attribute = self._builtin[name].partition(":")
+            return getattr(import_module(module), attribute)
+        if name not in self._entry_points:
+            raise KeyError(name)
+        point = self._entry_points[name]
+        try:
+            return point.load()
+        except Exception as error:
+            raise FedalcError(f"the {self.kind} {name!r} of {point.value!r} cannot be loaded: {error}") from error
+
+    def _is_builtin(self, name: str, item: Any) -> bool:
+        return _origin(item) == self._builtin[name].replace(":", ".")
+
+
+def _origin(item: Any) -> str:
+    """Where something was defined: two definitions of one origin are the same thing, made again."""
+    kind = item if hasattr(item, "__qualname__") else type(item)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def registering(registry: Registry, check: Callable[[Any], None]) -> Callable[[str], Callable[[T], T]]:
+    """The decorator `@register_…("name")` of a registry. `check` refuses what cannot be one."""
+
+    def register(name: str) -> Callable[[T], T]:
+        def add(item: T) -> T:
+            check(item)
+            return registry.register(name, item)
+
+        return add
+
+    return register
+
+
+METHODS = Registry(
+    "method",
+    {
+        "fedavg": "fedalc.methods.fedavg:FedAvg",
+        "fedavg-fixed": "fedalc.methods.fedavg:FedAvgFixed",
+        "flag": "fedalc.methods.flag:FLAG",
+        "fedmlh": "fedalc.methods.fedmlh:FedMLH",
+        "fedaws": "fedalc.methods.fedaws:FedAwS",
+        "fedalc": "fedalc.methods.fedalc:FedALC",
+        "fedalc-fixed": "fedalc.methods.fedalc_fixed:FedALCFixed",
+        "fedalc-exact": "fedalc.methods.fedalc_exact:FedALCExact",
+        "fedalc-oneshot": "fedalc.methods.fedalc_oneshot:FedALCOneshot",
+    },
+)
+# Centralised: they see all data in one place, and are there to compare with.
+ORACLES = Registry(
+    "oracle",
+    {
+        "sleec": "fedalc.oracles.sleec:Sleec",
+        "ovr": "fedalc.oracles.one_vs_rest:OneVsRest",
+    },
+)
+ENCODERS = Registry(
+    "encoder",
+    {
+        "mlp": "fedalc.models.encoders.text:MLP",
+        "linear": "fedalc.models.encoders.text:Linear",
+        "resnet50": "fedalc.models.encoders.image:ResNet50",
+        "resnet18": "fedalc.models.encoders.image:ResNet18",
+        "resnet-small": "fedalc.models.encoders.image:ResNetSmall",
+    },
+)
