@@ -16,18 +16,11 @@ from scipy.sparse import csr_matrix
 from fedalc.config.experiment import Experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import Images
+from fedalc.testing.engines import random_split
 from fedalc.training.base import Callback
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 
-
-def random_split(instances: int, features: int, labels: int, seed: int, per_instance: int = 3) -> Split:
-    """Sparse instances with up to `per_instance` labels each; some have none, and some have no features."""
-    random = np.random.default_rng(seed)
-    X = random.random((instances, features)) * (random.random((instances, features)) < 0.3)
-    Y = np.zeros((instances, labels))
-    for row in Y:
-        row[random.choice(labels, random.integers(0, min(per_instance, labels) + 1), replace=False)] = 1
-    return Split(csr_matrix(X.astype(np.float32)), csr_matrix(Y.astype(np.float32)))
+__all__ = ["changed", "federated", "random_pictures", "random_split", "real_data", "small_dataset", "small_pictures"]
 
 
 def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels: int = 7) -> Dataset:

@@ -12,10 +12,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedalc import testing
     from fedalc.config.experiment import Experiment
     from fedalc.config.resolve import experiment
+    from fedalc.config.schema import Settings
     from fedalc.data import Dataset, Split, load_dataset, picture_blocks, read_pictures
     from fedalc.errors import ConfigError, DataError, FedalcError
+    from fedalc.methods import Method, register_method
+    from fedalc.models.encoders import Encoder, register_encoder
     from fedalc.models.trained import TrainedModel
     from fedalc.training.base import Callback
     from fedalc.workflows.compare import compare
@@ -34,6 +38,11 @@ _HOMES = {
     "ConfigError": "fedalc.errors",
     "DataError": "fedalc.errors",
     "FedalcError": "fedalc.errors",
+    "Settings": "fedalc.config.schema",
+    "Method": "fedalc.methods",
+    "register_method": "fedalc.methods",
+    "Encoder": "fedalc.models.encoders",
+    "register_encoder": "fedalc.models.encoders",
     "Callback": "fedalc.training.base",
     "TrainedModel": "fedalc.models.trained",
     "Run": "fedalc.workflows.train",
@@ -46,9 +55,12 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Dataset",
+    "Encoder",
     "Experiment",
     "FedalcError",
+    "Method",
     "Run",
+    "Settings",
     "Split",
     "TrainedModel",
     "compare",
@@ -57,6 +69,9 @@ __all__ = [
     "load_run",
     "picture_blocks",
     "read_pictures",
+    "register_encoder",
+    "register_method",
+    "testing",
     "train",
 ]
 
@@ -64,11 +79,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("fedalc")
+    if name == "testing":
+        return import_module("fedalc.testing")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedalc' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """For tab completion: what is imported on first use, too."""
-    return sorted({*globals(), *_HOMES, "__version__"})
+    """For tab completion: includes what is imported on first use."""
+    return sorted({*globals(), *_HOMES, "__version__", "testing"})

@@ -224,5 +224,5 @@ def test_without_users_it_is_refused() -> None:
     why = r"clients: this dataset does not say whose its instances are \(those that do: mosaics, flair, flair-fine, and"
     with pytest.raises(ConfigError, match=why):
         federated(settings("fused", clients="users"), TRAIN)
-    with pytest.raises(ConfigError, match="clients: real parties have the labels they have"):
+    with pytest.raises(ConfigError, match="clients: real parties own labels"):
         experiment({"engine": "flower", "clients": "users"})

@@ -222,11 +222,14 @@ def test_a_resumed_training_goes_on_with_what_was_drawn(mechanism: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"privacy": {"mechanism": "gradients"}, "regularizer": {"weighting": "conditional"}}, "private themselves"),
+        (
+            {"privacy": {"mechanism": "gradients"}, "regularizer": {"weighting": "conditional"}},
+            "divides by private counts",
+        ),
         ({"method": "fedaws", "collection": {"correlations": "x", "key": "k"}}, "does not use label sets"),
         ({"collection": {"correlations": "x"}}, "give the key file"),
         ({"collection": {"correlations": "x", "key": "k"}, "privacy": {"mechanism": "counts"}}, "collect server"),
-        ({"collection": {"algorithm": "sha256", "key": "k"}}, "no use for a key"),
+        ({"collection": {"algorithm": "sha256", "key": "k"}}, "does not use a key"),
         ({"privacy": {"epsilon": 0}}, "epsilon"),
         ({"privacy": {"epsilon": 1e6}}, "epsilon"),
         ({"privacy": {"delta": 1.0}}, "delta"),

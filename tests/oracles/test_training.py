@@ -134,7 +134,7 @@ def test_without_refit_the_chosen_one_is_kept() -> None:
 def test_a_single_penalty_needs_no_validation() -> None:
     run = fedalc.train(data=DATA, method="ovr", selection={"validation": 0.0}, ovr={"penalties": (1.0,)})
     assert run.result["selection"] is None
-    with pytest.raises(ConfigError, match=r"ovr\.penalties: several"):
+    with pytest.raises(ConfigError, match=r"ovr\.penalties: there are several"):
         fedalc.experiment({"method": "ovr", "selection": {"validation": 0.0}})
 
 

@@ -1,42 +1,74 @@
-"""What commands have in common: the options themselves, and how what was given becomes settings."""
+"""Options that several commands have, and how they become settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedalc.data.catalog.datasets import is_known
+from fedalc.config.schema import PRESETS
+from fedalc.core.registry import ENCODERS, METHODS, ORACLES
+from fedalc.data.catalog.datasets import ENTRIES, is_known
 from fedalc.errors import ConfigError
 
-Dataset = Annotated[str | None, typer.Option(help="a dataset's name (see: fedalc data list) or a folder's path")]
+
+def _completing(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Complete an option's value in the shell."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        help="name of a dataset (see: fedalc data list), or path of a folder",
+        autocompletion=_completing([entry.name for entry in ENTRIES]),
+    ),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{', '.join([*METHODS, *ORACLES])} (what each does: fedalc list)",
+        autocompletion=_completing([*METHODS, *ORACLES]),
+    ),
+]
 Preset = Annotated[
     str | None,
-    typer.Option(help="strong: the best honest result; paper: as close as the paper says; demo: shows the collapse"),
+    typer.Option(
+        help="strong: the best honest result; paper: the paper's settings; demo: shows the collapse",
+        autocompletion=_completing(PRESETS),
+    ),
 ]
 Engine = Annotated[
-    str | None, typer.Option(help="fused: all clients at once, exact and fast; clients: client by client")
+    str | None,
+    typer.Option(
+        help="fused: all clients at once, exact and fast; clients: client by client",
+        autocompletion=_completing(["fused", "clients"]),
+    ),
 ]
-Encoder = Annotated[str | None, typer.Option(help="linear or mlp; for pictures resnet-small, resnet18 or resnet50")]
-Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
+Encoder = Annotated[
+    str | None,
+    typer.Option(help=f"{', '.join(ENCODERS)} (what each does: fedalc list)", autocompletion=_completing(ENCODERS)),
+]
+Rounds = Annotated[int | None, typer.Option(help="number of communication rounds")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
 MemoryBudget = Annotated[
     str | None,
-    typer.Option(help="for a block of what is done in blocks: 500MB, 2GB (default: 256MiB); no result depends on it"),
+    typer.Option(help="memory limit per block, such as 500MB or 2GB (default: 256MiB); does not change results"),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="where datasets live (default: $FEDALC_DATA, then ./data)")]
-Config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
+DataDir = Annotated[Path | None, typer.Option(help="folder with the datasets (default: $FEDALC_DATA, then ./data)")]
+Config = Annotated[Path | None, typer.Option(help="TOML file with settings")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
 EpsilonBudget = Annotated[
     float | None,
-    typer.Option(min=1e-6, help="refuse a run that would bring what all runs spent on this data above this ε"),
+    typer.Option(min=1e-6, help="refuse the run if all runs on this data together would spend more than this ε"),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only the result")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only the result")]
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given, as settings."""
+    """Return the options that the user gave, as settings."""
     asked = {key: value for key, value in options.items() if value is not None}
     if "encoder" in asked:
         asked["encoder"] = {"name": asked["encoder"]}
@@ -46,12 +78,12 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def absolute_dataset(dataset: str) -> str:
-    """A name as it is, a folder's path in full: config.toml is read from anywhere."""
+    """Return a folder's path in full, so that config.toml can be read from anywhere; a name unchanged."""
     return dataset if is_known(dataset) or not Path(dataset).is_dir() else str(Path(dataset).resolve())
 
 
 def label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:
-    """Files are named in full, so that config.toml can be read from anywhere. The key's content goes nowhere."""
+    """Return the settings for these files, with full paths. The settings name the key file; they never hold the key."""
     files = {"correlations": correlations, "key": key}
     collection = {name: str(file.resolve()) for name, file in files.items() if file is not None}
     return {"collection": collection} if collection else {}

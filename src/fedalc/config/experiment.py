@@ -6,10 +6,8 @@ and command line.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,6 +20,7 @@ from pydantic import (
 )
 
 from fedalc.config import compatibility
+from fedalc.config.explain import explained
 from fedalc.config.facts import method_facts
 from fedalc.config.schema import (
     NONE,
@@ -44,7 +43,6 @@ from fedalc.config.schema import (
     SleecSettings,
 )
 from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
-from fedalc.errors import ConfigError
 
 Option = str | bool | int | float | list[str | bool | int | float] | None
 
@@ -93,7 +91,7 @@ class Experiment(Settings):
         try:
             return handler(values)
         except ValidationError as error:
-            raise _explained(error, (info.context or {}).get("file")) from None
+            raise explained(error, Experiment, (info.context or {}).get("file")) from None
 
     @model_validator(mode="after")
     def _settings_agree(self, info: ValidationInfo) -> Experiment:
@@ -130,27 +128,6 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         named |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
     return named
-
-
-def _explained(error: ValidationError, file: Path | None) -> ConfigError:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]][:2]  # unions add the name of the branch that failed
-    field = ".".join(path) or None
-    where = f"{file}: " if file else ""
-    if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return ConfigError(f"{where}there is no such setting{hint}", field)
-    if first["type"] == "value_error":  # one of ours, which says what was found
-        return ConfigError(f"{where}{first['ctx']['error']}", field)
-    return ConfigError(f"{where}{first['msg']} (found {first['input']!r:.100})", field)
-
-
-def _known_keys(sections: list[str]) -> list[str]:
-    model: Any = Experiment
-    for section in sections:
-        model = model.model_fields[section].annotation
-    return [info.alias or key for key, info in model.model_fields.items()]
 
 
 def _toml(value: Any) -> str:

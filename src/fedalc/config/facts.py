@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import ValidationError
+
+from fedalc.config.explain import explained
 from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.errors import ConfigError
 
@@ -56,6 +59,8 @@ class MethodFacts:
         """Return how many steps of a training look at the labels, at most. The privacy budget is divided by it."""
         return 1
 
+
+PLUGIN = "One of your own needs --plugin, or an import of the module that registers it"
 
 #: Sections that act only on the methods that name them in `sections`.
 METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec")
@@ -114,21 +119,24 @@ def known_method(name: str) -> str:
     """Check the name of a method or oracle without importing it."""
     if name in METHODS or name in ORACLES:
         return name
-    raise ValueError(f"unknown method {name!r:.60}; there are {', '.join([*METHODS, *ORACLES])}")
+    raise ValueError(f"unknown method {name!r:.60}; there are {', '.join([*METHODS, *ORACLES])}. {PLUGIN}")
 
 
 def known_encoder(name: str) -> str:
     """Check the name of an encoder without importing it."""
     if name in ENCODERS:
         return name
-    raise ValueError(f"unknown encoder {name!r:.60}; there are {', '.join(ENCODERS)}")
+    raise ValueError(f"unknown encoder {name!r:.60}; there are {', '.join(ENCODERS)}. {PLUGIN}")
 
 
 def parsed_options(settings: Experiment) -> Settings | None:
     """Return the method's own settings from [options], checked."""
     kind = method_facts(settings.method).Options
     if kind is not None:
-        return kind.model_validate(settings.options)
+        try:
+            return kind.model_validate(settings.options)
+        except ValidationError as error:
+            raise explained(error, kind, section="options") from None
     for name in settings.options:
         raise ConfigError(f"{settings.method} has no settings of its own", f"options.{name}")
     return None

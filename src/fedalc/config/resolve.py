@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.facts import encoder_facts, method_facts, solves_one_objective
+from fedalc.config.facts import encoder_facts, known_method, method_facts, solves_one_objective
 from fedalc.config.schema import PRESETS
 from fedalc.core.arguments import as_path
 from fedalc.core.registry import ENCODERS, METHODS, ORACLES
@@ -46,7 +46,11 @@ def experiment(
         _merge(asked, table)
     for text in overrides:
         _merge(asked, _parse_override(text))
-    method = _one_of((*METHODS, *ORACLES), asked.get("method", Experiment.model_fields["method"].default), "method")
+    method = asked.get("method", Experiment.model_fields["method"].default)
+    try:
+        known_method(method)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error), "method") from None
     name = _one_of(PRESETS, asked.get("preset", Experiment.model_fields["preset"].default), "preset")
     asked = _for_method(asked, method, file)
     dataset = asked.get("dataset", Experiment.model_fields["dataset"].default)

@@ -21,7 +21,14 @@ from fedalc.errors import ConfigError
 from fedalc.models.trained import TrainedModel
 from fedalc.runs import history
 from fedalc.training.base import Callback, checked_callbacks
-from fedalc.workflows.train import Run, describe, image_options, own_data, train_or_continue
+from fedalc.workflows.train import (
+    Run,
+    describe,
+    image_options,
+    own_data,
+    register_own_encoder,
+    train_or_continue,
+)
 
 
 @dataclass
@@ -78,6 +85,7 @@ def compare(
     place, seeds, methods = as_path(folder, "folder"), _seeds(seeds), _methods(methods)
     follow = _follow(callbacks)
     own = own_data(keys)
+    register_own_encoder(keys)
     asked = names_of(keys, overrides)
     if own is not None:
         describe(keys, own)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.nn import Module
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.neighbour_search import check_affordable
@@ -32,6 +33,7 @@ from fedalc.core.registry import ORACLES
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.data.catalog.datasets import is_generated
 from fedalc.errors import ConfigError, FedalcError, Interrupted
+from fedalc.models.encoders import register_module
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
 from fedalc.oracles.training import OracleTraining
@@ -94,6 +96,7 @@ def train(
     if resume and place is None:
         raise ConfigError("there is nothing to resume without the folder of a run", "folder")
     data = own_data(keys, data)
+    register_own_encoder(keys)
     asked = names_of(keys)
     if data is not None:
         describe(keys, data)
@@ -123,6 +126,12 @@ def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | Non
         raise ConfigError("there are two: give one of dataset and data", "data")
     del keys["dataset"]
     return given
+
+
+def register_own_encoder(keys: dict[str, Any]) -> None:
+    """Let `encoder` be a torch.nn.Module: register it, and put the settings that ask for it in its place."""
+    if isinstance(encoder := keys.get("encoder"), Module):
+        keys["encoder"] = register_module(encoder)
 
 
 def describe(keys: dict[str, Any], data: Dataset) -> None:

@@ -1,0 +1,90 @@
+"""The commands, put together. Each parses, calls and prints; it imports what does the work when it is called."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import click
+import typer
+
+from fedalc.cli.collect import audit, collect_app, key_app
+from fedalc.cli.compare import compare
+from fedalc.cli.data import app as data_app
+from fedalc.cli.deploy import app as deploy_app
+from fedalc.cli.listing import list_
+from fedalc.cli.predict import predict
+from fedalc.cli.privacy import privacy
+from fedalc.cli.report import report
+from fedalc.cli.reproduce import reproduce
+from fedalc.cli.train import train
+from fedalc.core.distributed import started_as
+from fedalc.errors import FedalcError
+
+
+def _keep_the_help_of_arguments() -> None:
+    """Flower asks for typer <0.21, whose arguments lose their help with click 8.4 and later."""
+    from typer.core import TyperArgument
+
+    make = TyperArgument.__init__
+
+    def make_with_help(self: TyperArgument, *words: Any, help: str | None = None, **options: Any) -> None:
+        make(self, *words, help=help, **options)
+        self.help = help
+
+    TyperArgument.__init__ = make_with_help  # type: ignore[method-assign]
+
+
+_keep_the_help_of_arguments()
+app = typer.Typer(
+    help="Federated learning when every client has only positive examples of its own label.\n\n"
+    "Start with: fedalc compare --preset demo",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedalc {version('fedalc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _several_processes(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    command = context.invoked_subcommand
+    if command not in (None, "train") and started_as().count > 1:
+        raise FedalcError(f"{command} runs in one process: start it without torchrun, which is for `fedalc train`")
+
+
+app.add_typer(data_app, name="data")
+app.add_typer(key_app, name="key")
+app.add_typer(collect_app, name="collect")
+app.add_typer(deploy_app, name="deploy")
+
+
+for command in (train, compare, predict, report, reproduce, audit, privacy):
+    app.command()(command)
+app.command("list")(list_)
+
+
+def command_line() -> click.Command:
+    """Return `fedalc` with the option --plugin for every command. `main` loads the plugins before it parses."""
+    fedalc = typer.main.get_command(app)
+    _add_plugin_option(fedalc)
+    return fedalc
+
+
+def _add_plugin_option(command: click.Command) -> None:
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            _add_plugin_option(child)
+        return
+    help_ = "Python file or module that registers methods, encoders, … of your own (docs/extending.md)"
+    command.params.append(click.Option(["--plugin"], multiple=True, expose_value=False, help=help_, metavar="FILE"))

@@ -1,0 +1,108 @@
+"""`fedalc compare`: several methods side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedalc.cli.messages import note_absent_labels, with_resume_hint
+from fedalc.cli.options import (
+    Config,
+    DataDir,
+    Dataset,
+    Device,
+    Encoder,
+    Engine,
+    EpsilonBudget,
+    MemoryBudget,
+    Preset,
+    Quiet,
+    Rounds,
+    Set,
+    given,
+    listed,
+    listed_seeds,
+)
+from fedalc.core.registry import METHODS, ORACLES
+from fedalc.errors import FedalcError, Interrupted
+
+
+def compare(
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help=f"comma-separated (default: all that the settings allow of {', '.join(METHODS)}; "
+            f"centralised, and only when named: {', '.join(ORACLES)})"
+        ),
+    ] = None,
+    dataset: Dataset = None,
+    preset: Preset = None,
+    engine: Engine = None,
+    encoder: Encoder = None,
+    rounds: Rounds = None,
+    seeds: Annotated[str, typer.Option(help="comma-separated: 0,1,2")] = "0",
+    device: Device = None,
+    memory_budget: MemoryBudget = None,
+    config: Config = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    epsilon_budget: EpsilonBudget = None,
+    name: Annotated[str | None, typer.Option(help="the folder's name (default: compare-dataset-preset)")] = None,
+    out: Annotated[Path, typer.Option(help="where it goes")] = Path("runs"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs again that are there already")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train several methods, each as the preset has it: a table, and curves as pictures. Call again to continue."""
+    from fedalc.config.resolve import experiment
+
+    asked = given(
+        dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
+        memory_budget=memory_budget,
+    )  # fmt: skip
+    settings = experiment(asked, file=config, overrides=set_ or ())
+    folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
+    from fedalc.report.tables import rich_table
+    from fedalc.workflows.compare import compare as run_comparison  # loads torch: as in train
+    from fedalc.workflows.progress_bars import LiveProgress, PlainProgress, make_progress
+
+    console = Console()
+    open_bars: list[LiveProgress | PlainProgress] = []
+
+    def follow(method: str, seed: int) -> list[LiveProgress | PlainProgress]:
+        close_bars()
+        open_bars.extend(make_progress(console, f"{method:14} seed {seed}", quiet))
+        return open_bars
+
+    def close_bars() -> None:
+        while open_bars:
+            open_bars.pop().close()
+
+    try:
+        comparison = run_comparison(
+            None if methods is None else listed(methods, "--methods"),
+            seeds=listed_seeds(seeds),
+            folder=folder,
+            file=config,
+            overrides=set_ or (),
+            overwrite=overwrite,
+            data_dir=data_dir,
+            callbacks=follow,
+            epsilon_budget=epsilon_budget,
+            **asked,
+        )
+    except FedalcError as error:
+        again = "the same command again" + (", without --overwrite" if overwrite else "")
+        raise with_resume_hint(error, again) from None
+    except KeyboardInterrupt:
+        raise Interrupted("at once; go on with: the same command again") from None
+    finally:
+        close_bars()
+    note_absent_labels(console, comparison.results[0])
+    for method, reason in comparison.left_out.items():
+        console.print(f"note: {method} is left out: {reason}", highlight=False, markup=False, soft_wrap=True)
+    console.print(rich_table([dict(result) for result in comparison.results]))
+    pictures = f"curves: {folder / 'curves.png'}    precision for bytes: {folder / 'bytes.png'}"
+    console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,34 @@
+"""`fedalc list`: the methods, encoders, file formats, metrics and callbacks there are, your own included."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedalc.core.registry import ENCODERS, METHODS, ORACLES, Registry
+from fedalc.errors import FedalcError
+
+KINDS: dict[str, tuple[Registry, ...]] = {"methods": (METHODS, ORACLES), "encoders": (ENCODERS,)}
+
+
+def list_(
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)} (default: all)")] = None,
+) -> None:
+    """List the methods, encoders and whatever else has a name, with one line on each."""
+    if kind is not None and kind not in KINDS:
+        raise FedalcError(f"there is no list of {kind!r}; there are {', '.join(KINDS)}")
+    console = Console()
+    for name in KINDS if kind is None else [kind]:
+        table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
+        for registry in KINDS[name]:
+            for item in registry:
+                table.add_row(item, _help(registry[item]))
+        console.print(table)
+
+
+def _help(item: Any) -> str:
+    said = getattr(item, "help", "") or (item.__doc__ or "").strip().partition("\n")[0]
+    return f"{said} (centralised)" if getattr(item, "centralised", False) else said

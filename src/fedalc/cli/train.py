@@ -1,0 +1,114 @@
+"""`fedalc train`: one method, into a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedalc.cli.messages import note_absent_labels, with_resume_hint
+from fedalc.cli.options import (
+    Config,
+    DataDir,
+    Dataset,
+    Device,
+    Encoder,
+    Engine,
+    EpsilonBudget,
+    MemoryBudget,
+    Method,
+    Preset,
+    Quiet,
+    Rounds,
+    Set,
+    given,
+    label_files,
+)
+from fedalc.core.distributed import started_as
+from fedalc.errors import FedalcError, Interrupted
+
+
+def train(
+    dataset: Dataset = None,
+    method: Method = None,
+    preset: Preset = None,
+    engine: Engine = None,
+    encoder: Encoder = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="same seed and settings, same result")] = None,
+    device: Device = None,
+    memory_budget: MemoryBudget = None,
+    config: Config = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    correlations: Annotated[
+        Path | None, typer.Option(help="label correlations from `fedalc collect server`, instead of collecting here")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="the clients' key file that --correlations was made with")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="differential privacy of the label sets: noised counts at this ε")
+    ] = None,
+    epsilon_budget: EpsilonBudget = None,
+    name: Annotated[
+        str | None, typer.Option(help="the run folder's name (default: dataset-method-preset-seed)")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run, from its folder")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run of this name")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method and test it once, into a run folder."""
+    from fedalc.config.resolve import experiment
+    from fedalc.config.unused import names_of, note_without_effect
+    from fedalc.runs.folder import SHEET, read_settings
+
+    asked = given(
+        dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
+        device=device, memory_budget=memory_budget, name=name,
+    )  # fmt: skip
+    asked |= label_files(correlations, key)
+    if epsilon is not None:
+        asked["privacy"] = {"epsilon": epsilon}
+    if resume is not None:
+        if asked or config or set_:
+            raise FedalcError("--resume takes its settings from the run folder: give it alone")
+        settings, folder = read_settings(resume), resume
+    else:
+        settings = experiment(asked, file=config, overrides=set_ or ())
+        note_without_effect([settings], names_of(asked, set_ or ()))
+        dataset_name = Path(settings.dataset).resolve().name
+        folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
+    # Here, as they load torch, for which nobody should wait who has only mistyped a setting.
+    from fedalc.report.tables import rich_table
+    from fedalc.workflows.progress_bars import make_progress
+    from fedalc.workflows.train import train as run_training
+
+    first = started_as().rank == 0  # of several processes: the one that shows
+    console = Console(quiet=not first)
+    followers = make_progress(console, settings.method, quiet or not first)
+    try:
+        run = run_training(
+            settings,
+            folder=folder,
+            resume=resume is not None,
+            overwrite=overwrite,
+            data_dir=data_dir,
+            callbacks=followers,
+            epsilon_budget=epsilon_budget,
+        )
+    except FedalcError as error:
+        raise with_resume_hint(error, f"fedalc train --resume {folder}") from None
+    except KeyboardInterrupt:
+        if not (folder / "config.toml").exists():
+            raise
+        raise Interrupted(f"at once; go on with: fedalc train --resume {folder}") from None
+    finally:
+        for follower in followers:
+            follower.close()
+    note_absent_labels(console, run.result)
+    console.print(rich_table([dict(run.result)]))
+    pictures = f"    pictures: {folder / SHEET}" if (folder / SHEET).exists() else ""
+    places = f"run folder: {folder}    report: {folder / 'report.html'}{pictures}"
+    console.print(places, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,34 @@
+"""Turn pydantic's complaint about a setting into an error that says the field, what was found and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedalc.errors import ConfigError
+
+
+def explained(
+    error: ValidationError, model: type[BaseModel], file: Path | None = None, section: str | None = None
+) -> ConfigError:
+    """Return the error for the first complaint. `file`: where settings come from. `section`: where `model` stands."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]][:2]  # unions add the name of the branch that failed
+    field = ".".join([section, *path] if section else path) or None
+    where = f"{file}: " if file else ""
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(path[-1], _known_keys(model, path[:-1]), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return ConfigError(f"{where}there is no such setting{hint}", field)
+    if first["type"] == "value_error":  # one of ours, which says what was found
+        return ConfigError(f"{where}{first['ctx']['error']}", field)
+    return ConfigError(f"{where}{first['msg']} (found {first['input']!r:.100})", field)
+
+
+def _known_keys(model: Any, sections: list[str]) -> list[str]:
+    for section in sections:
+        model = model.model_fields[section].annotation
+    return [info.alias or key for key, info in model.model_fields.items()]
