@@ -162,9 +162,10 @@ def _check_square_loss(settings: Experiment) -> None:
         ):
             if not possible:
                 raise ConfigError(f"the objective is a quadratic only with {need}", solves)
-    if settings.encoder.start == "zero" and not one_matrix:
+    starts_at_zero = settings.encoder.start == "zero" and "start" not in encoder_facts(settings.encoder.name).ignores
+    if starts_at_zero and not one_matrix:
         raise ConfigError("an encoder of several layers that starts at zero stays there; use he", "encoder.start")
-    if settings.encoder.output == "unit" and (settings.encoder.start == "zero" or settings.encoder.shortcut):
+    if settings.encoder.output == "unit" and (starts_at_zero or settings.encoder.shortcut):
         raise ConfigError("an output that starts at zero cannot be scaled to length 1: use raw", "encoder.output")
 
 

@@ -88,8 +88,10 @@ class EncoderFacts:
 class _PlainModule(EncoderFacts):
     """A user's torch.nn.Module: what needs the cooperation of its layers is refused."""
 
+    family = "module"
     for_parties = False
-    only = {"dropout": (0.0,), "shortcut": (False,), "precision": ("full",), "pretrained": (None,), "start": ("he",)}
+    ignores = ("start",)
+    only = {"dropout": (0.0,), "shortcut": (False,), "precision": ("full",), "pretrained": (None,)}
 
 
 class _PlainPictureModule(_PlainModule):
