@@ -135,3 +135,12 @@ ENCODERS = Registry(
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",
     },
 )
+# Asked in the reverse order: XML-repository text takes any text file that no other format recognises.
+FORMATS = Registry(
+    "format",
+    {
+        "xmlc": "fedalc.data.formats.xmlc:Xmlc",
+        "arff": "fedalc.data.formats.arff:Arff",
+        "pictures": "fedalc.data.formats.image_list:ImageList",
+    },
+)
