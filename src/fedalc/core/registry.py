@@ -144,3 +144,18 @@ FORMATS = Registry(
         "pictures": "fedalc.data.formats.image_list:ImageList",
     },
 )
+METRICS = Registry(
+    "metric",
+    {
+        "P@1": "fedalc.evaluation.metrics:P1",
+        "P@3": "fedalc.evaluation.metrics:P3",
+        "P@5": "fedalc.evaluation.metrics:P5",
+        "nDCG@1": "fedalc.evaluation.metrics:NDCG1",
+        "nDCG@3": "fedalc.evaluation.metrics:NDCG3",
+        "nDCG@5": "fedalc.evaluation.metrics:NDCG5",
+        "PSP@1": "fedalc.evaluation.metrics:PSP1",
+        "PSP@3": "fedalc.evaluation.metrics:PSP3",
+        "PSP@5": "fedalc.evaluation.metrics:PSP5",
+        "mAP": "fedalc.evaluation.metrics:MAP",
+    },
+)
