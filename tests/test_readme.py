@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED
 from fedalc.config.unused import acting
+from fedalc.core.registry import METHODS
 from fedalc.report.differences import differences
 from fedalc.report.summary import merge
 
@@ -24,9 +24,7 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.startswith("['")
 
 
-@pytest.mark.parametrize(
-    ("dataset", "methods"), [("demo", FEDERATED), ("mosaics", ("fedavg", "fedalc", "fedalc-exact"))]
-)
+@pytest.mark.parametrize(("dataset", "methods"), [("demo", METHODS), ("mosaics", ("fedavg", "fedalc", "fedalc-exact"))])
 def test_the_demos_tables_say_what_differs(dataset: str, methods: tuple[str, ...]) -> None:
     """As the preset has it now: the lines below the tables are those that `make demo` prints."""
     keys = {"preset": "demo", "dataset": dataset}

@@ -16,7 +16,7 @@ import pytest
 
 import fedalc
 from fedalc.cli.main import main
-from fedalc.config.schema import FEDERATED
+from fedalc.core.registry import METHODS
 from fedalc.data.synthetic.demo import DemoSize, make_demo
 from tests.commands import run
 from tests.data.layouts import write_files
@@ -140,7 +140,7 @@ def test_compare_leaves_out_what_the_settings_do_not_allow(tmp_path: Path) -> No
     comparison = fedalc.compare(overrides=sorted(some), **keys)
     assert set(comparison.left_out) == {"fedalc-exact", "fedalc-oneshot"}
     assert "server.participation = 1" in comparison.left_out["fedalc-oneshot"]
-    assert len(comparison.runs) == len(FEDERATED) - 2
+    assert len(comparison.runs) == len(METHODS) - 2
     with pytest.raises(fedalc.ConfigError, match="participation"):
         fedalc.compare(["fedalc-exact"], overrides=sorted(some), **keys)
     with pytest.raises(fedalc.ConfigError, match="did you mean"):

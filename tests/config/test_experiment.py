@@ -7,11 +7,12 @@ import pytest
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED, METHODS, PRESETS
+from fedalc.config.schema import PRESETS
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.errors import ConfigError
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", (*METHODS, *ORACLES))
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("encoder", ["linear", "mlp"])
 def test_resolved_settings_come_back_from_their_own_toml(
@@ -116,7 +117,7 @@ def test_bad_settings_name_the_field(overrides: list[str], message: str) -> None
 @pytest.mark.parametrize(
     ("method", "overrides", "message"),
     [
-        ("fedalc-exact", ["client.loss=hinge"], "client.loss: fedalc-exact is the method of the square loss"),
+        ("fedalc-exact", ["client.loss=hinge"], "client.loss: fedalc-exact needs client.loss"),
         ("fedalc-oneshot", ["client.loss=hinge"], "client.loss: "),
         ("fedalc-exact", ["encoder.name=mlp", "encoder.start=zero"], "encoder.start: "),
         ("fedalc-exact", ["encoder.output=unit"], "server.optimizer: the objective is a quadratic only with encoder."),
@@ -126,7 +127,7 @@ def test_bad_settings_name_the_field(overrides: list[str], message: str) -> None
         ("fedalc-exact", ["client.momentum=0.5"], "server.optimizer: "),
         ("fedalc-exact", ["encoder.name=mlp", "encoder.shortcut=false"], 'quadratic only with encoder.name = "linear"'),
         ("fedalc-exact", ["encoder.name=linear", "encoder.shortcut=true"], "encoder.shortcut: "),
-        ("fedalc-exact", ["rounds=1"], "rounds: cg asks in round 1"),
+        ("fedalc-exact", ["rounds=1"], "rounds: cg takes its first step in round 2"),
         (
             "fedavg-fixed",
             ["server.optimizer=cg"],
@@ -202,7 +203,7 @@ def test_settings_do_not_change_after_validation() -> None:
         Experiment().rounds = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("method", [method for method in FEDERATED if method != "fedalc-oneshot"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedalc-oneshot"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_settings_of_pictures_come_back_from_their_own_toml(tmp_path: Path, preset: str, method: str) -> None:
     encoder = {"name": "resnet18", "start": "he", "norm": "frozen", "pretrained": "a/b"}
@@ -232,12 +233,11 @@ SAMPLED = {"sample": 0.5}
         (
             {"encoder": {**RESNET, "norm": "batch"}},
             "encoder.norm: batch normalisation makes an instance's embedding depend on the others in its client's "
-            'batch, so no fused step can express it; use norm = "group" or "frozen", or engine = "clients"',
+            'batch, so the fused engine cannot compute it; use norm = "group" or "frozen", or engine = "clients"',
         ),
         (
             {"encoder": {**RESNET, "norm": "batch"}, "engine": "flower"},
-            "encoder.norm: what parties observe for batch normalisation does not travel; "
-            'use norm = "group" or "frozen"',
+            'encoder.norm: parties do not send their statistics of batch normalisation; use norm = "group" or "frozen"',
         ),
         (
             {"encoder": {**RESNET, "norm": "frozen"}},
@@ -245,37 +245,37 @@ SAMPLED = {"sample": 0.5}
         ),
         (
             {"encoder": {"name": "mlp", "pretrained": "a/b"}},
-            "encoder.pretrained: there are no pretrained weights for mlp; use a resnet",
+            "encoder.pretrained: the encoder mlp does not support 'a/b'; use none",
         ),
         (
             {"encoder": {**RESNET, "start": "zero"}},
-            "encoder.start: a resnet-small has neither a shortcut nor a start at zero",
+            "encoder.start: the encoder resnet-small does not support 'zero'; use he or framework",
         ),
         (
             {"encoder": {**RESNET, "shortcut": True}},
-            "encoder.shortcut: a resnet-small has neither a shortcut nor a start at zero",
+            "encoder.shortcut: the encoder resnet-small does not support True; use false",
         ),
         (
             {"encoder": {**RESNET, "precision": "mixed"}, "dtype": "float64"},
-            "encoder.precision: is for the dense layers of an mlp or a resnet in float32",
+            'encoder.precision: mixed is for float32; use dtype = "float32", or precision = "full"',
         ),
         (
             {"engine": "clients", "client": {**SAMPLED, "epochs": 2}},
-            "client.sample: is for the one step of a round; batches go through all instances, so leave one of the "
-            "two out",
+            "client.sample: a sample is for rounds of one step; epochs and batches go through all instances. "
+            "Leave one of the two out",
         ),
         (
             {"engine": "clients", "client": {**SAMPLED, "batch_size": 8}},
-            "client.sample: is for the one step of a round; batches go through all instances, so leave one of the "
-            "two out",
+            "client.sample: a sample is for rounds of one step; epochs and batches go through all instances. "
+            "Leave one of the two out",
         ),
         (
             {"method": "fedalc-oneshot", "client": SAMPLED},
-            "client.sample: an exact solution is of all instances, and not of a sample of them",
+            "client.sample: an exact solution needs all instances, not a sample of them",
         ),
         (
             {"method": "fedalc-exact", "client": SAMPLED},
-            "client.sample: an exact solution is of all instances, and not of a sample of them",
+            "client.sample: an exact solution needs all instances, not a sample of them",
         ),
     ],
 )

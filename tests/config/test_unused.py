@@ -13,10 +13,9 @@ import fedalc
 from fedalc.config import unused as effects
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED, METHODS, PRESETS, Settings
-from fedalc.config.unused import ONLY_WITH, names_of, note_without_effect
-from fedalc.methods import METHODS as METHOD_CLASSES
-from fedalc.methods.fedaws import FedAwS
+from fedalc.config.schema import PRESETS, Settings
+from fedalc.config.unused import ONLY_WITH, Fact, names_of, note_without_effect
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.train import Run
 from tests.problems import small_dataset, small_pictures
@@ -108,7 +107,7 @@ def test_train_and_compare_say_it_and_an_experiment_is_taken_as_it_is(tmp_path: 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_a_preset_says_is_not_noted(preset: str) -> None:
-    for method in METHODS:
+    for method in (*METHODS, *ORACLES):
         asked = {"method": method, "preset": preset, "dataset": "demo", "seed": 1, "device": "cpu"}
         assert notes([experiment(asked)], names_of(asked)) == []
 
@@ -127,18 +126,18 @@ def test_all_names_and_values_in_the_table_are_those_of_settings() -> None:
             _annotation(name)
         for other, values in needed.items():
             assert not (isinstance(_annotation(other), type) and issubclass(_annotation(other), Settings))
-            for value in values:
+            for value in () if isinstance(values, Fact) else values:
                 assert TypeAdapter(_annotation(other)).validate_python(value) == value
 
 
-@pytest.mark.parametrize("method", FEDERATED)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_table_knows_what_methods_are(method: str) -> None:
-    regularized = issubclass(METHOD_CLASSES[method], FedAwS)
+    regularized = method in ("fedaws", "fedalc")
     assert noted(f"method={method}", "regularizer.lambda=1") == (
         [] if regularized else [f"regularizer.lambda has no effect with method {method}"]
     )
     assert noted(f"method={method}", "client.row_learning_rate=1") == (
-        [] if METHOD_CLASSES[method].trains_rows else [f"client.row_learning_rate has no effect with method {method}"]
+        [] if METHODS[method].trains_rows else [f"client.row_learning_rate has no effect with method {method}"]
     )
 
 

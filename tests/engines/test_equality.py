@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED as METHODS
+from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import Chance

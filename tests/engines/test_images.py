@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED
+from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
 from fedalc.data.images.images import Images
 from fedalc.evaluation.evaluate import evaluate
@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
     "fixed": {"steps": 5, "rate": 0.1},
     "hashing": {"tables": 2, "buckets": 3},
 }
-BY_STEPS = [method for method in FEDERATED if method != "fedalc-oneshot"]  # which has a linear encoder
+BY_STEPS = [method for method in METHODS if method != "fedalc-oneshot"]  # which has a linear encoder
 
 
 def training(engine: str, train: Split = TRAIN, **changes: Any) -> FederatedTraining:

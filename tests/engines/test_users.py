@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 import fedalc
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED as METHODS
+from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.federation import Federation
 from fedalc.engines.base import mean_rows

@@ -136,7 +136,7 @@ def test_a_run_that_stops_early_still_reports_what_was_planned() -> None:
 
 def test_without_a_mechanism_or_without_labels_nothing_is_spent() -> None:
     assert fedalc.train(data=DATA, method="fedalc", **SMALL).result["privacy"] is None
-    with pytest.raises(ConfigError, match=r"privacy.mechanism: fedavg with these settings does not look at label sets"):
+    with pytest.raises(ConfigError, match=r"privacy.mechanism: fedavg with these settings does not use label sets"):
         private("fedavg", "counts")
 
 
@@ -223,7 +223,7 @@ def test_a_resumed_training_goes_on_with_what_was_drawn(mechanism: str) -> None:
     ("keys", "message"),
     [
         ({"privacy": {"mechanism": "gradients"}, "regularizer": {"weighting": "conditional"}}, "private themselves"),
-        ({"method": "fedaws", "collection": {"correlations": "x", "key": "k"}}, "does not look at label sets"),
+        ({"method": "fedaws", "collection": {"correlations": "x", "key": "k"}}, "does not use label sets"),
         ({"collection": {"correlations": "x"}}, "give the key file"),
         ({"collection": {"correlations": "x", "key": "k"}, "privacy": {"mechanism": "counts"}}, "collect server"),
         ({"collection": {"algorithm": "sha256", "key": "k"}}, "no use for a key"),

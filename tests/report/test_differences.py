@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED
 from fedalc.config.unused import acting
+from fedalc.core.registry import METHODS
 from fedalc.report.differences import differences
 from fedalc.report.page import write_comparison_page
 from fedalc.report.summary import merge
@@ -71,7 +71,7 @@ def test_only_settings_that_act_are_named() -> None:
 
 
 def test_the_demo_compares_like_with_like() -> None:
-    of_texts = {method: experiment({"method": method, "preset": "demo"}) for method in FEDERATED}
+    of_texts = {method: experiment({"method": method, "preset": "demo"}) for method in METHODS}
     assert {(s.encoder.name, s.encoder.dim, s.selection.keep) for s in of_texts.values()} == {("linear", 128, "last")}
     keys = {"preset": "demo", "dataset": "mosaics"}
     of_pictures = [experiment({**keys, "method": method}) for method in ("fedavg", "fedalc", "fedalc-exact")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedalc.config.schema import METHODS
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.errors import FedalcError
 from fedalc.report.page import sentence, write_comparison_page, write_page
 from fedalc.runs.folder import SHEET
@@ -152,10 +152,10 @@ def test_comparison_page(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_all_methods_with_histories_of_different_length(tmp_path: Path) -> None:
-    lengths = {name: 200 for name in METHODS} | {"fedalc-exact": 25, "fedalc-oneshot": 1}
+    lengths = {name: 200 for name in (*METHODS, *ORACLES)} | {"fedalc-exact": 25, "fedalc-oneshot": 1}
     histories = {name: [record(number) for number in range(1, last + 1)] for name, last in lengths.items()}
-    page = page_of(write_comparison_page(tmp_path, [result(name) for name in METHODS], histories))
-    assert f"<title>{len(METHODS)} methods on demo</title>" in page and page.count("<svg") == 5
+    page = page_of(write_comparison_page(tmp_path, [result(name) for name in (*METHODS, *ORACLES)], histories))
+    assert f"<title>{len(METHODS) + len(ORACLES)} methods on demo</title>" in page and page.count("<svg") == 5
     for part in ("round (log scale)", "sent and received so far, all clients (log scale)", ">100 MB<"):
         assert part in page, part
 

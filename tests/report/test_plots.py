@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedalc.config.schema import METHODS
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.report import plots
 from fedalc.report.curves import panels
-from fedalc.report.style import METHOD_COLOURS, styles
+from fedalc.report.style import method_colour, styles
 from tests.report.results import record, result
 
 
@@ -33,7 +33,7 @@ def test_learning_curves(tmp_path: Path) -> None:
 
 
 def test_precision_for_bytes(tmp_path: Path) -> None:
-    histories = {name: [record(number) for number in range(5, 105, 5)] for name in METHODS}
+    histories = {name: [record(number) for number in range(5, 105, 5)] for name in (*METHODS, *ORACLES)}
     plots.precision_for_bytes(histories | {"fedalc-oneshot": [record(1)]}, tmp_path / "new" / "bytes.png")
     width, height = png_size(tmp_path / "new" / "bytes.png")
     assert width == 1200 and 500 <= height <= 600
@@ -135,28 +135,30 @@ def test_a_method_has_one_colour_everywhere() -> None:
     assert styles(["fedavg", "fedalc"])["fedalc"].colour == styles(["fedalc"])["fedalc"].colour
     looks = styles(["fedalc-fixed seed 0", "fedalc seed 0", "fedalc seed 1", "mine"])
     colours = [look.colour for look in looks.values()]
-    assert colours[:3] == [METHOD_COLOURS["fedalc-fixed"], METHOD_COLOURS["fedalc"], METHOD_COLOURS["fedalc"]]
+    assert colours[:3] == [method_colour("fedalc-fixed"), method_colour("fedalc"), method_colour("fedalc")]
     assert colours[3] not in colours[:3]
     assert looks["fedalc seed 0"].dash != looks["fedalc seed 1"].dash
 
 
 def test_every_method_has_a_colour_and_a_marker_of_its_own() -> None:
-    assert set(METHOD_COLOURS) == set(METHODS)
-    looks = styles(METHODS)
+    assert all(method_colour(name) for name in (*METHODS, *ORACLES))
+    looks = styles((*METHODS, *ORACLES))
     assert (
-        len({look.colour for look in looks.values()}) == len({look.marker for look in looks.values()}) == len(METHODS)
+        len({look.colour for look in looks.values()})
+        == len({look.marker for look in looks.values()})
+        == len(METHODS) + len(ORACLES)
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", (*METHODS, *ORACLES))
 @pytest.mark.parametrize("rest", ["", " #2", ", bibtex", " seed 1", ": ε 1", "\n"])
 def test_what_follows_a_method_does_not_change_its_colour(method: str, rest: str) -> None:
-    assert styles([method + rest])[method + rest].colour == METHOD_COLOURS[method]
+    assert styles([method + rest])[method + rest].colour == method_colour(method)
 
 
 @pytest.mark.parametrize("name", ["fedalc-mine", "fedalcs", "fedalc-exact2", "fedavg_fixed"])
 def test_a_name_that_only_begins_like_a_method_is_another(name: str) -> None:
-    assert styles([name])[name].colour not in METHOD_COLOURS.values()
+    assert styles([name])[name].colour not in [method_colour(known) for known in (*METHODS, *ORACLES)]
 
 
 def test_many_names_have_different_looks() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedalc.config.schema import METHODS
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.report.tables import human_bytes, human_seconds, markdown_table, rich_table
 from tests.report.results import result
 
@@ -152,9 +152,12 @@ def test_a_penalty_at_the_edge_is_noted_once() -> None:
 
 
 def test_all_methods_fit_a_narrow_terminal() -> None:
-    shown = printed([result(method, collapse={"max_cosine": -1e-9}) for method in METHODS], 80)
+    shown = printed([result(method, collapse={"max_cosine": -1e-9}) for method in (*METHODS, *ORACLES)], 80)
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown and "-0.000" not in shown
-    assert [line.split()[0] for line in shown.splitlines() if line.startswith(METHODS)] == list(METHODS)
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith((*METHODS, *ORACLES))] == [
+        *METHODS,
+        *ORACLES,
+    ]
 
 
 def test_narrow_terminal_says_what_it_left_out() -> None:

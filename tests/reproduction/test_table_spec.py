@@ -13,7 +13,7 @@ from fedalc.config.resolve import experiment
 from fedalc.data.catalog.datasets import entry, is_known
 from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
-from fedalc.models.encoders import PICTURES_AT_ONCE, make_encoder, text_encoder
+from fedalc.models.encoders import PICTURES_AT_ONCE, make_encoder
 from fedalc.reproduction import table_spec as tables
 from fedalc.reproduction.plan import make_plan
 from fedalc.reproduction.table_spec import Table, find_folder, read_table, table_folders
@@ -136,7 +136,7 @@ def test_the_largest_models_fit_into_24_gb(file: Path) -> None:
     known = entry(settings.dataset).statistics
     assert known is not None
     with torch.device("meta"):
-        encoder = text_encoder(known.features, settings.encoder, torch.Generator("cpu"))
+        encoder = make_encoder(known.features, settings.encoder, torch.Generator("cpu"))
     theta = [parameter.numel() for parameter in encoder.parameters()]
     models = METHODS[settings.method].sub_models(settings)
     copies = {"sgd": 3, "adam": 6}[settings.server.optimizer]

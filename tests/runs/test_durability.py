@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert history.read(stopped / "history.jsonl")[-1]["phase"] == phase
 
     class Listener(Callback):
-        told: list[str] = []  # noqa: RUF012
+        told: list[str] = []
 
         def note(self, text: str) -> None:
             self.told.append(text)

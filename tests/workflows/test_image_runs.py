@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedalc
-from fedalc.config.schema import FEDERATED, ORACLES
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.data.synthetic.mosaics import MosaicsSize, make_mosaics
 from fedalc.errors import ConfigError, DataError, Interrupted
 from fedalc.models.encoders import encoder_shape, encoder_size, picture_bytes
@@ -59,7 +59,7 @@ def same_bits(a: fedalc.Run, b: fedalc.Run) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("method", [method for method in FEDERATED if method != "fedalc-oneshot"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedalc-oneshot"])
 def test_every_method_runs_on_mosaics(method: str) -> None:
     keys: dict[str, Any] = {"encoder": {**ENCODER, "start": "he"}, "hashing": {"tables": 2, "buckets": 5}, "rounds": 1}
     keys |= {"server": {"optimizer": "momentum"}, "client": {"sample": 0.3}, "images": {"augment": "mirror-shift"}}

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.config.schema import FEDERATED
+from fedalc.core.registry import METHODS
 from fedalc.errors import ConfigError, FedalcError
 
 app = typer.Typer(
@@ -237,7 +237,7 @@ def app_(folder: Annotated[Path, typer.Argument(help="a new folder")]) -> None:
 @app.command()
 def run(
     state: State = _SERVER_STATE,
-    method: Annotated[str | None, typer.Option(help=", ".join(FEDERATED))] = None,
+    method: Annotated[str | None, typer.Option(help=", ".join(METHODS))] = None,
     preset: Annotated[str | None, typer.Option(help="strong, paper, …")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="communication rounds (default: the preset's)")] = None,
     config: Annotated[Path | None, typer.Option(help="settings from a TOML file")] = None,

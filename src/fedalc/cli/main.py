@@ -38,8 +38,8 @@ from fedalc.cli.predict import predict
 from fedalc.cli.privacy import privacy
 from fedalc.cli.report import report
 from fedalc.cli.reproduce import reproduce
-from fedalc.config.schema import FEDERATED, METHODS, ORACLES
 from fedalc.core.distributed import started_as
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.errors import FedalcError, Interrupted
 
 
@@ -94,7 +94,7 @@ app.add_typer(deploy_app, name="deploy")
 @app.command()
 def train(
     dataset: Dataset = None,
-    method: Annotated[str | None, typer.Option(help=", ".join(METHODS))] = None,
+    method: Annotated[str | None, typer.Option(help=", ".join([*METHODS, *ORACLES]))] = None,
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
@@ -181,7 +181,7 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help=f"comma-separated (default: all that the settings allow of {', '.join(FEDERATED)}; "
+            help=f"comma-separated (default: all that the settings allow of {', '.join(METHODS)}; "
             f"centralised, and only when named: {', '.join(ORACLES)})"
         ),
     ] = None,

@@ -1,10 +1,12 @@
-"""Which settings go together. An `Experiment` is checked once, when it is made."""
+"""Which settings go together. An `Experiment` is checked once, when it is made. What concerns one method only is
+checked in that method's `check`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedalc.config.schema import FIXED_ROWS, ORACLES, SQUARE_ONLY, is_keyed, solves_one_objective
+from fedalc.config.facts import encoder_facts, method_facts, parsed_options, solves_one_objective
+from fedalc.config.schema import is_keyed
 from fedalc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,8 +15,9 @@ if TYPE_CHECKING:
 
 def check(settings: Experiment) -> None:
     """Raises ConfigError, on the first field that does not go with the others."""
-    if settings.method in ORACLES:
-        _oracle_agrees(settings)
+    parsed_options(settings)
+    if method_facts(settings.method).centralised:
+        _check_oracle(settings)
         return
     if settings.engine == "fused":
         for key, expressible in (
@@ -23,28 +26,21 @@ def check(settings: Experiment) -> None:
         ):
             if not expressible:
                 raise ConfigError(
-                    f"engine 'fused' is the exact algebra of one full-batch step per client, so it cannot express "
-                    f'{key} = {getattr(settings.client, key)}; use engine = "clients" or leave it out',
+                    f"engine 'fused' computes one full-batch step per client, so it cannot compute "
+                    f'{key} = {getattr(settings.client, key)}; use engine = "clients", or leave the setting out',
                     f"client.{key}",
                 )
     if settings.engine == "flower" and settings.clients != "labels":
         raise ConfigError(
-            "real parties have the labels they have, whoever's the instances are: leave it out, or use engine "
-            '"fused" or "clients"',
+            'real parties own labels, not users: leave it out, or use engine "fused" or "clients"',
             "clients",
         )
-    if settings.method == "fedmlh" and settings.embeddings.start == "by-frequency":
-        raise ConfigError(
-            "fedmlh's class embeddings are buckets', which no label's frequency fits; use orthogonal or random",
-            "embeddings.start",
-        )
-    _encoder_agrees(settings)
-    if settings.encoder.name == "linear" and settings.encoder.dropout:
-        raise ConfigError("the linear encoder has no hidden layer to drop from; use 0, or mlp", "encoder.dropout")
+    method_facts(settings.method).check(settings)
+    _check_encoder(settings)
     shrinkage = settings.server.learning_rate * settings.server.weight_decay
     if shrinkage >= 1:
         raise ConfigError(
-            f"times server.learning_rate is {shrinkage:g}: at 1 and above θ would not shrink but turn around",
+            f"times server.learning_rate is {shrinkage:g}; it must be below 1, or θ changes its sign",
             "server.weight_decay",
         )
     if settings.regularizer.margin == "adaptive" and settings.regularizer.form == "full":
@@ -53,81 +49,80 @@ def check(settings: Experiment) -> None:
             "regularizer.margin",
         )
     if settings.regularizer.rows == "participants" and settings.regularizer.form == "full":
-        raise ConfigError('all pairs are of all rows; use form = "mined", or rows = "all"', "regularizer.rows")
+        raise ConfigError('form = "full" takes all rows; use form = "mined", or rows = "all"', "regularizer.rows")
     own = settings.regularizer
     if (own.search == "index" and own.form == "full") or (own.search != "auto" and own.candidates is not None):
         raise ConfigError(
-            'is for the nearest among all classes: form = "full" has all pairs, and candidates are compared exactly',
+            'is for finding the nearest of all classes; form = "full" takes all pairs, and candidates are always '
+            "compared exactly",
             "regularizer.search",
         )
-    _aggregation_agrees(settings)
-    _square_agrees(settings)
-    _sample_agrees(settings)
-    _collection_agrees(settings)
+    _check_aggregation(settings)
+    _check_square_loss(settings)
+    _check_sample(settings)
+    _check_collection(settings)
 
 
-def _aggregation_agrees(settings: Experiment) -> None:
+def _check_aggregation(settings: Experiment) -> None:
     rule = settings.server.aggregation
     if rule == "mean":
         return
-    solver = "fedalc-oneshot" if settings.method == "fedalc-oneshot" else 'server.optimizer = "cg"'
+    one_round = method_facts(settings.method).one_round
+    solver = settings.method if one_round else 'server.optimizer = "cg"'
     if solves_one_objective(settings.method, settings.server.optimizer):
         raise ConfigError(
-            f"{solver} solves one objective, the sum over all parties; with {rule} there is none. Use mean (real "
-            "parties are then screened by length), or another method or optimizer",
+            f"{solver} solves one objective, the sum over all parties, which {rule} does not have. Use mean (real "
+            "parties are then screened by the length of what they send), or another method or optimizer",
             "server.aggregation",
         )
     if settings.encoder.norm == "batch" and settings.encoder.is_image:
         raise ConfigError(
-            f"{rule} is for changes of θ, and running averages of batch normalisation would still be averaged as they "
-            'are sent; use encoder.norm = "group" or "frozen", or mean',
+            f"{rule} protects θ, but not the running averages of batch normalisation, which the server averages as "
+            'they are sent; use encoder.norm = "group" or "frozen", or mean',
             "server.aggregation",
         )
 
 
-def _sample_agrees(settings: Experiment) -> None:
+def _check_sample(settings: Experiment) -> None:
     if settings.client.sample == 1:
         return
     if settings.client.epochs > 1 or settings.client.batch_size is not None:
         raise ConfigError(
-            "is for the one step of a round; batches go through all instances, so leave one of the two out",
+            "a sample is for rounds of one step; epochs and batches go through all instances. Leave one of the two out",
             "client.sample",
         )
     if solves_one_objective(settings.method, settings.server.optimizer):
-        raise ConfigError("an exact solution is of all instances, and not of a sample of them", "client.sample")
+        raise ConfigError("an exact solution needs all instances, not a sample of them", "client.sample")
 
 
-def _encoder_agrees(settings: Experiment) -> None:
-    encoder = settings.encoder
-    if encoder.precision == "mixed" and (encoder.name == "linear" or settings.dtype == "float64"):
-        raise ConfigError("is for the dense layers of an mlp or a resnet in float32", "encoder.precision")
-    if encoder.is_image:
-        if settings.method == "fedalc-oneshot":
-            raise ConfigError(
-                f"fedalc-oneshot solves for a linear encoder, and a {encoder.name} is none; use fedalc-exact", "method"
-            )
-        for asked, field in ((encoder.shortcut, "shortcut"), (encoder.start == "zero", "start")):
-            if asked:
-                raise ConfigError(f"a {encoder.name} has neither a shortcut nor a start at zero", f"encoder.{field}")
-        if encoder.norm == "batch" and settings.engine == "fused":
+def _check_encoder(settings: Experiment) -> None:
+    encoder, facts = settings.encoder, encoder_facts(settings.encoder.name)
+    for field, allowed in facts.only.items():
+        if (value := getattr(encoder, field)) not in allowed:
+            use = " or ".join(str(one).lower() if one is None or isinstance(one, bool) else str(one) for one in allowed)
+            raise ConfigError(f"the encoder {encoder.name} does not support {value!r}; use {use}", f"encoder.{field}")
+    if settings.engine == "flower" and not facts.for_parties:
+        raise ConfigError("real parties train built-in encoders only, which their safeguards know", "encoder.name")
+    if encoder.precision == "mixed" and settings.dtype == "float64":
+        raise ConfigError('mixed is for float32; use dtype = "float32", or precision = "full"', "encoder.precision")
+    if facts.pictures and encoder.norm == "batch":
+        if settings.engine == "fused":
             raise ConfigError(
                 "batch normalisation makes an instance's embedding depend on the others in its client's batch, so "
-                'no fused step can express it; use norm = "group" or "frozen", or engine = "clients"',
+                'the fused engine cannot compute it; use norm = "group" or "frozen", or engine = "clients"',
                 "encoder.norm",
             )
-        if encoder.norm == "batch" and settings.engine == "flower":
+        if settings.engine == "flower":
             raise ConfigError(
-                'what parties observe for batch normalisation does not travel; use norm = "group" or "frozen"',
+                'parties do not send their statistics of batch normalisation; use norm = "group" or "frozen"',
                 "encoder.norm",
             )
-        if encoder.norm == "frozen" and encoder.pretrained is None:
-            raise ConfigError("there are no statistics to keep without pretrained weights; use group", "encoder.norm")
-    elif encoder.pretrained is not None:
-        raise ConfigError(f"there are no pretrained weights for {encoder.name}; use a resnet", "encoder.pretrained")
+    if facts.pictures and encoder.norm == "frozen" and encoder.pretrained is None:
+        raise ConfigError("there are no statistics to keep without pretrained weights; use group", "encoder.norm")
 
 
-def _oracle_agrees(settings: Experiment) -> None:
-    """An oracle has no clients: their settings are ignored, apart from those that promise something."""
+def _check_oracle(settings: Experiment) -> None:
+    """An oracle has no clients and ignores their settings. Settings that promise privacy are refused."""
     asked = {
         "privacy.mechanism": settings.privacy.mechanism,
         "collection.correlations": settings.collection.correlations,
@@ -135,37 +130,30 @@ def _oracle_agrees(settings: Experiment) -> None:
     for field, given in asked.items():
         if given is not None:
             raise ConfigError(
-                f"{settings.method} is centralised: it reads all features and labels as they are, and this would "
-                "protect or change nothing; leave it out, or choose a federated method",
+                f"{settings.method} is centralised: it reads all features and labels, and this setting would protect "
+                "nothing; leave it out, or choose a federated method",
                 field,
             )
-    if settings.method == "ovr" and len(settings.ovr.grid) > 1 and settings.selection.validation == 0:
-        raise ConfigError(
-            "several are to be tried, and there is no validation data to choose one on: give a single one, "
-            "or set selection.validation",
-            "ovr.penalties",
-        )
+    method_facts(settings.method).check(settings)
 
 
-def _square_agrees(settings: Experiment) -> None:
-    """What the square loss, and what solves it, can and cannot be put together with."""
+def _check_square_loss(settings: Experiment) -> None:
+    """Check what the square loss and its solvers need."""
     square = settings.client.loss == "square"
-    if settings.method in SQUARE_ONLY and not square:
-        raise ConfigError(f"{settings.method} is the method of the square loss", "client.loss")
-    solves = "method" if settings.method == "fedalc-oneshot" else "server.optimizer"
-    if settings.encoder.shortcut and settings.encoder.name == "linear":
-        raise ConfigError("the linear encoder is the shortcut itself", "encoder.shortcut")
-    one_round = settings.method == "fedalc-oneshot"
-    linear = settings.encoder.name == "linear" or (settings.encoder.shortcut and not one_round)
+    facts, one_matrix = method_facts(settings.method), encoder_facts(settings.encoder.name).linear
+    one_round = facts.one_round
+    solves = "method" if one_round else "server.optimizer"
+    linear = one_matrix or (settings.encoder.shortcut and not one_round)
     if settings.server.optimizer == "cg" and not one_round and settings.rounds < 2:
-        raise ConfigError("cg asks in round 1 and steps from round 2 on: at least 2", "rounds")
+        raise ConfigError("cg takes its first step in round 2: use at least 2", "rounds")
     if solves_one_objective(settings.method, settings.server.optimizer):
         for possible, need in (
             (square, 'client.loss = "square"'),
             (linear, 'encoder.name = "linear"' + ("" if one_round else ", or an mlp with encoder.shortcut")),
             (settings.encoder.output == "raw", 'encoder.output = "raw"'),
-            (settings.method in FIXED_ROWS, "a method with fixed class embeddings"),
-            (settings.method not in ("flag", "fedmlh"), "clients weighted by their instances, and one encoder"),
+            (not facts.trains_rows, "a method with fixed class embeddings"),
+            ("server.weights" not in facts.ignores, "clients weighted by their instances"),
+            (facts.sub_models(settings) == 1, "one encoder"),
             (settings.server.weights == "samples", 'server.weights = "samples"'),
             (settings.server.participation == 1, "server.participation = 1"),
             (settings.client.epochs == 1 and settings.client.batch_size is None, "one full-batch step a client"),
@@ -174,58 +162,56 @@ def _square_agrees(settings: Experiment) -> None:
         ):
             if not possible:
                 raise ConfigError(f"the objective is a quadratic only with {need}", solves)
-    if settings.encoder.start == "zero" and settings.encoder.name != "linear":
-        raise ConfigError("an mlp that starts at zero stays there; use he", "encoder.start")
+    if settings.encoder.start == "zero" and not one_matrix:
+        raise ConfigError("an encoder of several layers that starts at zero stays there; use he", "encoder.start")
     if settings.encoder.output == "unit" and (settings.encoder.start == "zero" or settings.encoder.shortcut):
-        raise ConfigError("an output that starts at zero has no direction to scale: use raw", "encoder.output")
+        raise ConfigError("an output that starts at zero cannot be scaled to length 1: use raw", "encoder.output")
 
 
-def _collection_agrees(settings: Experiment) -> None:
+def _check_collection(settings: Experiment) -> None:
     collection, privacy = settings.collection, settings.privacy
     asked = {"privacy.mechanism": privacy.mechanism, "collection.correlations": collection.correlations}
     for field, given in asked.items():
         if given is not None and not settings.uses_labels:
             raise ConfigError(
-                f"{settings.method} with these settings does not look at label sets, so this would do nothing; leave "
-                "it out, or choose another method (fedalc, fedalc-fixed)",
+                f"{settings.method} with these settings does not use label sets, so this setting would do nothing; "
+                "leave it out, or choose another method, such as fedalc or fedalc-fixed",
                 field,
             )
     keyed = is_keyed(collection.algorithm)
     if collection.key is not None and not keyed:
-        raise ConfigError(f"{collection.algorithm} has no use for a key", "collection.key")
+        raise ConfigError(f"{collection.algorithm} does not use a key; leave it out", "collection.key")
     if collection.correlations is not None and keyed and collection.key is None:
         raise ConfigError(
-            "the labels' pseudonyms in this file are keyed: give the key file it was collected with (--key)",
+            "the label pseudonyms in this file are keyed: give the key file of the collection (--key)",
             "collection.correlations",
         )
     if privacy.mechanism is not None and collection.correlations is not None:
         raise ConfigError(
-            "correlations from a file are used as they are; noise is added where they are made: "
+            "correlations from a file are used unchanged; add the noise when you make the file: "
             "fedalc collect server --epsilon",
             "privacy.mechanism",
         )
-    weighting = {"fedalc": settings.regularizer.weighting, "fedalc-fixed": settings.fixed.weighting}.get(
-        settings.method
-    )
     told_sizes = settings.client.loss == "square" and settings.client.set_size == "exact"
     if told_sizes and (privacy.mechanism is not None or collection.correlations is not None):
         raise ConfigError(
-            "the size of each instance's label set is neither in a file of counts nor covered by noise on them; "
-            'use "expected", which follows from the counts',
+            "a file of counts does not hold the size of each instance's label set, and noise on counts does not "
+            'protect it; use "expected", which follows from the counts',
             "client.set_size",
         )
     if privacy.mechanism == "gradients" and settings.needs_counts:
-        raise ConfigError('these settings need counts of labels: use "counts"', "privacy.mechanism")
-    regularizer = settings.regularizer
+        raise ConfigError('these settings need label counts: use "counts"', "privacy.mechanism")
+    regularizer, section = settings.regularizer, method_facts(settings.method).compares_classes
+    weighting = None if section is None else getattr(settings, section).weighting
     by_index = "index" in (regularizer.search, settings.fixed.search)
     if privacy.mechanism == "gradients" and (regularizer.rows != "all" or by_index):
         raise ConfigError(
-            'what one instance adds to a gradient is worked out for regularizer.rows = "all" and an exact search',
+            'private gradients need regularizer.rows = "all" and an exact search',
             "privacy.mechanism",
         )
     if privacy.mechanism == "gradients" and weighting in ("gamma", "conditional"):
         raise ConfigError(
-            f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "
-            "that are private themselves; set regularizer.weighting (fedalc) or fixed.weighting (fedalc-fixed)",
+            f"private gradients need weighting 'sigma' or 'counts': {weighting!r} divides by private counts; set "
+            f"{section}.weighting",
             "privacy.mechanism",
         )

@@ -21,7 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from fedalc.config import compatibility as agreement
+from fedalc.config import compatibility
+from fedalc.config.facts import method_facts
 from fedalc.config.schema import (
     NONE,
     ClientSettings,
@@ -44,6 +45,8 @@ from fedalc.config.schema import (
 )
 from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
 from fedalc.errors import ConfigError
+
+Option = str | bool | int | float | list[str | bool | int | float] | None
 
 
 class Experiment(Settings):
@@ -81,6 +84,7 @@ class Experiment(Settings):
     selection: SelectionSettings = SelectionSettings()
     ovr: OvrSettings = OvrSettings()
     sleec: SleecSettings = SleecSettings()
+    options: dict[str, Option] = {}  # the settings of a registered method's own: docs/extending.md
 
     @model_validator(mode="wrap")
     @classmethod
@@ -92,14 +96,15 @@ class Experiment(Settings):
             raise _explained(error, (info.context or {}).get("file")) from None
 
     @model_validator(mode="after")
-    def _settings_agree(self) -> Experiment:
-        agreement.check(self)
+    def _settings_agree(self, info: ValidationInfo) -> Experiment:
+        if not (info.context or {}).get("values_only"):
+            compatibility.check(self)
         return self
 
     @property
     def uses_labels(self) -> bool:
         """Whether label sets are collected: the method learns from them, or the loss or W's start needs counts."""
-        return self.method in ("fedalc", "fedalc-fixed") or self.needs_counts
+        return method_facts(self.method).uses_labels or self.needs_counts
 
     @property
     def needs_counts(self) -> bool:

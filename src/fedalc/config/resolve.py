@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.schema import METHODS, PRESETS, SQUARE_ONLY, solves_one_objective
+from fedalc.config.facts import encoder_facts, method_facts, solves_one_objective
+from fedalc.config.schema import PRESETS
 from fedalc.core.arguments import as_path
+from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
@@ -44,44 +46,45 @@ def experiment(
         _merge(asked, table)
     for text in overrides:
         _merge(asked, _parse_override(text))
-    method = _one_of(METHODS, asked.get("method", Experiment.model_fields["method"].default), "method")
+    method = _one_of((*METHODS, *ORACLES), asked.get("method", Experiment.model_fields["method"].default), "method")
     name = _one_of(PRESETS, asked.get("preset", Experiment.model_fields["preset"].default), "preset")
     asked = _for_method(asked, method, file)
-    encoder = asked.get("encoder")
-    named = encoder.get("name") if isinstance(encoder, Mapping) else None
     dataset = asked.get("dataset", Experiment.model_fields["dataset"].default)
     if not isinstance(dataset, str):
         raise ConfigError(f"expected a name, a folder or a fedalc.Dataset, found {dataset!r:.60}", "dataset")
-    if named is None and has_pictures(dataset):
-        named = _preset_file(name)["pictures"]["encoder"]
-        _merge(asked, {"encoder": {"name": named}})
-    values = preset(name, method, named)
+    server = asked.get("server")
+    if isinstance(server, dict) and server.get("aggregation") == "auto":
+        del server["aggregation"]  # "auto" is what a missing setting means
+    # What follows imports the method's class, and so torch. Refuse a mistyped setting before that.
+    Experiment.model_validate(asked, context={"file": file, "values_only": True})
+    encoder = asked.get("encoder", {}).get("name")
+    if encoder is None and has_pictures(dataset):
+        encoder = _preset_file(name)["pictures"]["encoder"]
+        _merge(asked, {"encoder": {"name": encoder}})
+    values = preset(name, method, encoder)
     _merge(values, asked)
     _fill_in(values, method)
     return Experiment.model_validate(values, context={"file": file})
 
 
 def _fill_in(values: dict[str, Any], method: str) -> None:
-    """What follows from the method and the loss unless it was asked for otherwise."""
+    """Add what follows from the method and the loss, unless the user asked for something else."""
     client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
-    if not isinstance(client, dict) or not isinstance(encoder, dict):
-        return  # refused by the validation
-    privacy = values.get("privacy")
-    if isinstance(privacy, dict) and "epsilon" in privacy:
-        privacy.setdefault("mechanism", "counts")  # who names an ε wants it
+    if "epsilon" in values.get("privacy", {}):
+        values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
     _choose_aggregation(values, method)
-    client.setdefault("loss", "square" if method in SQUARE_ONLY else "hinge")
-    encoder.setdefault("output", "raw" if client["loss"] == "square" else "unit")
-    if client["loss"] == "square" and encoder.get("name") == "linear" and encoder["output"] == "raw":
+    square = client.get("loss") == "square"
+    encoder.setdefault("output", "raw" if square else "unit")
+    linear = encoder_facts(encoder["name"]).linear if "name" in encoder else False
+    if square and linear and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
 
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:
-    """`auto`: real parties may lie; those of a simulation do not. What solves one objective needs the plain mean."""
+    """Real parties may lie, those of a simulation do not. A method that solves one objective needs the plain mean."""
     server = values.setdefault("server", {})
-    if isinstance(server, dict) and server.get("aggregation", "auto") == "auto":
-        solves = solves_one_objective(method, server.get("optimizer"))
-        server["aggregation"] = "clip" if values.get("engine") == "flower" and not solves else "mean"
+    solves = solves_one_objective(method, server.get("optimizer"))
+    server.setdefault("aggregation", "clip" if values.get("engine") == "flower" and not solves else "mean")
 
 
 def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:
@@ -96,7 +99,7 @@ def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[s
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{file}: expected tables, [methods.NAME]", "methods")
     for name, table in tables.items():
-        if name not in METHODS:
+        if name not in METHODS and name not in ORACLES:
             raise ConfigError(f"{file}: there is no such method", f"methods.{name}")
         if not isinstance(table, Mapping):
             raise ConfigError(f"{file}: expected a table", f"methods.{name}")
@@ -106,18 +109,18 @@ def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[s
     return values
 
 
-def preset(name: str, method: str, encoder: Any = None) -> dict[str, Any]:
-    """What the preset says for all methods, then for this one; then for this encoder, if it was asked for by name.
-
-    What it says for `resnet` is for all of them.
-    """
+def preset(name: str, method: str, encoder: str | None = None) -> dict[str, Any]:
+    """Return a preset's settings. Later wins: for all methods, the method's own defaults, for this method, and, if an
+    encoder was asked for by name, for this encoder (or its family, such as `resnet`)."""
     files = [_preset_file(file) for file in (name, "exact", "oracles")]  # the last two: the same in every preset
     values: dict[str, Any] = {"preset": name}
-    for key in ("all", method):
-        for tables in files:
-            _merge(values, tables.get(key, {}))
-    named = encoder if isinstance(encoder, str) else ""
-    for family in ("resnet", named) if named.startswith("resnet") else (named,):
+    for tables in files:
+        _merge(values, tables.get("all", {}))
+    _merge(values, copy.deepcopy(method_facts(method).defaults))
+    for tables in files:
+        _merge(values, tables.get(method, {}))
+    families = () if encoder is None or encoder not in ENCODERS else (encoder_facts(encoder).family, encoder)
+    for family in families:
         for key in ("all", method):
             for tables in files:
                 _merge(values, tables.get("encoder", {}).get(family, {}).get(key, {}))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from fedalc.config.facts import encoder_facts, known_encoder, known_method
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 
-MethodName = Literal[
-    "fedavg", "fedavg-fixed", "flag", "fedmlh", "fedaws", "fedalc", "fedalc-fixed", "fedalc-exact", "fedalc-oneshot",
-    "sleec", "ovr",
-]  # fmt: skip
+MethodName = Annotated[str, AfterValidator(known_method)]
+EncoderName = Annotated[str, AfterValidator(known_encoder)]
 AggregationName = Literal["mean", "clip", "median", "trimmed-mean", "multi-krum"]
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
@@ -23,17 +22,7 @@ def is_keyed(algorithm: str) -> bool:
     return algorithm.startswith("hmac-")
 
 
-def solves_one_objective(method: str, optimizer: str | None) -> bool:
-    """Exactly, and so the one of all parties and instances, rather than taking steps towards it."""
-    return method == "fedalc-oneshot" or optimizer == "cg"
-
-
-METHODS: tuple[str, ...] = get_args(MethodName)
-ORACLES = ("sleec", "ovr")  # centralised: they see all data in one place, and are there to compare with
-FEDERATED = tuple(method for method in METHODS if method not in ORACLES)
 PRESETS: tuple[str, ...] = get_args(PresetName)
-SQUARE_ONLY = ("fedalc-exact", "fedalc-oneshot")
-FIXED_ROWS = ("fedavg-fixed", "flag", "fedmlh", "fedalc-fixed", *SQUARE_ONLY)
 NONE = "none"  # TOML has no word for it
 MOST_LABELS_PER_PARTY = 10_000  # that one party may claim, unless the server allows more
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
@@ -62,7 +51,7 @@ class Settings(BaseModel):
 class EncoderSettings(Settings):
     """g_θ: sparse features or a picture in, `dim` numbers out."""
 
-    name: Literal["mlp", "linear", "resnet50", "resnet18", "resnet-small"] = "mlp"
+    name: EncoderName = "mlp"
     dim: Count = 512
     embedding: Count = 512  # mlp only: what the sparse features are embedded into
     hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)  # mlp only
@@ -77,7 +66,8 @@ class EncoderSettings(Settings):
 
     @property
     def is_image(self) -> bool:
-        return self.name.startswith("resnet")
+        """Whether it takes pictures."""
+        return encoder_facts(self.name).pictures
 
 
 class ImageSettings(Settings):

@@ -1,32 +1,40 @@
-"""Which settings have an effect only together with others, and a note on those that were given in vain."""
+"""Warn about settings that the method, encoder or other settings ignore."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
 from fedalc.config.experiment import Experiment, flat
-from fedalc.config.schema import FEDERATED, FIXED_ROWS, ORACLES, EncoderSettings
+from fedalc.config.facts import METHOD_SECTIONS, encoder_facts, method_facts
 
-ENCODERS = get_args(EncoderSettings.model_fields["name"].annotation)
-PICTURES = tuple(name for name in ENCODERS if EncoderSettings(name=name).is_image)
-TEXT = tuple(name for name in ENCODERS if name not in PICTURES)
-STEPPED = tuple(method for method in FEDERATED if method != "fedalc-oneshot")  # in rounds, at some rate
 
-#: Settings or whole sections, and with what they have an effect: one of these settings at one of these values. Where
-#: something is in several lines, all have to hold. Only what is certain is here: a note must not be wrong.
-ONLY_WITH: tuple[tuple[str, Mapping[str, tuple[object, ...]]], ...] = (
-    ("client server embeddings collection engine clients", {"method": FEDERATED}),
-    ("rounds client.learning_rate server.learning_rate", {"method": STEPPED}),
-    ("encoder.name", {"method": FEDERATED, "encoder.name": PICTURES}),  # with these, validation figures have mAP
+class Fact(NamedTuple):
+    """A fact that the class of the method or encoder declares."""
+
+    name: str
+    value: bool = True
+
+
+Conditions = Mapping[str, tuple[object, ...] | Fact]
+
+FEDERATED, CENTRALISED = Fact("centralised", False), Fact("centralised")
+TAKES_FEATURES, TAKES_PICTURES = Fact("pictures", False), Fact("pictures")
+
+#: Settings or whole sections, and with what they have an effect: one of these settings at one of these values, or with
+#: a fact of the method or encoder. If a setting is in several lines, all have to hold. Only what is certain is here: a
+#: warning must not be wrong. What concerns one method or encoder is declared in its class (`ignores`, `sections`).
+ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
+    ("client server embeddings collection engine clients rounds", {"method": FEDERATED}),
+    ("rounds client.learning_rate server.learning_rate", {"method": Fact("one_round", False)}),
+    ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # pictures: validation has mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
     ("encoder.dropout encoder.shortcut encoder.precision encoder.norm encoder.pretrained", {"method": FEDERATED}),
-    ("encoder.embedding encoder.hidden", {"encoder.name": ("mlp",)}),
-    ("encoder.start", {"encoder.name": TEXT}),
-    ("encoder.features", {"encoder.name": TEXT, "method": ORACLES}),
-    ("encoder.norm images", {"encoder.name": PICTURES}),
-    ("client.row_learning_rate", {"method": tuple(method for method in FEDERATED if method not in FIXED_ROWS)}),
+    ("encoder.start", {"encoder.name": TAKES_FEATURES}),
+    ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
+    ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),
+    ("client.row_learning_rate", {"method": Fact("trains_rows")}),
     ("client.momentum", {"engine": ("clients", "flower")}),  # it lives for a round, which has one step on fused
     ("client.margin", {"client.loss": ("hinge",)}),
     ("client.set_size client.label_power client.label_offset", {"client.loss": ("square",)}),
@@ -39,21 +47,15 @@ ONLY_WITH: tuple[tuple[str, Mapping[str, tuple[object, ...]]], ...] = (
     ("server.epsilon", {"server.optimizer": ("adam", "adagrad", "cg")}),
     ("server.solve_rounds", {"server.optimizer": ("cg",)}),
     ("server.solve_rounds", {"encoder.shortcut": (True,)}),
-    ("server.ridge", {"server.optimizer": ("cg",), "method": ("fedalc-oneshot",)}),
-    ("server.weights", {"method": tuple(method for method in FEDERATED if method != "flag")}),
+    ("server.ridge", {"server.optimizer": ("cg",), "method": Fact("one_round")}),
     ("server.trim", {"server.aggregation": ("trimmed-mean",)}),
     ("server.byzantine", {"server.aggregation": ("multi-krum",)}),
-    ("hashing", {"method": ("fedmlh",)}),
-    ("regularizer", {"method": ("fedaws", "fedalc")}),
-    ("regularizer.weighting", {"method": ("fedalc",)}),
-    ("regularizer.margin", {"method": ("fedalc",), "regularizer.form": ("full",)}),
     ("regularizer.neighbours regularizer.candidates", {"regularizer.form": ("mined",)}),
-    ("fixed", {"method": ("fedalc-fixed",)}),
     ("fixed.neighbours", {"fixed.form": ("mined",)}),
     (
         "collection",
         {
-            "method": ("fedalc", "fedalc-fixed"),
+            "method": Fact("uses_labels"),
             "client.loss": ("square",),
             "embeddings.start": ("by-frequency",),
         },
@@ -65,8 +67,6 @@ ONLY_WITH: tuple[tuple[str, Mapping[str, tuple[object, ...]]], ...] = (
     ("selection.every selection.patience selection.keep selection.test_curve", {"method": FEDERATED}),
     ("selection.patience", {"selection.keep": ("best",)}),
     ("selection.test_curve", {"selection.validation": (0,)}),
-    ("ovr", {"method": ("ovr",)}),
-    ("sleec", {"method": ("sleec",)}),
 )
 
 
@@ -103,14 +103,31 @@ def note_without_effect(plan: Sequence[Experiment], names: Iterable[str]) -> Non
 
 
 def _without_effect(settings: Experiment, name: str) -> str | None:
-    """With what the setting has none; None where it may have one."""
+    """Return the settings that keep this one from having an effect, as words. None if it may have one."""
     section = name.partition(".")[0]
-    for fields, needed in ONLY_WITH:
-        if name in fields.split() or section in fields.split():
-            values = {other: _value(settings, other) for other in needed}
-            if not any(value in needed[other] for other, value in values.items()):
-                return _listed([f"{other} {_written(value)}" for other, value in values.items() if other != name])
+    for fields, needed in (*ONLY_WITH, *_declared(settings)):
+        if name not in fields.split() and section not in fields.split():
+            continue
+        if not any(_holds(settings, other, wanted) for other, wanted in needed.items()):
+            values = {other: _value(settings, other) for other in needed if other != name}
+            return _listed([f"{other} {_written(value)}" for other, value in values.items()])
     return None
+
+
+def _declared(settings: Experiment) -> list[tuple[str, Conditions]]:
+    """Lines like those of ONLY_WITH, from what the method and the encoder declare."""
+    method, encoder = method_facts(settings.method), encoder_facts(settings.encoder.name)
+    unread = " ".join(section for section in METHOD_SECTIONS if section not in method.sections)
+    ignored = " ".join(f"encoder.{field}" for field in encoder.ignores)
+    lines = [(name, {"method": (), **unless}) for name, unless in method.ignores.items()]
+    return [(unread, {"method": ()}), (ignored, {"encoder.name": ()}), *lines]
+
+
+def _holds(settings: Experiment, name: str, wanted: tuple[object, ...] | Fact) -> bool:
+    if not isinstance(wanted, Fact):
+        return _value(settings, name) in wanted
+    declared = method_facts(settings.method) if name == "method" else encoder_facts(settings.encoder.name)
+    return getattr(declared, wanted.name) == wanted.value
 
 
 def acting(settings: Experiment) -> dict[str, Any]:
@@ -119,8 +136,9 @@ def acting(settings: Experiment) -> dict[str, Any]:
     Method, dataset, preset and seed are not among them, as tables show these, nor what changes memory and speed alone.
     """
     found: dict[str, Any] = {}
+    federated = not method_facts(settings.method).centralised
     for name, entry in flat(settings.to_dict()).items():
-        looks_only = name in LOOKS and settings.selection.keep == "last" and settings.method in FEDERATED
+        looks_only = name in LOOKS and settings.selection.keep == "last" and federated
         if name not in OF_THE_TABLE and not looks_only and _without_effect(settings, name) is None:
             found[name] = entry
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -24,8 +24,9 @@ class Registry(Mapping[str, Any]):
     Packages add names with an entry point in the group `fedalc.methods`, `fedalc.encoders`, …
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, builtin: Mapping[str, str], reserved: Collection[str] = ()) -> None:
         self.kind = kind
+        self.reserved = reserved  # names that something else has
         self.group = f"fedalc.{kind}s"
         self._builtin = dict(builtin)  # name: "module:attribute"
         self._registered: dict[str, Any] = {}
@@ -34,8 +35,8 @@ class Registry(Mapping[str, Any]):
         """Add a name. Running the same definition again, as in a notebook, replaces it."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigError(f"{name!r:.60} cannot be the name of a {self.kind}: use letters, digits and hyphens")
-        if name in self._builtin and not self._is_builtin(name, item):
-            raise ConfigError(f"fedalc has a {self.kind} called {name!r}: choose another name")
+        if (name in self._builtin and not self._is_builtin(name, item)) or name in self.reserved:
+            raise ConfigError(f"fedalc has its own {name!r}: choose another name for your {self.kind}")
         known = self._registered.get(name)
         if known is not None and _origin(known) != _origin(item):
             raise ConfigError(f"{_origin(known)} is registered as the {self.kind} {name!r}: choose another name")
@@ -103,6 +104,14 @@ def registering(registry: Registry, check: Callable[[Any], None]) -> Callable[[s
     return register
 
 
+# Centralised: they see all data in one place, and are there to compare with.
+ORACLES = Registry(
+    "oracle",
+    {
+        "sleec": "fedalc.oracles.sleec:Sleec",
+        "ovr": "fedalc.oracles.one_vs_rest:OneVsRest",
+    },
+)
 METHODS = Registry(
     "method",
     {
@@ -116,14 +125,7 @@ METHODS = Registry(
         "fedalc-exact": "fedalc.methods.fedalc_exact:FedALCExact",
         "fedalc-oneshot": "fedalc.methods.fedalc_oneshot:FedALCOneshot",
     },
-)
-# Centralised: they see all data in one place, and are there to compare with.
-ORACLES = Registry(
-    "oracle",
-    {
-        "sleec": "fedalc.oracles.sleec:Sleec",
-        "ovr": "fedalc.oracles.one_vs_rest:OneVsRest",
-    },
+    reserved=ORACLES,
 )
 ENCODERS = Registry(
     "encoder",

@@ -34,7 +34,7 @@ from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Chance, Encoder, ImageEncoder
+from fedalc.models.encoders import Chance, Encoder
 from fedalc.models.model import Model
 
 
@@ -58,7 +58,7 @@ class FusedEngine:
 
         row_gradient = W.new_zeros(len(participants), W.shape[1]) if self.method.trains_rows else None
         total = torch.zeros((), dtype=torch.float64, device=W.device)
-        portion, blocks = self._take(participants, chance, W)
+        portion, blocks = self._take(participants, chance, model)
         encoder = _encoder_for(model, portion)
         for parameter in encoder.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -113,16 +113,16 @@ class FusedEngine:
         traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
-    def _take(self, participants: np.ndarray, chance: Chance, like: Tensor) -> tuple[Portion, Iterable[Block]]:
+    def _take(self, participants: np.ndarray, chance: Chance, model: Model) -> tuple[Portion, Iterable[Block]]:
         """What the round is on. Where that is everything, it is made once and kept."""
-        client, block_rows = self.settings.client, self.settings.block_rows
+        client, block_rows, like = self.settings.client, self.settings.block_rows, model.W
         if len(participants) == len(self.federation.clients) and client.sample == 1:
             if self._everyone is None:
                 portion = Portion.of(self.federation, participants, chance).own_share()
                 self._everyone = portion, list(portion.blocks(block_rows, like))
             return self._everyone
         portion = Portion.of(self.federation, participants, chance)
-        if client.weight_decay == 0:  # which moves every row
+        if model.encoder.takes_some_features and client.weight_decay == 0:  # which moves every row
             portion = portion.with_features(block_rows)
         portion = portion.own_share()
         return portion, portion.blocks(block_rows, like)
@@ -156,6 +156,6 @@ def _rows_for(model: Model, labels: np.ndarray) -> tuple[Tensor, Callable[[Tenso
 
 def _encoder_for(model: Model, portion: Portion) -> Encoder:
     """The model's, or one that has a part of its first matrix only."""
-    if portion.features is None or isinstance(model.encoder, ImageEncoder):
+    if portion.features is None:
         return model.encoder
     return model.encoder.for_features(torch.from_numpy(portion.features).to(model.W.device))

@@ -1,36 +1,34 @@
-"""The methods, by name. Each file reads like its paper's pseudo-code."""
+"""The methods. Each is one file, reads like its paper's pseudo-code and declares its facts in its class.
+
+Their names are in `fedalc.core.registry`; `register_method` adds one from outside the package.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedalc.config.experiment import Experiment
+from fedalc.core.registry import METHODS, ORACLES, registering
+from fedalc.errors import ConfigError
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.methods.base import Method, Told
-from fedalc.methods.fedalc import FedALC, FedALCFixed
-from fedalc.methods.fedalc_exact import FedALCExact
-from fedalc.methods.fedalc_oneshot import FedALCOneshot
-from fedalc.methods.fedavg import FedAvg, FedAvgFixed
-from fedalc.methods.fedaws import FedAwS
-from fedalc.methods.fedmlh import FedMLH
-from fedalc.methods.flag import FLAG
-
-METHODS: dict[str, type[Method]] = {
-    "fedavg": FedAvg,
-    "fedavg-fixed": FedAvgFixed,
-    "flag": FLAG,
-    "fedmlh": FedMLH,
-    "fedaws": FedAwS,
-    "fedalc": FedALC,
-    "fedalc-fixed": FedALCFixed,
-    "fedalc-exact": FedALCExact,
-    "fedalc-oneshot": FedALCOneshot,
-}
 
 
 def make_method(
     settings: Experiment, label_count: int, knowledge: LabelKnowledge | None = None, told: Told | None = None
 ) -> Method:
-    """`knowledge` is for the methods that want it, at the server; the others never see labels."""
-    return METHODS[settings.method](settings, label_count, knowledge, told)
+    """Build the method of these settings. `knowledge` is the server's, for methods that use labels."""
+    method: Method = METHODS[settings.method](settings, label_count, knowledge, told)
+    return method
 
 
-__all__ = ["METHODS", "Method", "Told", "make_method"]
+def _check_method(method: Any) -> None:
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise ConfigError(f"{method!r:.60} is not a method: register a class that extends fedalc.Method")
+    if missing := sorted(getattr(method, "__abstractmethods__", ())):
+        raise ConfigError(f"{method.__name__} lacks {', '.join(missing)}, which every method needs")
+
+
+register_method = registering(METHODS, _check_method)
+
+__all__ = ["METHODS", "ORACLES", "Method", "Told", "make_method", "register_method"]

@@ -6,20 +6,24 @@ A method knows nothing of where it runs. An engine asks it for these four things
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import MethodFacts, parsed_options
+from fedalc.config.schema import Settings
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
 from fedalc.core.nearest import Search
 from fedalc.labels.correlations import Correlations
 from fedalc.labels.knowledge import LabelKnowledge
-from fedalc.methods.regularizers import Objective
+from fedalc.labels.privacy import PrivateLabelSets
+from fedalc.methods.private_gradient import PrivateGradient
+from fedalc.methods.regularizers import NearestPairs, Objective, Potential, Regularizer
 from fedalc.models.class_embeddings import frequency_rows, orthogonal_rows, random_rows, unit_rows
 from fedalc.models.sharding import Shard, shard_of
 
@@ -33,10 +37,11 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Method(ABC):
-    """Built once per training. `knowledge` is what the collection of label sets told, to those who want it.
+class Method(MethodFacts, ABC):
+    """Built once per training. `knowledge` is what the server learned from the label collection, for methods that use
+    it. In a deployment each party builds one for its own labels, with what the server `told` it instead.
 
-    A party of its own builds one for its own labels, with what it was `told` in place of that.
+    A method declares its facts as class attributes (`MethodFacts`) and overrides what it does differently.
     """
 
     settings: Experiment
@@ -44,26 +49,16 @@ class Method(ABC):
     knowledge: LabelKnowledge | None = None
     told: Told | None = None
 
-    #: Do owners train their rows? Then rows travel with θ in every round; otherwise once, before round 1.
-    trains_rows: ClassVar[bool]
-    #: Is the model solved for from the clients' sums, in one round?
-    one_round: ClassVar[bool] = False
-
-    @classmethod
-    def sub_models(cls, settings: Experiment) -> int:
-        """How many encoders stand side by side, each with its part of W's columns. One, but for fedmlh."""
-        return 1
-
     @property
     def parts(self) -> list[slice]:
         """The columns of each sub-model. A pair's loss is the sum of its losses in all of them."""
         dim = self.settings.encoder.dim
         return [slice(place * dim, (place + 1) * dim) for place in range(self.sub_models(self.settings))]
 
-    @classmethod
-    def looks_at_labels(cls, settings: Experiment) -> int:
-        """How many steps of a training look at the labels, at most: what a privacy budget is divided by."""
-        return 1
+    @cached_property
+    def options(self) -> Settings | None:
+        """The method's own settings, from [options]: an object of its `Options`."""
+        return parsed_options(self.settings)
 
     def start(self, generator: torch.Generator) -> Tensor:
         """W before round 1: spread out, one unit row per label, or those of this process's `shard`."""
@@ -148,10 +143,6 @@ class Method(ABC):
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(dtype=getattr(torch, self.settings.dtype), device=self.settings.device)
 
-    def searching(self, asked: Search) -> Search:
-        """How neighbours are found: exactly where each step is private, for norms and gradient of the same."""
-        return "exact" if self.settings.privacy.mechanism == "gradients" else asked
-
     def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
         """p_u of the clients taking part, from how many instances each holds, and of which label. They sum to 1."""
         if self.settings.server.weights == "uniform":
@@ -163,6 +154,40 @@ class Method(ABC):
         """W after the server's own step, from the rows as the clients left them: those of `labels` took part.
 
         It may be W itself, changed."""
+
+    # --- for server steps ---
+
+    def from_labels(self, build: Callable[[Correlations], Regularizer]) -> Objective:
+        """Return what `build` makes of the label correlations, or its private stand-in if each step is private."""
+        assert self.knowledge is not None
+        labels = self.knowledge.labels
+        return PrivateGradient.of(labels, build) if isinstance(labels, PrivateLabelSets) else build(labels)
+
+    def nearest_pairs(
+        self, potential: Potential | None, W: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> NearestPairs:
+        """Return the pairs of each class with its K nearest, as [regularizer] says, without correlations."""
+        settings = self.settings.regularizer
+        return NearestPairs(
+            settings.neighbours,
+            potential,
+            candidates=self._candidates(W, generator),
+            rows=labels if settings.rows == "participants" else None,
+            search=self.searching(settings.search),
+            budget=self.settings.memory_budget,
+            shard=self.shard,
+        )
+
+    def searching(self, search: Search) -> Search:
+        """Return how to find neighbours: exactly if each step is private, as norms and gradient need the same ones."""
+        return "exact" if self.settings.privacy.mechanism == "gradients" else search
+
+    def _candidates(self, W: Tensor, generator: torch.Generator) -> Tensor | None:
+        """Draw the classes among which this round looks for neighbours. None: all of them."""
+        size = self.settings.regularizer.candidates
+        if size is None or size >= self.label_count:
+            return None
+        return torch.randperm(self.label_count, generator=generator)[:size].sort().values.to(W.device)
 
 
 def descend(W: Tensor, regularizer: Objective, rate: float, budget: int = DEFAULT_BUDGET) -> Tensor:

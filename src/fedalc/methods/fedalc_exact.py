@@ -9,11 +9,22 @@ a sum over the owners of the instance, each of which needs its own row and m, an
 
 from __future__ import annotations
 
+from fedalc.config.experiment import Experiment
+from fedalc.errors import ConfigError
 from fedalc.methods.fedavg import FedAvgFixed
 
 
 class FedALCExact(FedAvgFixed):
     """The square loss on raw outputs, W fixed by label frequencies, rare labels weighted up.
 
-    What the collection tells: n (for W and the weights a_u) and m, exactly or as each label's mean.
+    It takes from the label collection n (for W and the weights a_u) and m, exactly or as each label's mean.
     """
+
+    help = "the gradient of centralised training, exactly, from positives alone"
+    colour = "#8B5CF6"  # violet
+    defaults = {"client": {"loss": "square"}}
+
+    @classmethod
+    def check(cls, settings: Experiment) -> None:
+        if settings.client.loss != "square":
+            raise ConfigError(f'{settings.method} needs client.loss = "square"', "client.loss")

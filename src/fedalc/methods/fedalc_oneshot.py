@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from fedalc.config.experiment import Experiment
+from fedalc.errors import ConfigError
 from fedalc.methods.fedalc_exact import FedALCExact
 
 
@@ -14,4 +14,17 @@ class FedALCOneshot(FedALCExact):
     (Σ x xᵀ/m + ridge·I) θ = Σ_u a_u (Σ_j x_j) w_uᵀ.
     """
 
-    one_round: ClassVar[bool] = True
+    help = "fedalc-exact in one round, for a linear encoder"
+    colour = "#CC79A7"  # purple
+    one_round = True
+    shards_rows = False
+
+    @classmethod
+    def check(cls, settings: Experiment) -> None:
+        super().check(settings)
+        if settings.encoder.is_image:
+            raise ConfigError(
+                f"{settings.method} solves for a linear encoder, and {settings.encoder.name} is not one; "
+                "use fedalc-exact",
+                "method",
+            )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -11,9 +9,12 @@ from fedalc.methods.base import Method
 
 
 class FedAvg(Method):
-    """Owners train their rows from a spread-out start; the server only averages. Nothing keeps the rows apart."""
+    """Clients train their rows from a spread-out start; the server only averages. Nothing keeps the rows apart."""
 
-    trains_rows: ClassVar[bool] = True
+    help = "plain averaging; all class embeddings end up the same"
+    colour = "#D55E00"  # vermillion
+    trains_rows = True
+    shards_rows = True
 
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return W
@@ -22,4 +23,6 @@ class FedAvg(Method):
 class FedAvgFixed(FedAvg):
     """W is drawn once and never changes; only the encoder learns."""
 
-    trains_rows: ClassVar[bool] = False
+    help = "averaging with random class embeddings that never change"
+    colour = "#E69F00"  # orange
+    trains_rows = False

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.errors import ConfigError
 from fedalc.methods.fedavg import FedAvgFixed
 
 
@@ -23,6 +24,22 @@ class FedMLH(FedAvgFixed):
     outputs as one long embedding, and as a label's row its R bucket rows, so that gᵀw is that sum. The loss is a sum
     over sub-models, so each is trained, and averaged, as if it were alone.
     """
+
+    help = "labels share hash buckets; several small models vote"
+    colour = "#9BAF2D"  # olive
+    shards_rows = False
+    sections = ("hashing",)
+
+    @classmethod
+    def check(cls, settings: Experiment) -> None:
+        if settings.embeddings.start == "by-frequency":
+            raise ConfigError(
+                f"{settings.method} has one class embedding per bucket, and a bucket holds labels of different "
+                "frequencies; use orthogonal or random",
+                "embeddings.start",
+            )
+        if settings.server.optimizer == "cg":
+            raise ConfigError(f"{settings.method} has several encoders; use another optimizer", "server.optimizer")
 
     @classmethod
     def sub_models(cls, settings: Experiment) -> int:

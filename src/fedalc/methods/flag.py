@@ -21,6 +21,10 @@ class FLAG(FedAvgFixed):
     Where users have the labels, the parts of a user's clients add up to the user's.
     """
 
+    help = "label-adaptive aggregation: every label counts alike"
+    colour = "#8C6239"  # brown
+    ignores = {"server.weights": {}}
+
     def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
         present, column = np.unique(labels, return_inverse=True)  # those that nobody here has are nobody's
         own = (counts.double().cpu().numpy(), (np.arange(len(labels)), column))

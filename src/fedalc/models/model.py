@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalc.models.encoders import Encoder, ImageEncoder
+from fedalc.models.encoders import Encoder
 from fedalc.models.sharding import Shard
 
 
@@ -57,7 +57,7 @@ class Model:
     @property
     def statistics(self) -> list[Tensor]:
         """What clients observe rather than learn: the running averages of batch normalisation, unless frozen."""
-        observing = [part for part in self.encoder.modules() if isinstance(part, ImageEncoder) and part.statistics]
+        observing = [part for part in self.encoder.modules() if isinstance(part, Encoder) and part.statistics]
         return [buffer for part in observing for buffer in part.buffers() if buffer.is_floating_point()]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import method_facts
 from fedalc.config.neighbour_search import searched
 from fedalc.core import distributed
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
@@ -161,9 +162,10 @@ def _needs_index(settings: Experiment, labels: int) -> bool:
 
 
 def _needs_all_rows(settings: Experiment, labels: int) -> str | None:
-    regularized = settings.method in ("fedaws", "fedalc")
+    facts = method_facts(settings.method)
+    regularized = facts.compares_classes == "regularizer"
     reasons = (
-        (settings.method in ("fedalc-fixed", "fedalc-oneshot", "fedmlh"), f"method {settings.method}"),
+        (not facts.shards_rows, f"method {settings.method}"),
         (settings.server.participation == 1, "server.participation = 1, a round of all clients"),
         (settings.embeddings.start == "by-frequency", 'embeddings.start = "by-frequency"'),
         (regularized and settings.regularizer.form == "full", 'regularizer.form = "full"'),

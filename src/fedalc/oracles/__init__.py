@@ -1,11 +1,8 @@
-"""The oracles, by name: centralised methods that see all data in one place, to measure the federated ones against."""
+"""Oracles: centralised methods that see all data in one place, to measure the federated ones against. Their names are
+in `fedalc.core.registry`."""
 
 from __future__ import annotations
 
 from fedalc.oracles.base import Oracle, OracleScorer, TrainedOracle
-from fedalc.oracles.one_vs_rest import OneVsRest
-from fedalc.oracles.sleec import Sleec
 
-ORACLES: dict[str, type[Oracle]] = {"sleec": Sleec, "ovr": OneVsRest}
-
-__all__ = ["ORACLES", "Oracle", "OracleScorer", "TrainedOracle"]
+__all__ = ["Oracle", "OracleScorer", "TrainedOracle"]

@@ -14,6 +14,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import MethodFacts
 from fedalc.config.schema import EncoderSettings
 from fedalc.core.arguments import as_count, check_scores, model_folder
 from fedalc.core.saved_parts import DAMAGE, labels_of
@@ -41,9 +42,10 @@ class Follow(Protocol):
         """Within a step."""
 
 
-class Oracle(ABC):
+class Oracle(MethodFacts, ABC):
     """A scoring of all labels, learned from all instances with all their labels in one place."""
 
+    centralised = True
     kind: ClassVar[str]  # the method's name, and what its files say they are
     unconverged: int = 0  # how many of its regressions ended before they had converged
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.core.saved_parts import numbers
 from fedalc.data.dataset import Dataset, Split
+from fedalc.errors import ConfigError
 from fedalc.oracles.base import Follow, Oracle, Scores, blocks
 from fedalc.oracles.logistic import LogisticProblem
 
@@ -28,6 +29,18 @@ class OneVsRest(Oracle):
     unconverged: int = 0
 
     kind = "ovr"
+    help = "one-vs-rest: a ridge or logistic regression per label"
+    colour = "#5B6B7F"  # slate
+    sections = ("ovr",)
+
+    @classmethod
+    def check(cls, settings: Experiment) -> None:
+        if len(settings.ovr.grid) > 1 and settings.selection.validation == 0:
+            raise ConfigError(
+                "there are several to try, and no validation data to choose one on: give a single one, or set "
+                "selection.validation",
+                "ovr.penalties",
+            )
 
     @staticmethod
     def candidates(settings: Experiment) -> tuple[float | None, ...]:

@@ -69,6 +69,9 @@ class Sleec(Oracle):
     neighbours: int
 
     kind = "sleec"
+    help = "nearest neighbours in learned embeddings of label sets"
+    colour = "#8A3B52"  # wine
+    sections = ("sleec",)
 
     @staticmethod
     def candidates(settings: Experiment) -> tuple[float | None, ...]:

@@ -15,10 +15,11 @@ import numpy as np
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.interrupt import Interrupt
+from fedalc.core.registry import ORACLES
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import DataError, Interrupted
 from fedalc.evaluation.evaluate import measure
-from fedalc.oracles import ORACLES, Oracle, OracleScorer, TrainedOracle
+from fedalc.oracles import Oracle, OracleScorer, TrainedOracle
 from fedalc.runs import history
 from fedalc.training.base import AnyTraining, Callback, inverse_propensity, listening
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED, METHODS, ORACLES
 from fedalc.config.unused import acting, names_of, note_without_effect
 from fedalc.core.arguments import as_path
 from fedalc.core.atomic_files import write_text
+from fedalc.core.registry import METHODS, ORACLES
 from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
 from fedalc.models.trained import TrainedModel
@@ -84,10 +84,10 @@ def compare(
     left_out: dict[str, str] = {}
     if methods is None:
         left_out = _refused(keys, file, overrides)
-        methods = [method for method in FEDERATED if method not in left_out]
+        methods = [method for method in METHODS if method not in left_out]
     for method in methods:
-        if method not in METHODS:
-            raise ConfigError(f"unknown method {method!r}; there are {', '.join(METHODS)}", "methods")
+        if method not in METHODS and method not in ORACLES:
+            raise ConfigError(f"unknown method {method!r}; there are {', '.join([*METHODS, *ORACLES])}", "methods")
     plan = [
         experiment({**keys, "method": method, "seed": seed}, file=file, overrides=overrides)
         for method in dict.fromkeys(methods)
@@ -139,12 +139,12 @@ def _follow(callbacks: Any) -> Callable[[str, int], Sequence[Callback]]:
 def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str]) -> dict[str, str]:
     """The methods that cannot be run with these settings, and why. What none of them allows is an error."""
     refused: dict[str, ConfigError] = {}
-    for method in FEDERATED:
+    for method in METHODS:
         try:
             experiment({**keys, "method": method}, file=file, overrides=overrides)
         except ConfigError as error:
             refused[method] = error
-    if len(refused) == len(FEDERATED):
+    if len(refused) == len(METHODS):
         raise next(iter(refused.values()))
     return {method: str(error) for method, error in refused.items()}
 

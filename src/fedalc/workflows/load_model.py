@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedalc.core.arguments import as_path
+from fedalc.core.registry import ORACLES
 from fedalc.core.tensor_folder import load_facts
 from fedalc.errors import FedalcError
 from fedalc.models.trained import KIND, TrainedModel
-from fedalc.oracles import ORACLES, TrainedOracle
+from fedalc.oracles import TrainedOracle
 
 
 def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:

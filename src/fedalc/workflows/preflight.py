@@ -6,12 +6,12 @@ import os
 
 from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
+from fedalc.core.registry import ORACLES
 from fedalc.data import Dataset, Images
 from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
 from fedalc.models.encoders import encoder_shape, picture_bytes
 from fedalc.models.sharding import shard_of
-from fedalc.oracles import ORACLES
 
 
 def check_processes(settings: Experiment) -> None:

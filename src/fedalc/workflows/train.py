@@ -28,11 +28,12 @@ from fedalc.core.atomic_files import WriteFailed, remove_folder, write_text
 from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.progress_events import watching
+from fedalc.core.registry import ORACLES
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.data.catalog.datasets import is_generated
 from fedalc.errors import ConfigError, FedalcError, Interrupted
 from fedalc.models.trained import TrainedModel
-from fedalc.oracles import ORACLES, TrainedOracle
+from fedalc.oracles import TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.runs.folder import (
     SHEET,

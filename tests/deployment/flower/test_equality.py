@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED
+from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
@@ -40,7 +40,7 @@ def assert_equal(
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("method", [method for method in FEDERATED if method != "fedalc-oneshot"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedalc-oneshot"])
 def test_every_method(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, weights: str
 ) -> None:

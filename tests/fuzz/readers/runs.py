@@ -156,14 +156,14 @@ def pretrained_config() -> Reader:
     from transformers import ResNetConfig
 
     from fedalc.config.schema import EncoderSettings
-    from fedalc.models.encoders.image import SHAPES, _pretrained
+    from fedalc.models.encoders.image import ResNet18, ResNet50, _pretrained
 
     folder = workplace() / "pretrained"
     folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     settings = EncoderSettings(name="resnet18", pretrained=str(folder))
-    shape = ResNetConfig(**SHAPES["resnet18"])
-    seed = json.dumps({"model_type": "resnet", **SHAPES["resnet50"], "depths": [1, 1, 1, 1]}).encode()
+    shape = ResNetConfig(**ResNet18.shape)
+    seed = json.dumps({"model_type": "resnet", **ResNet50.shape, "depths": [1, 1, 1, 1]}).encode()
 
     def read(data: bytes) -> object:
         (folder / "config.json").write_bytes(data)

@@ -342,7 +342,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, weights: Path) -> None:
 
 def test_a_picture_alone_is_normalised_by_the_running_averages() -> None:
     settings = EncoderSettings(name="resnet-small", dim=4, norm="batch")
-    encoder = ImageEncoder(16 * 16 * 3, settings, torch.Generator().manual_seed(0))
+    encoder = make_encoder(16 * 16 * 3, settings, torch.Generator().manual_seed(0))
     images = Images(np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8), list("abc"))
 
     def rows(of: Images) -> PictureRows:

@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedalc.config.schema import EncoderSettings
-from fedalc.models.encoders import Dropout, SparseRows, scale_rows, text_encoder
+from fedalc.models.encoders import Dropout, SparseRows, make_encoder, scale_rows
 from tests.problems import random_split
 
 FEATURES = csr_matrix(
@@ -49,7 +49,7 @@ def test_empty_rows_and_empty_blocks() -> None:
 @pytest.mark.parametrize("name", ["mlp", "linear"])
 def test_gradients_numerically(name: str) -> None:
     settings = EncoderSettings(name=name, dim=4, embedding=5, hidden=(6,))  # type: ignore[arg-type]
-    encoder = text_encoder(6, settings, torch.Generator().manual_seed(0)).double()
+    encoder = make_encoder(6, settings, torch.Generator().manual_seed(0)).double()
     target = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def loss() -> torch.Tensor:
@@ -70,20 +70,20 @@ def test_gradients_numerically(name: str) -> None:
 
 
 def test_the_papers_sizes() -> None:
-    encoder = text_encoder(100, EncoderSettings(name="mlp"), torch.Generator())
+    encoder = make_encoder(100, EncoderSettings(name="mlp"), torch.Generator())
     assert [tuple(p.shape) for p in encoder.parameters() if p.dim() == 2] == [
         (100, 512),
         (1024, 512),
         (1024, 1024),
         (512, 1024),
     ]
-    assert len(list(text_encoder(100, EncoderSettings(name="linear"), torch.Generator()).parameters())) == 1
+    assert len(list(make_encoder(100, EncoderSettings(name="linear"), torch.Generator()).parameters())) == 1
 
 
 def test_output_has_unit_length_except_for_an_instance_without_features() -> None:
     features = FEATURES.tolil()
     features[4] = 0
-    g = text_encoder(6, EncoderSettings(name="mlp", dim=4), torch.Generator().manual_seed(0)).double()(
+    g = make_encoder(6, EncoderSettings(name="mlp", dim=4), torch.Generator().manual_seed(0)).double()(
         rows(features.tocsr())
     )
     length = g.norm(dim=1).detach()
@@ -97,7 +97,7 @@ def test_the_frameworks_start_maps_averaged_features_to_nearly_one_direction() -
 
     def mean_cosine(start: str) -> float:
         settings = EncoderSettings(name="mlp", start=start)  # type: ignore[arg-type]
-        encoder = text_encoder(200, settings, torch.Generator().manual_seed(0))
+        encoder = make_encoder(200, settings, torch.Generator().manual_seed(0))
         g = encoder(SparseRows(features, np.arange(50), torch.float32, "cpu")).detach()
         return (g @ g.T).mean().item()
 
@@ -131,7 +131,7 @@ def test_row_scaling_by_hand() -> None:
 
 def test_mixed_precision_is_the_same_map_to_three_digits_and_keeps_its_weights() -> None:
     full, mixed = (
-        text_encoder(
+        make_encoder(
             6,
             EncoderSettings(name="mlp", dim=4, embedding=5, hidden=(6,), precision=precision),  # type: ignore[arg-type]
             torch.Generator().manual_seed(0),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedalc.models.encoders.image import SHAPES
+from fedalc.models.encoders.image import ResNetSmall
 
 
 def save_resnet(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 3, **changes: Any) -> Any:
@@ -16,7 +16,7 @@ def save_resnet(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 3,
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = ResNetModel(ResNetConfig(**{**SHAPES["resnet-small"], **changes}))
+        model = ResNetModel(ResNetConfig(**{**ResNetSmall.shape, **changes}))
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 for tensor in (module.weight.data, module.running_var):

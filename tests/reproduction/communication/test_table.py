@@ -13,15 +13,13 @@ import torch
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import SQUARE_ONLY
+from fedalc.core.registry import METHODS
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
-from fedalc.methods import METHODS
-from fedalc.models.encoders import make_encoder, text_encoder
+from fedalc.models.encoders import make_encoder
 from fedalc.reproduction.communication.cells import paper_megabytes
 from fedalc.reproduction.communication.measured import Round, measured_round
 from fedalc.reproduction.communication.table import (
-    FEDERATED,
     Communication,
     communication,
     measured,
@@ -59,7 +57,7 @@ def of(table: Communication, dataset: str, method: str, preset: str = "") -> Tra
 
 
 @pytest.mark.parametrize("preset", ["strong", "paper"])
-@pytest.mark.parametrize("method", FEDERATED)
+@pytest.mark.parametrize("method", METHODS)
 def test_as_many_bytes_as_the_ledger_of_a_training(method: str, preset: str) -> None:
     small = {"method": method, "preset": preset, "rounds": 3, "server": {"participation": 1.0}}
     settings = experiment(small | {"encoder": {"dim": 8, "embedding": 6, "hidden": [5, 4]}})
@@ -71,7 +69,7 @@ def test_as_many_bytes_as_the_ledger_of_a_training(method: str, preset: str) -> 
     assert encoder_traffic(settings, 11, shape).training == training.ledger
 
 
-@pytest.mark.parametrize("method", [method for method in FEDERATED if method not in SQUARE_ONLY])
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("fedalc-exact", "fedalc-oneshot")])
 def test_as_many_bytes_as_a_round_with_pictures(method: str) -> None:
     """Every method, with a small network; and the arrays weigh as much as is counted."""
     settings = experiment({"method": method, "engine": "clients", "encoder": {"name": "resnet-small", "dim": 8}})
@@ -116,7 +114,7 @@ def test_what_was_counted_in_a_round_is_in_the_bytes_of_a_training(
 def test_the_mlp_of_the_exact_method_too() -> None:
     settings = experiment({"method": "fedalc-exact", "encoder": {"name": "mlp"}})
     counted = encoder_traffic(settings, 30, Shape(labels=5, clients=5, pairs=9))
-    encoder = text_encoder(30, settings.encoder, torch.Generator())
+    encoder = make_encoder(30, settings.encoder, torch.Generator())
     assert counted.round.up == 5 * 4 * sum(parameter.numel() for parameter in encoder.parameters())
 
 
@@ -232,7 +230,7 @@ def test_writes_table_and_figure(tmp_path: Path) -> None:
     communication(FOLDER, tmp_path)
     facts = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     assert [row["met"] for row in facts["paper"]].count(False) == 2
-    assert {row["method"] for row in facts["text"]} == set(FEDERATED)
+    assert {row["method"] for row in facts["text"]} == set(METHODS)
     first = facts["images"][0]
     assert first["all_clients"]["down"] == 1628 * 100 * 4 * (24_557_120 + 512)
     assert (tmp_path / "bytes.png").read_bytes().startswith(b"\x89PNG")
@@ -243,7 +241,7 @@ def test_writes_table_and_figure(tmp_path: Path) -> None:
 def test_tables_for_the_terminal(table: Communication) -> None:
     paper, rounds, *texts = rich_tables(measured(table))
     assert (paper.row_count, rounds.row_count) == (12, 7)
-    assert [each.row_count for each in texts] == [len(FEDERATED)] * 2
+    assert [each.row_count for each in texts] == [len(METHODS)] * 2
 
 
 def test_a_mistake_in_a_file_is_named(tmp_path: Path) -> None:

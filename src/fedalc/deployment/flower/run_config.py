@@ -9,7 +9,8 @@ from typing import Any
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED, MOST_LABELS_PER_PARTY
+from fedalc.config.schema import MOST_LABELS_PER_PARTY
+from fedalc.core.registry import METHODS
 from fedalc.deployment.flower.connections import Patience
 from fedalc.deployment.flower.party import SHARES
 from fedalc.errors import ConfigError
@@ -118,7 +119,7 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     overrides = _separated(values["set"])
     file = Path(values["settings"]) if values["settings"] else None
     settings = experiment(asked, file=file, overrides=[*overrides, *ALWAYS])
-    if settings.method not in FEDERATED:
+    if settings.method not in METHODS:
         raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
     if settings.privacy.mechanism == "gradients":
         raise ConfigError('needs the label sets again in every step, which are not kept here; use "counts"', "privacy")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.schema import solves_one_objective
+from fedalc.config.facts import solves_one_objective
 from fedalc.engines.aggregation.base import Aggregation
 from fedalc.engines.aggregation.clip import Clip
 from fedalc.engines.aggregation.coordinatewise import Median, TrimmedMean, number_of

@@ -1,4 +1,4 @@
-"""Encoders g_θ: an instance in, a unit vector out."""
+"""Encoders g_θ: an instance in, `dim` numbers out. Their names are in `fedalc.core.registry`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from scipy.sparse import csr_matrix
 from torch import Generator
 
 from fedalc.config.schema import EncoderSettings
+from fedalc.core.registry import ENCODERS, registering
 from fedalc.data.images.images import PICTURES_AT_ONCE, Images
+from fedalc.models.encoders.base import Batch, Encoder, check_encoder, encoder_class, register_module
 from fedalc.models.encoders.chance import Chance, Dropout
 from fedalc.models.encoders.image import ImageEncoder, picture_bytes
 from fedalc.models.encoders.image_rows import PictureRows
 from fedalc.models.encoders.side_by_side import SideBySide
 from fedalc.models.encoders.sparse_rows import SparseRows, scale_rows
-from fedalc.models.encoders.text import TextEncoder, text_encoder
+from fedalc.models.encoders.text import TextEncoder
 
-Encoder = TextEncoder | ImageEncoder | SideBySide
-Batch = SparseRows | PictureRows
+register_encoder = registering(ENCODERS, check_encoder)
 
 
 def make_batch(
@@ -30,14 +31,8 @@ def make_batch(
 
 def make_encoder(feature_count: int, settings: EncoderSettings, generator: Generator, copies: int = 1) -> Encoder:
     """One encoder, or several side by side, each with a start of its own."""
-    encoders = [_one_encoder(feature_count, settings, generator) for _ in range(copies)]
+    encoders = [encoder_class(settings.name)(feature_count, settings, generator) for _ in range(copies)]
     return encoders[0] if copies == 1 else SideBySide(encoders)
-
-
-def _one_encoder(feature_count: int, settings: EncoderSettings, generator: Generator) -> TextEncoder | ImageEncoder:
-    if settings.is_image:
-        return ImageEncoder(feature_count, settings, generator)
-    return text_encoder(feature_count, settings, generator)
 
 
 def encoder_shape(feature_count: int, settings: EncoderSettings) -> Encoder:
@@ -67,6 +62,7 @@ __all__ = [
     "make_batch",
     "make_encoder",
     "picture_bytes",
+    "register_encoder",
+    "register_module",
     "scale_rows",
-    "text_encoder",
 ]

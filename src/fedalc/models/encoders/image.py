@@ -13,8 +13,9 @@ batch   as it was published: each client's own statistics while it works, the cl
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,20 +24,11 @@ from fedalc.config.schema import EncoderSettings
 from fedalc.data.images.images import CHANNELS
 from fedalc.errors import ConfigError
 from fedalc.models.class_embeddings import unit_rows
+from fedalc.models.encoders.base import Encoder
 from fedalc.models.encoders.chance import Chance
 from fedalc.models.encoders.image_rows import PictureRows
 
 GROUPS = 32  # of channels, as group normalisation was published; fewer where 32 does not divide them
-SHAPES: dict[str, dict[str, Any]] = {
-    "resnet50": {"layer_type": "bottleneck", "depths": (3, 4, 6, 3), "hidden_sizes": (256, 512, 1024, 2048)},
-    "resnet18": {"layer_type": "basic", "depths": (2, 2, 2, 2), "hidden_sizes": (64, 128, 256, 512)},
-    "resnet-small": {
-        "layer_type": "basic",
-        "depths": (1, 1, 1, 1),
-        "hidden_sizes": (32, 64, 128, 256),
-        "embedding_size": 32,
-    },
-}
 # All that pretrained weights must agree on with these, as a model that is saved is built from its name alone.
 SHAPE_KEYS = (
     *("num_channels", "embedding_size", "hidden_sizes", "depths", "layer_type", "hidden_act"),
@@ -44,17 +36,25 @@ SHAPE_KEYS = (
 )
 
 
-class ImageEncoder(nn.Module):
+class ImageEncoder(Encoder):
+    """A ResNet and a linear map."""
+
+    pictures = True
+    family = "resnet"
+    ignores = ("embedding", "hidden")
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"shortcut": (False,), "start": ("he", "framework")}
+    dropout_layers = 1
+    shape: ClassVar[dict[str, Any]]  # as transformers' ResNetConfig takes it
+
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
-        super().__init__()
+        super().__init__(feature_count, settings, generator)
         self.feature_count = feature_count
         self.unit = settings.output == "unit"
         self.mixed = settings.precision == "mixed"
         self.statistics = settings.norm == "batch"  # whether a client's own are used while it works
-        self.first_layer = 0  # the number its first layer has in a round's dropout
         with torch.random.fork_rng(devices=[]):  # the library draws from torch's own generator
             torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator, device="cpu")))
-            self.backbone = _backbone(settings)
+            self.backbone = _backbone(self.shape, settings)
             width = self.backbone.config.hidden_sizes[-1]
             self.head = nn.Linear(width, settings.dim)
             # A raw output starts at zero: the square loss would first have to shrink whatever else it is.
@@ -78,22 +78,38 @@ class ImageEncoder(nn.Module):
         h = h.to(self.head.weight.dtype)
         return unit_rows(h) if self.unit else h
 
-    @property
-    def dropout_layers(self) -> int:
-        return 1
-
     def train(self, mode: bool = True) -> ImageEncoder:
         """Only where batch normalisation is to use the statistics of the batch."""
         return super().train(mode and self.statistics)
 
 
-def _backbone(settings: EncoderSettings) -> Any:
+class ResNet50(ImageEncoder):
+    help = "the paper's network for pictures"
+    shape = {"layer_type": "bottleneck", "depths": (3, 4, 6, 3), "hidden_sizes": (256, 512, 1024, 2048)}
+
+
+class ResNet18(ImageEncoder):
+    help = "a smaller ResNet for pictures"
+    shape = {"layer_type": "basic", "depths": (2, 2, 2, 2), "hidden_sizes": (64, 128, 256, 512)}
+
+
+class ResNetSmall(ImageEncoder):
+    help = "a ResNet of 1.4 million weights, for pictures on two cores"
+    shape = {
+        "layer_type": "basic",
+        "depths": (1, 1, 1, 1),
+        "hidden_sizes": (32, 64, 128, 256),
+        "embedding_size": 32,
+    }
+
+
+def _backbone(shape: Mapping[str, Any], settings: EncoderSettings) -> Any:
     try:
         from transformers import ResNetConfig, ResNetModel
     except ImportError:
         raise ConfigError("needs the extra: pip install 'fedalc[images]'", "encoder.name") from None
-    shape = ResNetConfig(**SHAPES[settings.name])
-    return ResNetModel(shape) if settings.pretrained is None else _pretrained(settings, shape)
+    config = ResNetConfig(**shape)
+    return ResNetModel(config) if settings.pretrained is None else _pretrained(settings, config)
 
 
 def _pretrained(settings: EncoderSettings, shape: Any) -> Any:

@@ -25,6 +25,7 @@ class SparseRows:
         self._transposed: tuple[Tensor, WeightedBags] | None = None
         self._features: csr_matrix | None = None
         self._dense: Tensor | None = None
+        self._feature_count = features.shape[1]
         if 2 * features.nnz >= features.shape[0] * features.shape[1] > 0:
             self._dense = torch.from_numpy(features.toarray()).to(dtype).to(device)
         else:
@@ -38,6 +39,14 @@ class SparseRows:
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         return _SparseProduct.apply(self, weight) if self._dense is None else self._dense @ weight
+
+    def dense(self) -> Tensor:
+        """Instances × features, for encoders that are not ours. Not kept."""
+        if self._dense is not None:
+            return self._dense
+        size = (len(self), self._feature_count)
+        rows = torch.repeat_interleave(torch.arange(len(self), device=self.keys.device), self.rows.starts.diff())
+        return self.rows.weight.new_zeros(size).index_put_((rows, self.rows.index.long()), self.rows.weight)
 
     @property
     def transposed(self) -> tuple[Tensor, WeightedBags]:

@@ -4,55 +4,52 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import abstractmethod
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedalc.config.schema import EncoderSettings
 from fedalc.models.class_embeddings import unit_rows
+from fedalc.models.encoders.base import Encoder
 from fedalc.models.encoders.chance import Chance
 from fedalc.models.encoders.sparse_rows import SparseRows
 
 
-class TextEncoder(nn.Module):
-    """Sparse features → `embedding` numbers → layers with ReLU between them → output, scaled to length 1 or raw."""
+class TextEncoder(Encoder):
+    """Sparse features → layers with ReLU between them → output, scaled to length 1 or raw."""
 
-    def __init__(
-        self,
-        feature_count: int,
-        widths: list[int],
-        start: str,
-        generator: torch.Generator,
-        unit: bool = True,
-        shortcut: bool = False,
-        mixed: bool = False,
-    ) -> None:
-        super().__init__()
-        self.unit = unit
-        self.mixed = mixed
-        self.first_layer = 0  # the number its first layer has in a round's dropout
+    ignores: ClassVar[tuple[str, ...]] = ("norm",)
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"pretrained": (None,)}
+    takes_some_features = True
+
+    def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
+        super().__init__(feature_count, settings, generator)
+        widths = self.widths(settings)
+        self.unit = settings.output == "unit"
+        self.mixed = settings.precision == "mixed"
         self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        self._initialise(start, generator)
-        self.shortcut = nn.Parameter(torch.zeros(feature_count, widths[-1])) if shortcut else None
-        if shortcut:
+        self._initialise(settings.start, generator)
+        self.shortcut = nn.Parameter(torch.zeros(feature_count, widths[-1])) if settings.shortcut else None
+        if settings.shortcut:
             last = self.layers[-1]
             assert isinstance(last, nn.Linear)
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
-    @property
-    def feature_count(self) -> int:
-        return int(self.embedding.shape[0])
+        self.feature_count = feature_count
+        self.dropout_layers = len(self.layers)
 
-    @property
-    def dropout_layers(self) -> int:
-        return len(self.layers)
+    @staticmethod
+    @abstractmethod
+    def widths(settings: EncoderSettings) -> list[int]:
+        """Return how many numbers each layer gives, the output last."""
 
     def for_features(self, features: Tensor) -> TextEncoder:
-        """The same encoder for instances with these features only: their rows of its matrices are copies, which learn
-        apart; its layers are the same ones."""
         part = copy.copy(self)
         part._parameters = {name: self._rows(matrix, features) for name, matrix in self._parameters.items()}
         return part
@@ -97,15 +94,24 @@ class TextEncoder(nn.Module):
                 layer.bias.uniform_(-bound, bound, generator=generator)
 
 
-def text_encoder(feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> TextEncoder:
-    """Features → 512 → 1024 → 1024 → 512 (`mlp`, the paper's sizes by default), or features → 512 (`linear`)."""
-    widths = [settings.dim] if settings.name == "linear" else [settings.embedding, *settings.hidden, settings.dim]
-    return TextEncoder(
-        feature_count,
-        widths,
-        settings.start,
-        generator,
-        unit=settings.output == "unit",
-        shortcut=settings.shortcut,
-        mixed=settings.precision == "mixed",
-    )
+class MLP(TextEncoder):
+    """Features → 512 → 1024 → 1024 → 512, with the paper's sizes by default."""
+
+    help = "the paper's network for sparse features: an embedding layer and three dense ones"
+
+    @staticmethod
+    def widths(settings: EncoderSettings) -> list[int]:
+        return [settings.embedding, *settings.hidden, settings.dim]
+
+
+class Linear(TextEncoder):
+    """Features → 512: one matrix."""
+
+    help = "one matrix for sparse features; as good as the mlp, and faster"
+    linear = True
+    ignores = ("norm", "embedding", "hidden")
+    only = {"pretrained": (None,), "dropout": (0.0,), "shortcut": (False,), "precision": ("full",)}
+
+    @staticmethod
+    def widths(settings: EncoderSettings) -> list[int]:
+        return [settings.dim]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import FEDERATED, Settings
+from fedalc.config.schema import Settings
 from fedalc.core.atomic_files import write_text
+from fedalc.core.registry import METHODS
 from fedalc.errors import ConfigError
 from fedalc.report.tables import human_bytes
 from fedalc.reproduction import markdown as md
@@ -123,7 +124,7 @@ def read_communication(folder: Path) -> Communication:
         if name not in heading.datasets:
             raise ConfigError(f"{folder / FILE}: {name} is missing", "datasets")
     place = heading.datasets.index
-    cells.sort(key=lambda cell: (place(cell.dataset), FEDERATED.index(cell.method)))
+    cells.sort(key=lambda cell: (place(cell.dataset), list(METHODS).index(cell.method)))
     texts.sort(key=lambda rows: place(rows.dataset))
     return Communication(
         heading,
@@ -133,7 +134,7 @@ def read_communication(folder: Path) -> Communication:
             Line(rows.dataset, method, rows.traffic(experiment({"method": method, "preset": name})), name)
             for rows in texts
             for name in rows.presets
-            for method in FEDERATED
+            for method in METHODS
         ),
     )
 

@@ -1,0 +1,134 @@
+"""What a method and an encoder declare about themselves, as class attributes. Settings, checks, warnings, help and
+plots read these facts, so that no other file keeps a list of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedalc.core.registry import ENCODERS, METHODS, ORACLES
+from fedalc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedalc.config.experiment import Experiment
+    from fedalc.config.schema import Settings
+
+
+class MethodFacts:
+    """The facts of a method (`fedalc.methods`) or a centralised oracle (`fedalc.oracles`)."""
+
+    #: One line for `fedalc list`.
+    help: ClassVar[str] = ""
+    #: The colour of its curves in every plot, such as "#0072B2". None: the next free one.
+    colour: ClassVar[str | None] = None
+    #: Does it see all data in one place? Then it has no clients, and is there to compare with.
+    centralised: ClassVar[bool] = False
+    #: Do clients train their rows of W? Then rows travel with θ in every round; otherwise once, before round 1.
+    trains_rows: ClassVar[bool] = False
+    #: Is the model solved for from the clients' sums, in one round?
+    one_round: ClassVar[bool] = False
+    #: Does the server learn from label correlations? (The square loss and W's start may need label counts as well.)
+    uses_labels: ClassVar[bool] = False
+    #: The sections of the settings that act on this method, of those that act on some methods only (METHOD_SECTIONS).
+    sections: ClassVar[tuple[str, ...]] = ()
+    #: Settings that this method ignores, each with the other settings that make it act all the same.
+    ignores: ClassVar[Mapping[str, Mapping[str, tuple[object, ...]]]] = {}
+    #: The section that says how the server compares class embeddings with each other: form, neighbours, search.
+    compares_classes: ClassVar[str | None] = None
+    #: Can each of several processes hold a part of W's rows?
+    shards_rows: ClassVar[bool] = False
+    #: Settings that replace those a preset has for all methods, such as {"client": {"loss": "square"}}.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    #: The method's own settings, if it has any: a class that extends `fedalc.Settings`. They are read from [options].
+    Options: ClassVar[type[Settings] | None] = None
+
+    @classmethod
+    def check(cls, settings: Experiment) -> None:
+        """Raise ConfigError if these settings do not go with the method."""
+
+    @classmethod
+    def sub_models(cls, settings: Experiment) -> int:
+        """Return how many encoders stand side by side, each with its part of W's columns."""
+        return 1
+
+    @classmethod
+    def looks_at_labels(cls, settings: Experiment) -> int:
+        """Return how many steps of a training look at the labels, at most. The privacy budget is divided by it."""
+        return 1
+
+
+#: Sections that act only on the methods that name them in `sections`.
+METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec")
+
+
+class EncoderFacts:
+    """The facts of an encoder (`fedalc.models.encoders`). A plain torch.nn.Module has the defaults."""
+
+    #: One line for `fedalc list`.
+    help: ClassVar[str] = ""
+    #: Does it take pictures? Otherwise it takes rows of features.
+    pictures: ClassVar[bool] = False
+    #: Is it one matrix? Then conjugate gradients and fedalc-oneshot can solve for it.
+    linear: ClassVar[bool] = False
+    #: Settings of [encoder] that it ignores.
+    ignores: ClassVar[tuple[str, ...]] = ()
+    #: Settings of [encoder] that it refuses, each with the values that are fine.
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    #: The name of its settings in presets, beside its own.
+    family: ClassVar[str | None] = None
+    #: Can real parties train it? Their guard against too few contributors has to know its layers.
+    for_parties: ClassVar[bool] = True
+
+
+class _PlainModule(EncoderFacts):
+    """A user's torch.nn.Module: what needs the cooperation of its layers is refused."""
+
+    for_parties = False
+    only = {"dropout": (0.0,), "shortcut": (False,), "precision": ("full",), "pretrained": (None,), "start": ("he",)}
+
+
+class _PlainPictureModule(_PlainModule):
+    pictures = True
+
+
+def method_facts(name: str) -> type[MethodFacts]:
+    """Return the class of a method or oracle. Imports it, and so torch."""
+    facts: type[MethodFacts] = (ORACLES if name in ORACLES else METHODS)[name]
+    return facts
+
+
+def encoder_facts(name: str) -> type[EncoderFacts]:
+    """Return the class that has the facts of an encoder. Imports the encoder, and so torch."""
+    encoder = ENCODERS[name]
+    if isinstance(encoder, type) and issubclass(encoder, EncoderFacts):
+        return encoder
+    return _PlainPictureModule if getattr(encoder, "pictures", False) else _PlainModule
+
+
+def solves_one_objective(method: str, optimizer: str | None) -> bool:
+    """Whether training solves the sum over all parties and instances exactly, rather than taking steps towards it."""
+    return optimizer == "cg" or method_facts(method).one_round
+
+
+def known_method(name: str) -> str:
+    """Check the name of a method or oracle without importing it."""
+    if name in METHODS or name in ORACLES:
+        return name
+    raise ValueError(f"unknown method {name!r:.60}; there are {', '.join([*METHODS, *ORACLES])}")
+
+
+def known_encoder(name: str) -> str:
+    """Check the name of an encoder without importing it."""
+    if name in ENCODERS:
+        return name
+    raise ValueError(f"unknown encoder {name!r:.60}; there are {', '.join(ENCODERS)}")
+
+
+def parsed_options(settings: Experiment) -> Settings | None:
+    """Return the method's own settings from [options], checked."""
+    kind = method_facts(settings.method).Options
+    if kind is not None:
+        return kind.model_validate(settings.options)
+    for name in settings.options:
+        raise ConfigError(f"{settings.method} has no settings of its own", f"options.{name}")
+    return None

@@ -1,0 +1,133 @@
+"""What an encoder is: a torch module g_θ that maps a batch of instances to rows of `dim` numbers.
+
+A user's own torch.nn.Module becomes one by `register_encoder`: it gets features or pixels as one dense tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedalc.config.facts import EncoderFacts
+from fedalc.config.schema import EncoderSettings
+from fedalc.core.registry import ENCODERS
+from fedalc.errors import ConfigError
+from fedalc.models.class_embeddings import unit_rows
+from fedalc.models.encoders.chance import Chance
+from fedalc.models.encoders.image_rows import PictureRows
+from fedalc.models.encoders.sparse_rows import SparseRows
+
+Batch = SparseRows | PictureRows
+
+
+class Encoder(EncoderFacts, nn.Module):
+    """The base of the built-in encoders. They declare their facts as class attributes (`EncoderFacts`)."""
+
+    feature_count: int
+    #: Does a client observe statistics (of batch normalisation) that the server averages beside θ?
+    statistics: bool = False
+    #: The number of its first layer in a round's dropout, and how many layers drop units.
+    first_layer: int = 0
+    dropout_layers: int = 0
+    #: Can it be cut down to some features (`for_features`)? Then a round of few clients costs what their features cost.
+    takes_some_features: bool = False
+
+    def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
+        super().__init__()
+
+    def for_features(self, features: Tensor) -> Encoder:
+        """Return the same encoder for instances with these features only: it copies their rows of its first matrices,
+        and shares all other layers."""
+        raise TypeError(f"{type(self).__name__} needs all features")
+
+
+class ModuleEncoder(Encoder):
+    """A user's module. Its parameters are θ; fedalc scales its output to length 1 if encoder.output is "unit".
+
+    Memory: a block of `block_rows` instances as a dense tensor, instances × features.
+    """
+
+    made_from: ClassVar[Any]  # a class of modules, or a module
+
+    def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
+        super().__init__(feature_count, settings, generator)
+        self.feature_count = feature_count
+        self.settings = settings
+        if isinstance(self.made_from, nn.Module):
+            self.module = copy.deepcopy(self.made_from).to(torch.get_default_device())
+        else:
+            with torch.random.fork_rng(devices=[]):  # so that the module's start depends on the run's seed alone
+                torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator, device="cpu")))
+                self.module = self.made_from(feature_count, settings)
+        _check_layers(self.module, settings.name)
+
+    def forward(self, rows: Batch, chance: Chance | None = None, pixels: Tensor | None = None) -> Tensor:
+        if isinstance(rows, SparseRows):
+            h = self.module(rows.dense())
+        else:
+            h = self.module(rows.pixels(chance) if pixels is None else pixels)
+        if not isinstance(h, Tensor) or h.shape != (len(rows), self.settings.dim):
+            shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+            raise ConfigError(
+                f"the encoder {self.settings.name} gives {shape} for {len(rows)} instances, and "
+                f"{(len(rows), self.settings.dim)} is expected: set it to the width of the module's output",
+                "encoder.dim",
+            )
+        return unit_rows(h) if self.settings.output == "unit" else h
+
+
+def _check_layers(module: nn.Module, name: str) -> None:
+    """Refuse layers that make an instance's embedding depend on other instances, or on torch's global generator."""
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise ConfigError(
+                f"{name} has {type(layer).__name__}, whose output depends on the other instances in a batch, and a "
+                "client's batch has one label only; use nn.GroupNorm or nn.LayerNorm",
+                "encoder.name",
+            )
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise ConfigError(
+                f"{name} has {type(layer).__name__}, which would drop other units on each engine; leave it out, or "
+                "extend fedalc.Encoder and call chance.drop",
+                "encoder.name",
+            )
+
+
+def encoder_class(name: str) -> type[Encoder]:
+    """Return the class of an encoder. A user's module is wrapped."""
+    registered = ENCODERS[name]
+    if isinstance(registered, type) and issubclass(registered, Encoder):
+        return registered
+    pictures = bool(getattr(registered, "pictures", False))
+    return type("ModuleEncoder", (ModuleEncoder,), {"made_from": registered, "pictures": pictures})
+
+
+def check_encoder(encoder: Any) -> None:
+    """Refuse to register something that is neither a class of torch modules nor a module."""
+    is_class = isinstance(encoder, type) and issubclass(encoder, nn.Module)
+    if not (is_class or isinstance(encoder, nn.Module)):
+        raise ConfigError(f"{encoder!r:.60} is not an encoder: register a torch.nn.Module, or a class of them")
+
+
+def register_module(module: nn.Module) -> dict[str, Any]:
+    """Register a module under its class's name, and return the settings of [encoder] that ask for it."""
+    check_encoder(module)
+    name = re.sub(r"\W", "", type(module).__name__) or "Module"
+    ENCODERS.register(name, module)
+    return {"name": name, "dim": _width(module)}
+
+
+def _width(module: nn.Module) -> int:
+    """How many numbers a module gives: its attribute `dim`, or the outputs of its last linear layer."""
+    if isinstance(width := getattr(module, "dim", None), int):
+        return width
+    widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not widths:
+        raise ConfigError(
+            f"cannot tell how many numbers {type(module).__name__} gives: give the module an attribute `dim`", "encoder"
+        )
+    return widths[-1]
