@@ -28,6 +28,7 @@ def list_(data_dir: DataDir = None) -> None:
     """The datasets known by name, and which of them are here."""
     from fedalc.data.catalog.datasets import ENTRIES
     from fedalc.data.catalog.locate import data_root, presence
+    from fedalc.data.formats import formats
 
     table = Table(
         Column("name", no_wrap=True),
@@ -45,6 +46,8 @@ def list_(data_dir: DataDir = None) -> None:
     console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
     console.print("packed: there is an archive, which has not been looked into", highlight=False)
     console.print("generated: made up, with the sizes of a real dataset and nothing else of it", highlight=False)
+    known = ", ".join(f"{each.name} ({each.help or 'registered'})" for each in reversed(list(formats())))
+    console.print(f"formats for your own folders: {known}", highlight=False, markup=False)
 
 
 def _numbers(entry: Entry) -> list[str]:

@@ -65,6 +65,10 @@ class Registry(Mapping[str, Any]):
             raise ConfigError(f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(self)}", field)
         return name
 
+    @property
+    def builtin(self) -> tuple[str, ...]:
+        return tuple(self._builtin)
+
     @cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group) if point.name not in self._builtin}

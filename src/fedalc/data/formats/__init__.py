@@ -7,16 +7,24 @@ ones, the newest first; XML-repository text is asked last, because any text file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedalc.core.registry import FORMATS, registering
 from fedalc.data.cache import Parsed
-from fedalc.data.formats.base import Format, ReadOptions
-from fedalc.errors import ConfigError, DataError, FedalcError
+from fedalc.data.formats.base import Format, ReadOptions, errors_named
+from fedalc.errors import ConfigError, DataError
 
-__all__ = ["Format", "Parsed", "ReadOptions", "file_format", "folder_format", "formats", "register_format"]
+__all__ = [
+    "Format",
+    "Parsed",
+    "ReadOptions",
+    "errors_named",
+    "file_format",
+    "folder_format",
+    "formats",
+    "register_format",
+]
 
 T = TypeVar("T")
 
@@ -65,16 +73,3 @@ def folder_format(folder: Path) -> Format | None:
 
 def _in_files(data_format: Format, files: list[Path]) -> str:
     return data_format.name + (f" in {', '.join(path.name for path in files)}" if files else "")
-
-
-@contextmanager
-def errors_named(data_format: Format, path: Path) -> Iterator[None]:
-    """Turn an exception from a registered format into an error that names the format. Built-in ones raise their own."""
-    try:
-        yield
-    except (FedalcError, MemoryError):
-        raise
-    except Exception as error:
-        if type(data_format).__module__.startswith("fedalc."):
-            raise
-        raise DataError(f"the format {data_format.name!r} failed: {type(error).__name__}: {error}", path) from error

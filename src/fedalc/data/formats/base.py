@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from fedalc.data.cache import Parsed, cached
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats.label_file import distinct_label_names, label_names
 from fedalc.data.images.images import ImageOptions
-from fedalc.errors import DataError
+from fedalc.errors import DataError, FedalcError
 
 _SPLIT_OF = {"train": "train", "test": "test", "dev": "validation", "valid": "validation", "validation": "validation"}
 _NEEDED = ("train", "test")
@@ -92,7 +93,8 @@ class Format:
         return ""
 
     def _parsed(self, path: Path, options: ReadOptions) -> Parsed:
-        content = self.read_file(path, options)
+        with errors_named(self, path):
+            content = self.read_file(path, options)
         if isinstance(content, Split):
             return Parsed(content)
         if not isinstance(content, Parsed) or not isinstance(content.split, Split):
@@ -149,3 +151,16 @@ class Format:
 
 def _texts(names: Any) -> tuple[str, ...]:
     return tuple(map(str, names))
+
+
+@contextmanager
+def errors_named(data_format: Format, path: Path) -> Iterator[None]:
+    """Turn an exception from a registered format into an error that names the format. Built-in ones raise their own."""
+    try:
+        yield
+    except (FedalcError, MemoryError):
+        raise
+    except Exception as error:
+        if type(data_format).__module__.startswith("fedalc."):
+            raise
+        raise DataError(f"the format {data_format.name!r} failed: {type(error).__name__}: {error}", path) from error
