@@ -157,7 +157,7 @@ def test_what_it_returns_is_checked_and_its_errors_name_it(write: Write, tmp_pat
     for name in ("train.odd", "test.odd"):
         write("", f"set/{name}")
     with pytest.raises(
-        DataError, match=r"set/test\.odd: the format 'odd' returned \[1, 2\]: .* fedalc\.Split or Parsed"
+        DataError, match=r"set/test\.odd: the format 'odd' returned \[1, 2\]: .* return fedalc\.Split or Parsed"
     ):
         load_dataset(tmp_path / "set")
     returned[0] = KeyError("label")
