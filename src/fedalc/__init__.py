@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fedalc.config.resolve import experiment
     from fedalc.config.schema import Settings
     from fedalc.data import Dataset, Split, load_dataset, picture_blocks, read_pictures
+    from fedalc.data.formats import register_format
     from fedalc.errors import ConfigError, DataError, FedalcError
+    from fedalc.evaluation.metrics import register_metric
     from fedalc.methods import Method, register_method
     from fedalc.models.encoders import Encoder, register_encoder
     from fedalc.models.trained import TrainedModel
@@ -44,6 +46,8 @@ _HOMES = {
     "Encoder": "fedalc.models.encoders",
     "register_encoder": "fedalc.models.encoders",
     "Callback": "fedalc.training.base",
+    "register_format": "fedalc.data.formats",
+    "register_metric": "fedalc.evaluation.metrics",
     "TrainedModel": "fedalc.models.trained",
     "Run": "fedalc.workflows.train",
     "load_run": "fedalc.workflows.train",
@@ -70,7 +74,9 @@ __all__ = [
     "picture_blocks",
     "read_pictures",
     "register_encoder",
+    "register_format",
     "register_method",
+    "register_metric",
     "testing",
     "train",
 ]

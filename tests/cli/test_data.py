@@ -131,7 +131,7 @@ def test_check_finds_what_is_wrong_with_one_s_own_pictures(run, tmp_path: Path) 
 def test_a_folder_of_sparse_features(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     texts = {"train.txt": b"3 2 2\n0 0:1\n1 1:1\n0,1 0:0.5\n", "test.txt": b"1 2 2\n1 0:3 1:2\n"}
     folder = write_files(tmp_path / "mine", texts)
-    assert run("info", str(folder)).stdout.splitlines()[0] == f"{folder}: sparse features in test.txt, train.txt"
+    assert run("info", str(folder)).stdout.splitlines()[0] == f"{folder}: XML-repository text in test.txt, train.txt"
     result = run("check", str(folder))
     assert result.exit_code == 0
     assert _rows(result.stdout) == {

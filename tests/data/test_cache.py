@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedalc.data import load
 from fedalc.data.cache import Parsed, cache_dir, cached
-from fedalc.data.formats import arff, xmlc
+from fedalc.data.formats import ReadOptions, xmlc
+from fedalc.data.formats.arff import Arff
 from fedalc.errors import DataError
 
 Write = Callable[..., Path]
@@ -133,4 +133,4 @@ def test_another_list_of_labels_is_another_entry(write: Write) -> None:
     path = write(header, "x.arff")
     for name in ("a", "b"):
         write(f'<labels><label name="{name}"/></labels>', "labels.xml")
-        assert load._parse(path, arff.LabelRule(), cache=True).label_names == (name,)
+        assert Arff().parse(path, ReadOptions()).label_names == (name,)

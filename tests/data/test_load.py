@@ -11,9 +11,10 @@ import pytest
 
 from fedalc.data import load_dataset
 from fedalc.data.catalog import datasets as catalog
+from fedalc.data.catalog.locate import dataset_dir
 from fedalc.data.check import check, check_files
-from fedalc.data.label_names import told_apart
-from fedalc.data.load import dataset_dir, load_file
+from fedalc.data.label_names import distinct_names
+from fedalc.data.load import load_file
 from fedalc.errors import DataError, FedalcError
 from tests.data.conftest import real_data
 
@@ -199,7 +200,7 @@ def test_labels_that_share_a_name_are_told_apart(write: Write, tmp_path: Path) -
 
 
 def test_a_number_behind_a_name_does_not_make_it_that_of_another() -> None:
-    assert told_apart(["a", "a", "a #1"])[0] == ("a #0", "a #1'", "a #1")
+    assert distinct_names(["a", "a", "a #1"])[0] == ("a #0", "a #1'", "a #1")
 
 
 def test_a_test_file_without_instances_is_refused(write: Write, tmp_path: Path) -> None:

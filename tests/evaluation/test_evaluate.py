@@ -22,7 +22,7 @@ def test_map_is_affordable_up_to_its_limit() -> None:
         check_map_affordable(csr_matrix((MAP_LIMIT // 1000 + 1, 1000)))
     assert str(refused.value) == (
         "selection.metric: mAP ranks each instance for each label, and 100001 × 1000 are more than 100,000,000; "
-        "choose by another"
+        "choose another metric"
     )
 
 

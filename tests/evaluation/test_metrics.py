@@ -8,7 +8,8 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.metrics import average_precision_score, ndcg_score
 
-from fedalc.evaluation.metrics import Propensity, mean_average_precision, ranking_metrics, top_labels
+from fedalc.evaluation.metrics import Propensity, ranking_metrics
+from fedalc.evaluation.score_blocks import mean_average_precision, top_labels
 
 RANDOM = np.random.default_rng(8)
 SCORES = RANDOM.normal(size=(40, 12))

@@ -27,7 +27,8 @@ NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or a folder
 def list_(data_dir: DataDir = None) -> None:
     """The datasets known by name, and which of them are here."""
     from fedalc.data.catalog.datasets import ENTRIES
-    from fedalc.data.load import data_root, presence
+    from fedalc.data.catalog.locate import data_root, presence
+    from fedalc.data.formats import formats
 
     table = Table(
         Column("name", no_wrap=True),
@@ -45,6 +46,8 @@ def list_(data_dir: DataDir = None) -> None:
     console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
     console.print("packed: there is an archive, which has not been looked into", highlight=False)
     console.print("generated: made up, with the sizes of a real dataset and nothing else of it", highlight=False)
+    known = ", ".join(f"{each.name} ({each.help or 'registered'})" for each in reversed(list(formats())))
+    console.print(f"formats for your own folders: {known}", highlight=False, markup=False)
 
 
 def _numbers(entry: Entry) -> list[str]:
@@ -61,7 +64,7 @@ def _numbers(entry: Entry) -> list[str]:
 def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
     """What a dataset is, where to get it, and where its files go; or what files a folder has."""
     from fedalc.data.catalog.datasets import entry as find
-    from fedalc.data.load import dataset_dir
+    from fedalc.data.catalog.locate import dataset_dir
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if _is_folder(name):
@@ -112,24 +115,17 @@ def _is_folder(name: str) -> bool:
 
 
 def _print_folder(folder: Path, console: Console) -> None:
-    from fedalc.data.formats import image_list as listed
-    from fedalc.data.images.load import listed_annotations
-    from fedalc.data.load import find_split_files, folder_kind
-    from fedalc.data.storage import Place
+    from fedalc.data.formats import errors_named
+    from fedalc.data.load import format_of
 
     if not folder.is_dir():
         raise DataError("no such folder", folder)
-    if folder_kind(folder) == "sparse":
-        names = ", ".join(path.name for path in find_split_files(folder).values())
-        console.print(f"{folder}: sparse features in {names}")
-    else:
-        found = listed_annotations(Place(folder))
-        console.print(f"{folder}: pictures listed in {', '.join(p.name for p in listed.find_lists(folder).values())}")
-        sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in found.splits.items())
-        known = "" if found.users is None else ", with the names of users"
-        console.print(f"  {sizes}, {len(found.label_names):,} labels{known}; no picture has been opened")
-        for note in listed.overlaps(found):
-            console.print(f"  {note}")
+    data_format = format_of(folder)
+    with errors_named(data_format, folder):
+        first, *more = data_format.describe(folder)
+    console.print(f"{folder}: {first}")
+    for line in more:
+        console.print(f"  {line}")
     console.print(f"  read all of it with: fedalc data check {shlex.quote(str(folder))}")
     console.print(f"  train on it with: fedalc train --dataset {shlex.quote(str(folder))}")
 
@@ -144,9 +140,10 @@ def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
 
     from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog.datasets import entry as find
+    from fedalc.data.catalog.locate import dataset_dir
     from fedalc.data.check import check as compare
     from fedalc.data.check import check_files
-    from fedalc.data.load import dataset_dir, has_pictures
+    from fedalc.data.load import has_pictures
 
     own = _is_folder(name)
     asked = name if own else find(name).name

@@ -8,10 +8,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.core.registry import ENCODERS, METHODS, ORACLES, Registry
+from fedalc.core.registry import ENCODERS, FORMATS, METHODS, METRICS, ORACLES, Registry
 from fedalc.errors import FedalcError
 
-KINDS: dict[str, tuple[Registry, ...]] = {"methods": (METHODS, ORACLES), "encoders": (ENCODERS,)}
+KINDS: dict[str, tuple[Registry, ...]] = {
+    "methods": (METHODS, ORACLES),
+    "encoders": (ENCODERS,),
+    "formats": (FORMATS,),
+    "metrics": (METRICS,),
+}
 
 
 def list_(

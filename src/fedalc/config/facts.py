@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ValidationError
 
 from fedalc.config.explain import explained
-from fedalc.core.registry import ENCODERS, METHODS, ORACLES
+from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES
 from fedalc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,6 +129,15 @@ def known_encoder(name: str) -> str:
     if name in ENCODERS:
         return name
     raise ValueError(f"unknown encoder {name!r:.60}; there are {', '.join(ENCODERS)}. {PLUGIN}")
+
+
+def known_metric(name: str) -> str:
+    """Check the name of a metric for validation data, which has no propensities."""
+    names = [each for each in METRICS if getattr(METRICS[each], "needs", "top") != "propensities"]
+    if name in names:
+        return name
+    why = f"{name} is for the test set" if name in METRICS else f"unknown metric {name!r:.60}"
+    raise ValueError(f"{why}; there are {', '.join(names)}. {PLUGIN}")
 
 
 def parsed_options(settings: Experiment) -> Settings | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from fedalc.config.facts import encoder_facts, known_encoder, known_method
+from fedalc.config.facts import encoder_facts, known_encoder, known_method, known_metric
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 
 MethodName = Annotated[str, AfterValidator(known_method)]
@@ -192,7 +192,7 @@ class SelectionSettings(Settings):
     """Choice of the round to keep, on validation data only; the test set is looked at once, at the end."""
 
     validation: Share = 0.1  # share of train held out (unless the dataset ships its own); 0: keep the last round
-    metric: Literal["P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5", "mAP"] = "P@1"
+    metric: Annotated[str, AfterValidator(known_metric)] = "P@1"
     every: Count = 5  # evaluate after each this many rounds
     patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
     keep: Literal["best", "last"] = "best"  # last: validation is for the curves only

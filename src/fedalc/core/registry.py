@@ -65,6 +65,10 @@ class Registry(Mapping[str, Any]):
             raise ConfigError(f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(self)}", field)
         return name
 
+    @property
+    def builtin(self) -> tuple[str, ...]:
+        return tuple(self._builtin)
+
     @cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group) if point.name not in self._builtin}
@@ -135,5 +139,29 @@ ENCODERS = Registry(
         "resnet50": "fedalc.models.encoders.image:ResNet50",
         "resnet18": "fedalc.models.encoders.image:ResNet18",
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",
+    },
+)
+# Asked in the reverse order: XML-repository text takes any text file that no other format recognises.
+FORMATS = Registry(
+    "format",
+    {
+        "xmlc": "fedalc.data.formats.xmlc:Xmlc",
+        "arff": "fedalc.data.formats.arff:Arff",
+        "pictures": "fedalc.data.formats.image_list:ImageList",
+    },
+)
+METRICS = Registry(
+    "metric",
+    {
+        "P@1": "fedalc.evaluation.metrics:P1",
+        "P@3": "fedalc.evaluation.metrics:P3",
+        "P@5": "fedalc.evaluation.metrics:P5",
+        "nDCG@1": "fedalc.evaluation.metrics:NDCG1",
+        "nDCG@3": "fedalc.evaluation.metrics:NDCG3",
+        "nDCG@5": "fedalc.evaluation.metrics:NDCG5",
+        "PSP@1": "fedalc.evaluation.metrics:PSP1",
+        "PSP@3": "fedalc.evaluation.metrics:PSP3",
+        "PSP@5": "fedalc.evaluation.metrics:PSP5",
+        "mAP": "fedalc.evaluation.metrics:MAP",
     },
 )

@@ -21,7 +21,7 @@ def repeated_name(names: Sequence[str]) -> str | None:
     return next(name for name, times in often.items() if times > 1)
 
 
-def told_apart(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
+def distinct_names(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
     """The names, those of several labels with the label's number behind (`bank #7`); and which labels these are."""
     often = _often(names)
     if len(often) == len(names):

@@ -1,4 +1,4 @@
-"""Measuring how well a model ranks labels."""
+"""How well a model ranks labels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedalc.core import distributed
 from fedalc.core.blocks import DEFAULT_BUDGET
 from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError
-from fedalc.evaluation.metrics import mean_average_precision, ranking_metrics
+from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
 from fedalc.models.model import Model
 from fedalc.models.scoring import Scorer, ShardedScorer, SharedScorer
 
-MAP_LIMIT = 100_000_000  # instances × labels up to which mAP, which ranks every instance for every label, is computed
+MAP_LIMIT = 100_000_000  # instances × labels; beyond it mAP, which ranks every instance for every label, is left out
 
 
 class Ranking(Protocol):
-    """What can be measured: scores of some instances for all labels."""
+    """Scores of some instances for all labels."""
 
     def of_labels(self, labels: slice) -> Tensor: ...
 
@@ -31,7 +31,7 @@ def check_map_affordable(truth: csr_matrix) -> None:
     if truth.shape[0] * truth.shape[1] > MAP_LIMIT:
         raise ConfigError(
             f"mAP ranks each instance for each label, and {truth.shape[0]} × {truth.shape[1]} are more than "
-            f"{MAP_LIMIT:,}; choose by another",
+            f"{MAP_LIMIT:,}; choose another metric",
             "selection.metric",
         )
 
@@ -44,7 +44,10 @@ def evaluate(
     with_map: bool = False,
     budget: int = DEFAULT_BUDGET,
 ) -> dict[str, float]:
-    """All metrics of a model on a split, in percent. mAP where asked for and affordable (`MAP_LIMIT`)."""
+    """Return all metrics of a model on a split, in percent; mAP if `with_map` and affordable (`MAP_LIMIT`).
+
+    `held` marks the labels that have a client: only these are ranked.
+    """
     scorer: type[Scorer | SharedScorer | ShardedScorer] = Scorer
     if distributed.here().count > 1:
         scorer = SharedScorer if model.shard is None else ShardedScorer
@@ -58,8 +61,6 @@ def measure(
     with_map: bool = False,
     budget: int = DEFAULT_BUDGET,
 ) -> dict[str, float]:
-    """The same of any scoring of the instances whose labels are `truth`."""
-    result = ranking_metrics(scores.top(5)[0].numpy(), truth, inverse_propensity)
-    if with_map and truth.shape[0] * truth.shape[1] <= MAP_LIMIT:
-        result["mAP"] = mean_average_precision(scores.of_labels, truth, budget)
-    return result
+    """Return the same metrics for any scoring of the instances whose labels are `truth`."""
+    ranked = Ranked(scores.top(DEEPEST)[0].numpy(), truth, inverse_propensity, scores, budget)
+    return all_metrics(ranked, with_scores=with_map and truth.shape[0] * truth.shape[1] <= MAP_LIMIT)

@@ -1,117 +1,197 @@
-"""Ranking metrics in percent: P@k, nDCG@k, PSP@k and mAP. Checked against scikit-learn and cases worked by hand.
+"""Ranking metrics in percent: P@k, nDCG@k, PSP@k and mAP, and `register_metric` for your own.
 
-Test instances are scored in blocks, so memory is bounded by `budget` bytes for a block of scores, however many labels.
-An instance without true labels counts as 0 in every per-instance mean, as in the field's own scripts.
+Checked against scikit-learn and cases worked by hand. An instance without true labels counts as 0 in every
+per-instance mean, as in the field's own scripts. This module does not import torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-import torch
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from fedalc.core import distributed
-from fedalc.core.blocks import DEFAULT_BUDGET, blocks
-from fedalc.core.nearest import largest
+from fedalc.core.blocks import DEFAULT_BUDGET
+from fedalc.core.registry import METRICS
+from fedalc.errors import ConfigError, FedalcError
 
 CUTS = (1, 3, 5)
+DEEPEST = max(CUTS)
+_GAIN = 1 / np.log2(np.arange(2, DEEPEST + 2))
+
+F = TypeVar("F", bound=Callable[[np.ndarray, csr_matrix], float])
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Instances with their best labels and their true ones. What several metrics use is computed once."""
+
+    top: np.ndarray
+    """Instances × 5 label numbers, best first; fewer columns if there are fewer labels."""
+    truth: csr_matrix
+    """Instances × labels, with ones."""
+    inverse_propensity: np.ndarray | None = None
+    scores: Any = None
+    """A `Ranking` (evaluate.py), for metrics that need more than the top 5."""
+    budget: int = DEFAULT_BUDGET
+
+    @cached_property
+    def hits(self) -> np.ndarray:
+        """Return which of the top labels are true."""
+        top = self.top[:, :DEEPEST]
+        rows = np.repeat(np.arange(len(top)), top.shape[1])
+        return np.asarray(self.truth[rows, top.ravel()]).reshape(top.shape) > 0
+
+    @cached_property
+    def best_weights(self) -> np.ndarray:
+        """Return the largest inverse propensities among each instance's true labels."""
+        assert self.inverse_propensity is not None
+        return _best_weights(self.truth, self.inverse_propensity, DEEPEST)
+
+    def best_labels(self, k: int) -> np.ndarray:
+        if k <= DEEPEST or self.scores is None:
+            return self.top[:, :k]
+        best: np.ndarray = self.scores.top(k)[0].numpy()
+        return best
 
 
 @dataclass(frozen=True)
-class Propensity:
-    """p_l = 1 / (1 + C·(n_l + B)^-A), C = (log N - 1)(B + 1)^A (Jain et al., 2016): how likely a true label is seen."""
+class Metric:
+    """A figure in percent, and what it needs besides the top labels. Only the test set has propensities."""
 
-    A: float = 0.55
-    B: float = 1.5
+    help: str
+    compute: Callable[[Ranked], float]
+    needs: Literal["top", "propensities", "scores"] = "top"
+    larger_is_better: bool = True
 
-    def inverse(self, counts: np.ndarray, instances: int) -> np.ndarray:
-        """1 / p_l for each label, from how often it occurs in train."""
-        C = max(np.log(instances) - 1, 0) * (self.B + 1) ** self.A  # not below 0: it is meant for large N
-        return 1 + C * (counts + self.B) ** -float(self.A)
-
-
-def top_labels(
-    scores: Callable[[slice], Tensor], rows: int, labels: int, k: int, budget: int = DEFAULT_BUDGET
-) -> tuple[Tensor, Tensor]:
-    """The k best labels of each instance, best first, and their scores. `scores(block of rows)` is rows × labels."""
-    k = min(k, labels)
-    index, value = torch.zeros(rows, k, dtype=torch.int64), torch.zeros(rows, k, dtype=torch.float64)
-    for block in blocks(rows, 8 * labels, budget):
-        value[block], index[block] = largest(scores(block), k)
-    return index, value
+    def is_better(self, value: float, than: float) -> bool:
+        return value > than if self.larger_is_better else value < than
 
 
-def hits(top: np.ndarray, truth: csr_matrix) -> np.ndarray:
-    """Which of the ranked labels are true: a boolean array of the shape of `top`."""
-    rows = np.repeat(np.arange(len(top)), top.shape[1])
-    return np.asarray(truth[rows, top.ravel()]).reshape(top.shape) > 0
+def find_metric(name: str) -> Metric:
+    """Return the metric of this name, built in or registered."""
+    item = METRICS[name]
+    if isinstance(item, Metric):
+        return item
+    compute = partial(_computed, name, item, getattr(item, "k", DEEPEST))
+    return Metric(getattr(item, "help", name), compute, larger_is_better=getattr(item, "larger_is_better", True))
+
+
+def register_metric(name: str, *, k: int = DEEPEST, larger_is_better: bool = True) -> Callable[[F], F]:
+    """Register a function of (top, truth) as a metric, and return it unchanged. Its docstring is the help text.
+
+    `top` has the numbers of each instance's `k` best labels, best first (fewer if there are fewer labels); `truth` is a
+    csr_matrix of instances × labels with ones. The function returns percent.
+    """
+    if type(k) is not int or k < 1:
+        raise ConfigError(f"k is a whole number from 1 on, not {k!r:.60}", "register_metric")
+
+    def register(function: F) -> F:
+        if not callable(function):
+            raise ConfigError(f"{function!r:.60} is not a function of (top, truth)", "register_metric")
+        METRICS.register(name, function)
+        facts = {"k": k, "larger_is_better": larger_is_better, "help": (function.__doc__ or name).strip()}
+        for fact, value in facts.items():
+            setattr(function, fact, value)
+        return function
+
+    return register
+
+
+def all_metrics(ranked: Ranked, with_scores: bool = False) -> dict[str, float]:
+    """Return every metric for which there is what it needs."""
+    there = {"top": True, "propensities": ranked.inverse_propensity is not None, "scores": with_scores}
+    metrics = {name: find_metric(name) for name in METRICS}
+    return {name: float(metric.compute(ranked)) for name, metric in metrics.items() if there[metric.needs]}
 
 
 def ranking_metrics(
     top: np.ndarray, truth: csr_matrix, inverse_propensity: np.ndarray | None = None
 ) -> dict[str, float]:
-    """P, nDCG and (given propensities) PSP at 1, 3, 5. `top` holds at least the five best labels, or all there are.
+    """Return the metrics of ranked labels: P, nDCG and (given propensities) PSP at 1, 3, 5, and registered ones.
+
+    `top` holds at least the five best labels, or all there are.
 
     >>> round(ranking_metrics(np.array([[2, 0, 1]]), csr_matrix([[1, 1, 0]]))["P@3"], 2)
     66.67
     """
-    hit = hits(top, truth)
-    label_count = np.diff(truth.indptr)
-    gain = 1 / np.log2(np.arange(2, max(CUTS) + 2))
-    result = {f"P@{k}": 100 * hit[:, :k].sum(1).mean() / k for k in CUTS}
-    for k in CUTS:
-        ideal = np.concatenate(([0.0], np.cumsum(gain[:k])))[np.minimum(label_count, k)]
-        found = hit[:, :k] @ gain[: hit[:, :k].shape[1]]
-        result[f"nDCG@{k}"] = 100 * np.divide(found, ideal, out=np.zeros(len(hit)), where=ideal > 0).mean()
-    if inverse_propensity is not None:
-        best = _best_weights(truth, inverse_propensity, max(CUTS))
-        for k in CUTS:
-            found = (hit[:, :k] * inverse_propensity[top[:, :k]]).sum()
-            possible = best[:, :k].sum()
-            result[f"PSP@{k}"] = 100 * found / possible if possible > 0 else 0.0
-    return {name: float(value) for name, value in result.items()}
+    return all_metrics(Ranked(top, truth, inverse_propensity))
+
+
+def _computed(name: str, function: Callable[[np.ndarray, csr_matrix], float], k: int, ranked: Ranked) -> float:
+    """Call a registered function and check its value. Several processes agree on the value of the first."""
+    top, value, problem = ranked.best_labels(k), 0.0, None
+    try:
+        value = float(function(top, ranked.truth))
+        if not math.isfinite(value):
+            problem = FedalcError(f"the metric {name!r} returned {value}: it should return a finite number")
+    except Exception as error:
+        problem = FedalcError(f"the metric {name!r} failed: {type(error).__name__}: {error}")
+        problem.__cause__ = error
+    if distributed.any_of(problem is not None):
+        raise problem or FedalcError(f"the metric {name!r} failed in another process")
+    return distributed.sum_of(value if distributed.is_first() else 0.0)
+
+
+def _precision(ranked: Ranked, k: int) -> float:
+    return float(100 * ranked.hits[:, :k].sum(1).mean() / k)
+
+
+def _ndcg(ranked: Ranked, k: int) -> float:
+    hits = ranked.hits[:, :k]
+    label_count = np.diff(ranked.truth.indptr)
+    ideal = np.concatenate(([0.0], np.cumsum(_GAIN[:k])))[np.minimum(label_count, k)]
+    gained = hits @ _GAIN[: hits.shape[1]]
+    return float(100 * np.divide(gained, ideal, out=np.zeros(len(hits)), where=ideal > 0).mean())
+
+
+def _propensity_scored_precision(ranked: Ranked, k: int) -> float:
+    assert ranked.inverse_propensity is not None
+    gained = (ranked.hits[:, :k] * ranked.inverse_propensity[ranked.top[:, :k]]).sum()
+    possible = ranked.best_weights[:, :k].sum()
+    return float(100 * gained / possible) if possible > 0 else 0.0
+
+
+def _mean_average_precision(ranked: Ranked) -> float:
+    from fedalc.evaluation.score_blocks import mean_average_precision
+
+    return mean_average_precision(ranked.scores.of_labels, ranked.truth, ranked.budget)
+
+
+P1, P3, P5 = (Metric(f"true labels among the top {k}", partial(_precision, k=k)) for k in CUTS)
+NDCG1, NDCG3, NDCG5 = (Metric(f"normalised discounted gain of the top {k}", partial(_ndcg, k=k)) for k in CUTS)
+PSP1, PSP3, PSP5 = (
+    Metric(f"P@{k} weighted by inverse propensities", partial(_propensity_scored_precision, k=k), "propensities")
+    for k in CUTS
+)
+MAP = Metric("mean over labels of the average precision", _mean_average_precision, "scores")
+
+
+@dataclass(frozen=True)
+class Propensity:
+    """How likely a true label is seen: p_l = 1 / (1 + C·(n_l + B)^-A), C = (log N - 1)(B + 1)^A (Jain et al., 2016)."""
+
+    A: float = 0.55
+    B: float = 1.5
+
+    def inverse(self, counts: np.ndarray, instances: int) -> np.ndarray:
+        """Return 1 / p_l for each label, from how often it occurs in train."""
+        C = max(np.log(instances) - 1, 0) * (self.B + 1) ** self.A  # not below 0: the model is meant for large N
+        return 1 + C * (counts + self.B) ** -float(self.A)
 
 
 def _best_weights(truth: csr_matrix, weight: np.ndarray, k: int) -> np.ndarray:
-    """The k largest weights among each instance's true labels, largest first, zeros where there are fewer."""
+    """Return the k largest weights among each instance's true labels, largest first, zeros where there are fewer."""
     row = np.repeat(np.arange(truth.shape[0]), np.diff(truth.indptr))
     values = weight[truth.indices]
     order = np.lexsort((-values, row))
-    place = np.arange(truth.nnz) - np.repeat(truth.indptr[:-1], np.diff(truth.indptr))
+    rank = np.arange(truth.nnz) - np.repeat(truth.indptr[:-1], np.diff(truth.indptr))
     best = np.zeros((truth.shape[0], k))
-    kept = place < k
-    best[row[kept], place[kept]] = values[order][kept]
+    among = rank < k
+    best[row[among], rank[among]] = values[order][among]
     return best
-
-
-def mean_average_precision(scores: Callable[[slice], Tensor], truth: csr_matrix, budget: int = DEFAULT_BUDGET) -> float:
-    """Macro mean over the labels with a true test instance of the average precision of their ranking of instances.
-
-    `scores(block of labels)` gives instances × labels. Equal scores share one threshold, as in scikit-learn. Of several
-    processes each takes its share of the labels.
-    """
-    by_label = truth.tocsc()
-    instances, labels = truth.shape
-    total, counted = 0.0, 0
-    # Scores in double, their transpose, sorted, their order and its inverse live at once.
-    for block in blocks(labels, 40 * instances, budget, within=distributed.own_range(labels)):
-        if by_label.indptr[block.start] == by_label.indptr[block.stop]:
-            continue
-        ascending, order = scores(block).cpu().double().T.contiguous().sort(dim=1)
-        rank = torch.empty_like(order).scatter_(1, order, torch.arange(instances).expand_as(order))
-        for column in range(block.stop - block.start):
-            start, stop = by_label.indptr[block.start + column], by_label.indptr[block.start + column + 1]
-            if start == stop:
-                continue
-            true = torch.from_numpy(by_label.indices[start:stop].astype(np.int64))
-            mine = ascending[column][rank[column][true]].sort().values
-            at_least = instances - torch.searchsorted(ascending[column], mine)
-            true_at_least = len(mine) - torch.searchsorted(mine, mine)
-            total += (true_at_least.double() / at_least).mean().item()
-            counted += 1
-    total, counted = distributed.sum_of(total), round(distributed.sum_of(counted))
-    return 100 * total / counted if counted else 0.0

@@ -23,7 +23,7 @@ from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import Images
 from fedalc.data.matrices import feature_matrix
 from fedalc.errors import DataError, FedalcError
-from fedalc.evaluation.metrics import top_labels
+from fedalc.evaluation.score_blocks import top_labels
 from fedalc.models.encoders import scale_rows
 
 FORMAT = 1

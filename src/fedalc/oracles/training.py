@@ -64,7 +64,7 @@ class OracleTraining(AnyTraining):
             metrics = self._measured(trained, self.validation, with_map=self._maps)
             value = metrics[self.settings.selection.metric]
             tried.append({"penalty": candidate, "value": value, "unconverged": oracle.unconverged})
-            if self.chosen is None or value > self.chosen["value"]:
+            if self.chosen is None or self._is_better(value, self.chosen["value"]):
                 named = {f"validation {name}": number for name, number in metrics.items()}
                 self.chosen = {"round": 1, "value": value, "metrics": named, "penalty": candidate}
                 kept = None if self.refits else trained

@@ -7,9 +7,10 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fedalc.core.registry import METRICS, NAME
 from fedalc.report.differences import differences
 from fedalc.report.summary import (
     Reader,
@@ -107,13 +108,21 @@ def _percent(name: str, leave_out: int = 0, optional: bool = False) -> Column:
     return Column(name, read, lambda x: fixed(x, 2), higher_is_better=True, leave_out=leave_out, optional=optional)
 
 
-COLUMNS = (
+def _registered(name: str) -> Column:
+    """A metric whose best value is bold if larger is better, as it is unless its registration says otherwise."""
+    larger_is_better = getattr(METRICS[name], "larger_is_better", True) if name in METRICS else True
+    return replace(_percent(name, leave_out=2), higher_is_better=larger_is_better)
+
+
+_METRIC_COLUMNS = (
     _percent("P@1"),
     _percent("P@3"),
     _percent("P@5"),
     _percent("nDCG@5", leave_out=4),
     _percent("PSP@5", leave_out=3),
     _percent("mAP", leave_out=2, optional=True),
+)
+_OTHER_COLUMNS = (
     Column("max cosine", number("collapse", "max_cosine"), lambda x: fixed(x, 3)),
     Column("mean cosine", number("collapse", "mean_cosine"), lambda x: fixed(x, 3), leave_out=6),
     Column("effective rank", number("collapse", "effective_rank"), lambda x: fixed(x, 1), leave_out=5),
@@ -135,8 +144,11 @@ class Cell:
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """Those with something to say: an optional column that no row has is left out."""
-    return [c for c in COLUMNS if not c.optional or any(row.statistic(c.read) for row in rows)]
+    """Return the columns to show: registered metrics after the built-in ones, no optional column that no row has."""
+    names = (name for row in rows for result in row.results for name in result.get("metrics") or ())
+    registered = (name for name in dict.fromkeys(names) if NAME.fullmatch(name) and name not in METRICS.builtin)
+    columns = [*_METRIC_COLUMNS, *map(_registered, registered), *_OTHER_COLUMNS]
+    return [c for c in columns if not c.optional or any(row.statistic(c.read) for row in rows)]
 
 
 def column_cells(column: Column, rows: Sequence[Row]) -> list[Cell]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedalc.data.catalog.datasets import entry, is_known
-from fedalc.data.formats.image_list import find_lists
-from fedalc.data.load import dataset_dir, find_split_files, folder_kind, has_pictures, load_dataset, presence
+from fedalc.data.catalog.locate import dataset_dir, presence
+from fedalc.data.load import format_of, has_pictures, load_dataset
 from fedalc.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ def _what_is_wrong(folder: Path, pictures: bool) -> str | None:
     if pictures:
         return "neither its files nor an archive of them"
     try:
-        if folder_kind(folder) == "sparse":
-            find_split_files(folder)
-        else:
-            find_lists(folder)
+        format_of(folder).split_files(folder)
     except DataError as error:
         return str(error)
     return None

@@ -20,7 +20,7 @@ from fedalc.data.dataset import Dataset, Split
 from fedalc.data.federation import hold_out
 from fedalc.errors import ConfigError
 from fedalc.evaluation.evaluate import check_map_affordable
-from fedalc.evaluation.metrics import Propensity
+from fedalc.evaluation.metrics import Propensity, find_metric
 from fedalc.models.encoders import scale_rows
 from fedalc.runs import history
 
@@ -110,6 +110,9 @@ class AnyTraining:
         if settings.selection.metric == "mAP" and self.validation is not None:
             check_map_affordable(self.validation.labels)
         self.chosen: dict[str, Any] | None = None  # the best of `select`: its round, figures and what else was chosen
+
+    def _is_better(self, value: float, than: float) -> bool:
+        return find_metric(self.settings.selection.metric).is_better(value, than)
 
     def _scaled(self, split: Split) -> Split:
         return replace(split, features=scale_rows(split.features, self.settings.encoder.features))

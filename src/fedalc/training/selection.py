@@ -130,7 +130,7 @@ class Training(AnyTraining):
     def _choose(self, record: dict[str, Any], value: float, model: Model) -> None:
         self.stale += 1
         keeps_last = self.settings.selection.keep == "last"
-        if self.chosen is None or value > self.chosen["value"] or keeps_last:
+        if self.chosen is None or self._is_better(value, self.chosen["value"]) or keeps_last:
             self.stale = 0
             self.chosen = {"round": record["round"], "value": value, "metrics": record["metrics"]}
             if not self.refits:  # otherwise the number of rounds is all that is kept

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fedalc.data.catalog.datasets import entry
 from fedalc.data.dataset import Split
 from fedalc.data.formats import text_stream as _stream
-from fedalc.data.formats.arff import LabelRule, _RowParser, read_arff
-from fedalc.data.formats.arff_header import read_arff_header
+from fedalc.data.formats.arff import _RowParser, read_arff
+from fedalc.data.formats.arff_header import LabelRule, read_arff_header
 from fedalc.errors import DataError
 from tests.data.conftest import COMPRESSIONS, real_data
 from tests.data.formats.test_xmlc import assert_same, splits

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedalc.data import Dataset, ImageOptions, Images, load, load_dataset
-from fedalc.data.load import folder_kind, has_pictures, load_held
+from fedalc.data.load import format_of, has_pictures, load_held
 from fedalc.errors import DataError
 from tests.data.layouts import Files, coco, flair, pack, picture, voc, write_files
 
@@ -225,19 +225,19 @@ def test_the_cache_can_be_left_out(tmp_path: Path, own_cache: Path) -> None:
 
 
 def test_what_kind_of_folder_it_is(tmp_path: Path) -> None:
-    assert folder_kind(own(tmp_path)) == "pictures"
+    assert format_of(own(tmp_path)).name == "pictures"
     for name in ("latest.txt", "contest.txt"):  # of no importance beside train.csv
         (tmp_path / name).write_text("")
     assert len(load_dataset(tmp_path, images=SMALL).train) == 3
     (tmp_path / "x_train.txt").write_text("1 2 2\n0 0:1\n")
-    with pytest.raises(DataError, match=r"has pictures in train\.csv and sparse features in x_train\.txt: leave one"):
+    with pytest.raises(DataError, match=r"has pictures in train\.csv and xmlc in x_train\.txt: leave one"):
         load_dataset(tmp_path)
     (tmp_path / "train.csv").unlink()
-    assert folder_kind(tmp_path) == "sparse"
+    assert format_of(tmp_path).name == "xmlc"
 
 
 def test_folders_without_one_of_the_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no train file: .*; or, for pictures, train\.csv and test\.csv$"):
+    with pytest.raises(DataError, match=r"no train file: .*; or train\.csv and test\.csv, which list pictures$"):
         load_dataset(tmp_path)
     (tmp_path / "train.csv").write_text(TRAIN)
     with pytest.raises(DataError, match=r"no test\.csv: pictures are listed in train\.csv and test\.csv$"):

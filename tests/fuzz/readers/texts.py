@@ -11,8 +11,9 @@ from fedalc.data.cache import Parsed, _load, _store, cached
 from fedalc.data.check import content_sha256
 from fedalc.data.formats.arff import read_arff
 from fedalc.data.formats.arff_header import LabelRule
+from fedalc.data.formats.label_file import label_names as read_label_names
 from fedalc.data.formats.xmlc import read_xmlc
-from fedalc.data.load import _label_names, load_file
+from fedalc.data.load import load_file
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import TOKENS, mutated
 from tests.fuzz.registry import as_file, reader, workplace
@@ -93,7 +94,7 @@ def labels_xml() -> Reader:
 @reader
 def label_names() -> Reader:
     seeds = (b"one\ntwo\nthree\n", b"1\tone\n2\ttwo\n3\t\n\n", gzip.compress(b"one\ntwo\nthree\n"))
-    read = as_file("names/labels.txt", lambda file: _label_names(file.parent, 3))
+    read = as_file("names/labels.txt", lambda file: read_label_names(file.parent, 3))
     return Reader("label-names", "labels.txt of a dataset", seeds, read)
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from fedalc.core.atomic_files import move_into_place
 from fedalc.data.catalog.datasets import Download, Entry
+from fedalc.data.catalog.locate import dataset_dir
 from fedalc.data.check import content_sha256, find_file
 from fedalc.data.formats.unpack import unpack
-from fedalc.data.load import dataset_dir
 from fedalc.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]

@@ -19,26 +19,38 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedalc.data.cache import Parsed, content_digest
 from fedalc.data.dataset import Split
 from fedalc.data.formats.arff_header import ArffHeader, LabelRule, find_labels_file, read_arff_header, which_are_labels
+from fedalc.data.formats.base import Format, ReadOptions
 from fedalc.data.formats.number_tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
 from fedalc.data.formats.sparse_builder import RowsBuilder, as_indicator, first_twice, twice_in_a_row
-from fedalc.data.formats.text_stream import Block, LineReader
+from fedalc.data.formats.text_stream import Block, LineReader, first_byte
 from fedalc.errors import DataError
-
-__all__ = ["ArffFile", "LabelRule", "read_arff"]
-
-VERSION = 2
-"""Raise it when the same file would be read differently: parsed copies in the cache are told apart by it."""
 
 _SEPARATORS = separator_table(b" \t\r\n,{}")
 
 
-@dataclass(frozen=True)
-class ArffFile:
-    split: Split
-    feature_names: tuple[str, ...]
-    label_names: tuple[str, ...]
+class Arff(Format):
+    help = "ARFF of Mulan or MEKA"
+    suffixes = (".txt", ".arff")
+    compressed = True
+    version = 2
+
+    def recognises_file(self, path: Path) -> bool:
+        """By content, whatever the name: ARFF begins with an @ or a comment."""
+        return first_byte(path) in (b"@", b"%")
+
+    def read_file(self, path: Path, options: ReadOptions) -> Parsed:
+        return read_arff(path, _rule(options))
+
+    def cache_key(self, path: Path, options: ReadOptions) -> str:
+        labels_file = find_labels_file(path)
+        return f"{_rule(options)} {'' if labels_file is None else content_digest(labels_file)}"
+
+
+def _rule(options: ReadOptions) -> LabelRule:
+    return LabelRule(prefix=options.label_prefix, otherwise_last=options.label_count)
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class _Rows:
     counts: NDArray[np.integer]
 
 
-def read_arff(path: Path | str, rule: LabelRule | None = None, labels_file: Path | None = None) -> ArffFile:
+def read_arff(path: Path | str, rule: LabelRule | None = None, labels_file: Path | None = None) -> Parsed:
     """Reads a file, plain or compressed with gzip or bzip2. Anything out of order is a DataError with the line.
 
     The labels are what `labels_file` lists (Mulan's XML, looked for beside the file if not given), what the relation's
@@ -77,7 +89,7 @@ def read_arff(path: Path | str, rule: LabelRule | None = None, labels_file: Path
                 builder.append(position[rows.attributes[chosen]], rows.values[chosen], np.diff(chosen_before[row_ends]))
     names = [attribute.name for attribute in header.attributes]
     label_count = int(is_label.sum())
-    return ArffFile(
+    return Parsed(
         Split(features.matrix(len(names) - label_count), as_indicator(label_rows.matrix(label_count))),
         tuple(name for name, label in zip(names, is_label, strict=True) if not label),
         tuple(name.removeprefix(rule.prefix or "") for name, label in zip(names, is_label, strict=True) if label),

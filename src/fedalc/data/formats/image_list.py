@@ -10,30 +10,29 @@ from __future__ import annotations
 
 import csv
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedalc.data.cache import content_digest
+from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats.annotation_text import checked_text, shown
+from fedalc.data.formats.base import Format, ReadOptions
 from fedalc.data.formats.text_stream import LineReader
-from fedalc.data.images.annotations import Annotations, label_matrix
+from fedalc.data.images.annotations import Annotations, kept_annotations, label_matrix, make_dataset, make_splits
+from fedalc.data.images.decode import need_pillow
 from fedalc.data.storage import Place, safe_name
 from fedalc.errors import DataError
 
-VERSION = 1
-"""Raise it when the same files would be read differently."""
-
-TRAIN = "train.csv"
 _LISTS = {
-    "train": (TRAIN,),
+    "train": ("train.csv",),
     "test": ("test.csv",),
     "validation": ("validation.csv", "valid.csv", "dev.csv"),
 }
-NEEDED = ("train", "test")
-"""For a dataset. A party has a list of what it trains on, and no other."""
+_NEEDED = ("train", "test")  # by a dataset; a party needs only the list it trains on
 _LABELS = "labels.txt"
 _COLUMNS = ("picture", "labels", "user")
 _NAMED_IN_A_NOTE = 5
@@ -52,38 +51,72 @@ class _Fault(Exception):
     """What is wrong with a field, beginning with the field's name."""
 
 
-def is_listed(folder: Path) -> bool:
-    return (folder / TRAIN).is_file()
+class ImageList(Format):
+    help = "pictures listed in CSV files"
+    has_pictures = True
+    version = 1
+
+    def recognises_file(self, path: Path) -> bool:
+        return _split_of(path) is not None
+
+    def candidates(self, folder: Path, split: str) -> list[Path]:
+        return [folder / name for name in _LISTS[split] if (folder / name).is_file()]
+
+    def looks_for(self, split: str = "train") -> str:
+        return "train.csv and test.csv, which list pictures"
+
+    def split_files(self, folder: Path, needed: Iterable[str] = _NEEDED) -> dict[str, Path]:
+        files = super().split_files(folder)
+        for split in _NEEDED:
+            if split in needed and split not in files:
+                raise DataError(f"no {split}.csv: pictures are listed in train.csv and test.csv", folder)
+        return {split: files[split] for split in _LISTS if split in files}
+
+    def read(self, folder: Path, options: ReadOptions) -> Dataset:
+        """`options.images.tell` is called with a note about pictures in two splits."""
+        need_pillow()
+        storage = Place(folder)
+        annotations = self.annotations(storage, options.cache)
+        for note in overlaps(annotations):
+            options.images.tell(f"{folder}: {note}")
+        return make_dataset(folder.name, storage, annotations, options.images, options.cache)
+
+    def read_held(self, path: Path, options: ReadOptions) -> tuple[Split, tuple[str, ...]]:
+        """Read a list together with the others of its folder: they share the order of the labels."""
+        need_pillow()
+        storage = Place(path.parent)
+        annotations = self.annotations(storage, options.cache, needed=())
+        splits = make_splits(storage, annotations, options.images, options.cache)
+        return splits[_split_of(path) or "train"], annotations.label_names
+
+    def annotations(self, storage: Place, cache: bool = True, needed: Iterable[str] = _NEEDED) -> Annotations:
+        """Return what the lists say, without opening a picture."""
+        files = list(self.split_files(storage.path, needed).values())
+        if (storage.path / _LABELS).is_file():
+            files.append(storage.path / _LABELS)
+        contents = (f"{file.name} {content_digest(file)}" for file in files)
+        key = "\0".join(("listed", str(self.version), *contents))
+        return kept_annotations(key, lambda: read_listed(storage, needed), cache)
+
+    def describe(self, folder: Path) -> list[str]:
+        annotations = self.annotations(Place(folder))
+        sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in annotations.splits.items())
+        users = "" if annotations.users is None else ", with the names of users"
+        return [
+            f"pictures listed in {', '.join(path.name for path in self.split_files(folder).values())}",
+            f"{sizes}, {len(annotations.label_names):,} labels{users}; no picture has been opened",
+            *overlaps(annotations),
+        ]
 
 
-def split_of(path: Path) -> str | None:
-    """The split that a file of this name lists, if it is a list."""
+def _split_of(path: Path) -> str | None:
+    """Return the split that a file of this name lists; None if it is not a list."""
     return next((split for split, names in _LISTS.items() if path.name in names), None)
 
 
-def find_lists(folder: Path, needed: Collection[str] = NEEDED) -> dict[str, Path]:
-    """The lists that are there, by split. Two for one split are an error, and so is none for one that is needed."""
-    found: dict[str, Path] = {}
-    for split, names in _LISTS.items():
-        here = [name for name in names if (folder / name).is_file()]
-        if len(here) > 1:
-            raise DataError(f"several files could be the {split} split: {', '.join(here)}. Leave one", folder)
-        if here:
-            found[split] = folder / here[0]
-        elif split in needed:
-            raise DataError(f"no {names[0]}: pictures are listed in train.csv and test.csv", folder)
-    return found
-
-
-def files_read(folder: Path, needed: Collection[str] = NEEDED) -> list[str]:
-    """The names of all files that have a say in what is read here."""
-    names = [path.name for path in find_lists(folder, needed).values()]
-    return [*names, _LABELS] if (folder / _LABELS).is_file() else names
-
-
-def read_listed(place: Place, needed: Collection[str] = NEEDED) -> Annotations:
+def read_listed(place: Place, needed: Iterable[str] = _NEEDED) -> Annotations:
     """What the lists say. Pictures are in alphabetical order, so that another split of them shares their copies."""
-    files = find_lists(place.path, needed)
+    files = ImageList().split_files(place.path, needed)
     given = _read_label_names(place.path / _LABELS)
     number = {name: at for at, name in enumerate(given or ())}
     lists = {split: _read_list(path, number, given is not None) for split, path in files.items()}

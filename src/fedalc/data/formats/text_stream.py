@@ -114,6 +114,15 @@ class LineReader:
         return found
 
 
+def first_byte(path: Path) -> bytes:
+    """Return the first byte of a file that is not white space; empty if there is none."""
+    with LineReader(path) as reader:
+        while (line := reader.next_line()) is not None:
+            if line.strip():
+                return line.lstrip()[:1]
+    return b""
+
+
 def _open(path: Path) -> tuple[BinaryIO, int | None]:
     """Opens by what the file begins with, since names lie: `train.txt` may well be gzipped.
 

@@ -23,17 +23,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedalc.data.dataset import Split
+from fedalc.data.formats.base import Format, ReadOptions
 from fedalc.data.formats.number_tokens import LARGEST, Tokens, decimal_numbers, separator_table, whole_numbers
 from fedalc.data.formats.sparse_builder import RowsBuilder, as_indicator, first_twice, twice_in_a_row
-from fedalc.data.formats.text_stream import Block, LineReader
+from fedalc.data.formats.text_stream import Block, LineReader, first_byte
 from fedalc.data.limits import MOST_LABELS
 from fedalc.errors import DataError
 
-VERSION = 2
-"""Raise it when the same file would be read differently: parsed copies in the cache are told apart by it."""
-
 _SEPARATORS = separator_table(b" \t\r\n,:")
 _MAX_COUNT = np.iinfo(np.int32).max
+
+
+class Xmlc(Format):
+    help = "XML-repository text"
+    suffixes = (".txt", ".arff")
+    compressed = True
+    version = 2
+
+    def recognises_file(self, path: Path) -> bool:
+        """By content, whatever the name: all text that is not ARFF, so that a faulty file is refused with its line."""
+        return first_byte(path) not in (b"@", b"%")
+
+    def read_file(self, path: Path, options: ReadOptions) -> Split:
+        return read_xmlc(path)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from fedalc.data.cache import content_digest
 from fedalc.data.catalog.datasets import ImageSet
-from fedalc.data.dataset import Dataset, Split
+from fedalc.data.dataset import Dataset
 from fedalc.data.formats import coco, flair, voc
-from fedalc.data.formats import image_list as listed
-from fedalc.data.images.annotations import Annotations, kept_annotations, make_dataset, make_splits
+from fedalc.data.images.annotations import Annotations, kept_annotations, make_dataset
 from fedalc.data.images.decode import need_pillow
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.storage import Place
@@ -26,31 +24,6 @@ def load_pictures(name: str, kind: ImageSet, path: Path, options: ImageOptions, 
     # Loose files are known by their sizes and times; where there are none, the archives are.
     key = "\0".join((*facts, place.stamp(place.loose(files))))
     return make_dataset(name, place, kept_annotations(key, read, cache), options, cache)
-
-
-def load_listed(name: str, folder: Path, options: ImageOptions, cache: bool = True) -> Dataset:
-    """The pictures that the folder's own lists name. `options.tell` hears of those in two splits."""
-    need_pillow()
-    place = Place(folder)
-    annotations = listed_annotations(place, cache)
-    for note in listed.overlaps(annotations):
-        options.tell(f"{folder}: {note}")
-    return make_dataset(name, place, annotations, options, cache)
-
-
-def load_lists(folder: Path, options: ImageOptions, cache: bool = True) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """The pictures of whatever lists are there, by split, and the labels' names."""
-    need_pillow()
-    place = Place(folder)
-    annotations = listed_annotations(place, cache, needed=())
-    return make_splits(place, annotations, options, cache), annotations.label_names
-
-
-def listed_annotations(place: Place, cache: bool = True, needed: Collection[str] = listed.NEEDED) -> Annotations:
-    """What the folder's lists say, without a look at the pictures."""
-    contents = (f"{name} {content_digest(place.path / name)}" for name in listed.files_read(place.path, needed))
-    key = "\0".join(("listed", str(listed.VERSION), *contents))
-    return kept_annotations(key, lambda: listed.read_listed(place, needed), cache)
 
 
 def pictures_at(kind: ImageSet, path: Path) -> Literal["yes", "packed", "no"]:
