@@ -1,4 +1,4 @@
-"""Writing what came of a table: `table.json`, `table.md`, the figures and the page, from the run folders."""
+"""Write a table's outcome from its run folders: `table.json`, `table.md`, figures and page."""
 
 from __future__ import annotations
 
