@@ -26,7 +26,7 @@ CAPTIONS = {
     "clients": "Instances per client",
     "curves-lambda": "Learning curves by λ",
     "lambda": "Precision by λ",
-    "fixed": "Fixed and trained class embeddings",
+    "fixed": "Fixed and updated class embeddings",
     "convergence": "Training loss by round",
 }
 
@@ -132,7 +132,7 @@ def precision_by_lambda(outcome: Outcome) -> Any:
 
 
 def fixed(outcome: Outcome) -> Any:
-    """Draw methods with fixed class embeddings beside methods that train them, one panel per preset."""
+    """Draw methods with fixed class embeddings beside methods that update them, one panel per preset."""
     panels = {}
     for preset in outcome.presets:
         lines = [line for method in ("fedavg", "fedavg-fixed", "fedalc-fixed") if (line := _plain(outcome, method))]
