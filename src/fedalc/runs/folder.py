@@ -45,7 +45,7 @@ BEFORE = {"server": {"aggregation": "mean"}}  # what earlier versions did, where
 FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG)
 FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS)
 LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
-LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
+LOCK_ATTEMPTS = 100  # an attempt fails only if another process removes the folder at that moment
 
 
 class Taken(FedalcError):
@@ -160,7 +160,7 @@ def only_writer(folder: Path, busy: str = "another process is writing to this ru
         finally:
             stack.close()
             if made:
-                with suppress(OSError):  # there is something in it, as there should be
+                with suppress(OSError):  # it has files, as it should
                     folder.rmdir()
 
 
