@@ -117,7 +117,7 @@ def test_what_cannot_be_registered() -> None:
         register_metric("mine", k=0)
     with pytest.raises(ConfigError, match=r"3 is not a function of \(top, truth\)"):
         register_metric("mine")(3)  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match=r"unknown metric 'F2'; there are P@1, .*, mAP$"):
+    with pytest.raises(ConfigError, match=r"unknown metric 'F2'; there are P@1, .*, mAP\."):
         fedalc.experiment({"selection": {"metric": "F2"}})
     with pytest.raises(ConfigError, match=r"PSP@5 is for the test set; there are P@1, P@3"):
         fedalc.experiment({"selection": {"metric": "PSP@5"}})

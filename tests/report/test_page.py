@@ -172,15 +172,15 @@ def test_sentence_of_an_oracle() -> None:
     selection |= {"edge": "smallest", "unconverged": 3}
     noted = sentence(result("ovr", centralised=True, selection=selection), records)
     assert "Penalty 0.25, the smallest tried, was best" in noted
-    assert "The regressions of 3 labels ended before they had converged." in noted
+    assert "The regressions of 3 labels stopped before they converged." in noted
 
 
 def test_the_comparison_says_among_whom_the_bold_one_is_best(tmp_path: Path) -> None:
     results = [result(), result("fedaws", precision=57.0)]
-    assert "; the best of each column is bold" in page_of(write_comparison_page(tmp_path, results, {}))
+    assert "Bold: the best of a column." in page_of(write_comparison_page(tmp_path, results, {}))
     oracle = result("ovr", precision=90.0, centralised=True, collapse=None, clients=0)
     page = page_of(write_comparison_page(tmp_path, [*results, oracle], {}))
-    assert "the best federated figure of each column is bold" in page
+    assert "Bold: the best federated figure of a column." in page
     assert "<td><b>57.00</b></td>" in page and "<td>90.00</td>" in page
 
 
@@ -188,12 +188,11 @@ def test_sentence() -> None:
     assert sentence(result(), [record(18), record(18, "refit")]) == (
         "Method fedavg with preset strong on dataset demo: 10 clients with one label each, engine fused, seed 0. "
         "Round 18 was best on validation data, so it trained again on all training data for 18 rounds. "
-        "The test set was looked at once, at the end."
+        "The test set was used once, at the end."
     )
     curve = [record(number, "fit", metrics={"test P@1": 50.0}) for number in (1, 2)]
     assert sentence(result(selection=None), [*curve, record(3, "fit")]).endswith(
-        "the last round was kept. The test set was looked at in 2 rounds for its curve, and at the end; nothing was "
-        "chosen by it."
+        "the last round was kept. The test set was used in 2 rounds for its curve, and at the end; it decided nothing."
     )
     assert "in 1 round for its curve" in sentence(result(selection=None), curve[:1])
     assert "was kept. 3 labels have no training instance" in sentence(result(labels_without_client=3), [record(18)])

@@ -126,7 +126,7 @@ def test_panels_without_validation() -> None:
 
 def test_zero_loss_is_said_to_be_missing() -> None:
     loss = panels({"fedavg": [record(1), record(2, loss=0.0)]})[2]
-    assert loss.log_y and loss.points["fedavg"] == [(1, 1)] and "zeros not drawn" in loss.title
+    assert loss.log_y and loss.points["fedavg"] == [(1, 1)] and "zeros not shown" in loss.title
     loss = panels({"fedavg": [record(1, loss=0.0)]})[2]
     assert not loss.log_y and loss.points["fedavg"] == [(1, 0)]
 

@@ -164,7 +164,7 @@ def test_narrow_terminal_says_what_it_left_out() -> None:
     shown = printed([result("fedavg-fixed", collapse={"max_cosine": 1.0})], 80)
     assert max(map(len, shown.splitlines())) <= 80
     assert "collapsed" in shown and "…" not in shown
-    assert "no room for: mean cosine" in shown
+    assert "hidden columns (widen the terminal): mean cosine" in shown
 
 
 def test_import_is_light() -> None:

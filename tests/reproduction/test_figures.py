@@ -79,7 +79,7 @@ def test_convergence_has_the_fitted_line_of_fedalc() -> None:
     figure = figures.convergence(outcome(convergence={"fedalc, λ = 10": fit}))
     (axes,) = figure.axes
     assert axes.get_yscale() == "log"
-    assert "fedalc: ×0.5000 a round, R² 1.000" in legend_texts(figure)
+    assert "fedalc: ×0.5000 per round, R² 1.000" in legend_texts(figure)
     fitted = axes.lines[-1]
     assert list(fitted.get_xdata()) == [4, 8] and fitted.get_ydata() == pytest.approx([0.5**4, 0.5**8])
 

@@ -28,10 +28,10 @@ def plan_of(name: str, out: Path, **rest: object) -> Plan:
 def test_an_archive_counts_as_present(tmp_path: Path) -> None:
     plan = plan_of("voc2012", tmp_path)
     missing = f"dataset 'voc2012-leaking' is not in {tmp_path / 'voc2012'}: "
-    hint = "; `fedalc data info voc2012-leaking` says where to get it"
+    hint = "; `fedalc data info voc2012-leaking` says how to get it"
     assert absent_data(plan, tmp_path) == f"{missing}no such folder{hint}"
     (tmp_path / "voc2012").mkdir()
-    assert absent_data(plan, tmp_path) == f"{missing}neither its files nor an archive of them{hint}"
+    assert absent_data(plan, tmp_path) == f"{missing}the folder has neither its files nor an archive of them{hint}"
     pack(tmp_path / "voc2012" / "any.tar", {"any": b""})
     assert absent_data(plan, tmp_path) is None
 

@@ -85,7 +85,7 @@ def test_two_workers_a_failure_and_a_locked_cell(place: Path) -> None:
     found = outcome.collect(plan_of(place), "the command", ended)
     written = text.markdown(found)
     assert "– failed" in written and "fedalc, λ = 10 paper seed 0: failed: training diverged" in written
-    assert "– another process is at it" in written
+    assert "– another process runs it" in written
     assert found.lines[0].cells["paper"].results == found.lines[0].cells["strong"].results != []
     assert found.lines[1].cells["paper"].results[0].cost["rounds"] == 2
     assert plan.asked[2].state == "new"  # it can be had as soon as the other process is gone
@@ -142,7 +142,7 @@ def test_stopped_killed_and_taken_up_again(place: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
-    assert "0 of 1 runs finished; go on with: the same command again" in error and "Traceback" not in error
+    assert "0 of 1 runs finished; run the same command to continue" in error and "Traceback" not in error
     assert "stopping: 1 run finishes its round" in out and "– not finished" in out
     assert saved_round(folder) > saved
 

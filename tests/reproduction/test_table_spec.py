@@ -193,7 +193,7 @@ def test_tables_are_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pytes
 
 def test_without_experiments_the_error_says_to_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "HOMES", (tmp_path,))
-    with pytest.raises(ConfigError, match="Clone the repository"):
+    with pytest.raises(ConfigError, match="in a clone of the repository"):
         find_folder("bibtex")
 
 
@@ -211,18 +211,18 @@ def test_without_experiments_the_error_says_to_clone(tmp_path: Path, monkeypatch
         ('cell = "oracle"', 'cell = ".."', "cell"),
         ('method = "fedavg",', 'method = "../fedavg",', "method"),
         ("rows = [", "settings.weak = { rounds = 3 }\nrows = [", "settings"),
-        ("rows = [", 'settings.paper = { method = "flag" }\nrows = [', "paper cannot have method"),
-        ("rows = [", 'settings.paper = { dataset = "demo" }\nrows = [', "paper cannot have dataset"),
-        ("rows = [", "settings.strong = { seed = 3 }\nrows = [", "strong cannot have seed"),
+        ("rows = [", 'settings.paper = { method = "flag" }\nrows = [', "paper cannot set method"),
+        ("rows = [", 'settings.paper = { dataset = "demo" }\nrows = [', "paper cannot set dataset"),
+        ("rows = [", "settings.strong = { seed = 3 }\nrows = [", "strong cannot set seed"),
         ('["strong"]', '["weak"]', "presets"),
         ("rows = [", 'columns = ["weak"]\nrows = [', "columns"),
         ("rows = [", 'metrics = ["P@2"]\nrows = [', "metrics"),
         (
             "rows = [",
             'metrics = ["mAP", "P@3"]\nrows = [',
-            "row 'Oracle': published needs a figure for each of mAP, P@3",
+            "row 'Oracle': published needs one figure for each of mAP, P@3",
         ),
-        ("rows = [", 'metrics = ["P@1", "P@3", "mAP"]\nrows = [', "figures: curves-lambda is of P@1, P@3, P@5"),
+        ("rows = [", 'metrics = ["P@1", "P@3", "mAP"]\nrows = [', "figures: curves-lambda shows P@1, P@3, P@5"),
         ('figures = ["clients"', 'figures = ["dragons"', "figures"),
     ],
 )
@@ -258,9 +258,9 @@ def test_settings_of_a_preset_are_in_all_its_cells_and_said(tmp_path: Path) -> N
     def said(*presets: str, **rest: Any) -> list[str]:
         return make_plan(table, tmp_path / "out", presets=presets, **rest).settings_in_words()
 
-    assert said("paper") == ["Preset paper: all cells with rounds = 7, encoder.dim = 9."]
+    assert said("paper") == ["Preset paper: all cells use rounds = 7, encoder.dim = 9."]
     assert said("strong") == []
-    assert said("paper", keys={"rounds": 5}) == ["Preset paper: all cells with encoder.dim = 9."]
+    assert said("paper", keys={"rounds": 5}) == ["Preset paper: all cells use encoder.dim = 9."]
     assert said("paper", keys={"rounds": 5}, overrides=["encoder.dim=5"]) == []
     plan = make_plan(table, tmp_path / "out", presets=["paper", "strong"], overrides=["encoder.dim=5"])
     assert {job.settings.rounds for job in plan.jobs if job.preset == "paper"} == {7}

@@ -75,7 +75,7 @@ def test_a_finished_run_without_a_metric_is_not_one_that_was_not_run() -> None:
 
 
 def test_bold_is_said_to_be_the_best_on_test() -> None:
-    assert "on the test set, among several λ too" in text.markdown(outcome())
+    assert "on the test set, over all λ" in text.markdown(outcome())
 
 
 def test_reasons_that_are_the_same_are_told_once() -> None:
@@ -91,7 +91,7 @@ def test_the_terminal_leaves_out_what_it_has_no_room_for(width: int, shown: str)
     printed = console.export_text()
     heading = next(line for line in printed.splitlines() if "λ" in line)
     assert list(dict.fromkeys(word for word in heading.split() if word.startswith("P@"))) == shown.split()
-    assert ("no room for" in printed) == (width < 200)
+    assert ("hidden columns" in printed) == (width < 200)
     assert "±1.41" in printed and "not run" in " ".join(printed.split())
 
 

@@ -224,7 +224,7 @@ def test_other_files_of_runs(tmp_path: Path) -> None:
     assert read_left_out(log) == [("2", "b", "left out")]
     table = tmp_path / "table.json"
     table.write_text('{"title": 1}')
-    with pytest.raises(FedalcError, match=r"table\.json: not the outcome of a table"):
+    with pytest.raises(FedalcError, match=r"table\.json: not a valid table"):
         read_json(table)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,13 +111,13 @@ def test_a_model_that_cannot_fit_is_refused_to_the_byte(monkeypatch: pytest.Monk
     settings = fedalc.experiment({"encoder": ENCODER, "method": "fedavg"})
     needed = 4 * (6 * encoder_size(DATA.feature_count, settings.encoder) + 4 * 4 * 8)
     block = 64 * picture_bytes(encoder_shape(DATA.feature_count, settings.encoder), settings.images.size) // 2
-    memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": needed + block}
-    monkeypatch.setattr(os, "sysconf", memory.get)
+    memory = SimpleNamespace(total=needed + block)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     check_memory(settings, DATA)
-    memory["SC_PHYS_PAGES"] -= 1
+    memory.total -= 1
     with pytest.raises(ConfigError, match=r"^block_rows: 64 pictures at a time need .* GB"):
         check_memory(settings, DATA)
-    memory["SC_PHYS_PAGES"] = needed - 1
+    memory.total = needed - 1
     with pytest.raises(ConfigError, match=r"^encoder: training needs .* GB for the model"):
         check_memory(settings, DATA)
 

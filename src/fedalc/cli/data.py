@@ -103,8 +103,8 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
         console.print(f"  page: {entry.page}")
     if entry.downloads:
         console.print(f"  get it with: fedalc data fetch {entry.name}")
-    elif entry.how_to_get:
-        console.print(f"  {entry.how_to_get}")
+    if entry.how_to_get:
+        console.print(f"  {'or by hand: ' if entry.downloads else ''}{entry.how_to_get}")
 
 
 def _is_folder(name: str) -> bool:
@@ -188,7 +188,7 @@ def _print_counts(dataset: Dataset) -> None:
 
 @app.command()
 def fetch(name: Name, data_dir: DataDir = None) -> None:
-    """Download a dataset where that needs no browser; says how to place the files by hand where it does."""
+    """Download a dataset (VOC, COCO). For the others, says where to get the files and where to put them."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     from fedalc.data.catalog.datasets import entry as find

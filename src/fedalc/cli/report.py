@@ -1,4 +1,4 @@
-"""`fedalc report`: the page of a finished run, made again."""
+"""`fedalc report`: write the report page of a finished run again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedalc.cli.options import DataDir
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="a finished run's folder")],
+    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     data_dir: DataDir = None,
 ) -> None:
-    """Make report.html of a finished run again, and its contact sheet if that is missing."""
+    """Write report.html of a finished run again, and its contact sheet if it is missing."""
     from fedalc.workflows.train import write_report
 
     typer.echo(write_report(run, data_dir))

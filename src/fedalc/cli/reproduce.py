@@ -1,4 +1,4 @@
-"""`fedalc reproduce`: a table of the paper again, in parallel, with the published figures beside ours."""
+"""`fedalc reproduce`: run a table of the paper again, in parallel, with the published figures beside ours."""
 
 from __future__ import annotations
 
@@ -18,26 +18,24 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    table: Annotated[
-        str | None, typer.Argument(help="a table's name or folder; without it, the tables there are")
-    ] = None,
-    presets: Annotated[str | None, typer.Option(help="comma-separated: the columns (default: the table's)")] = None,
+    table: Annotated[str | None, typer.Argument(help="name or folder of a table; without it, list the tables")] = None,
+    presets: Annotated[str | None, typer.Option(help="columns to run, comma-separated (default: all)")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="cells to run, by name or pattern: 'fedalc*', 'paper/*', 'oracles/*'")
+        list[str] | None, typer.Option(help="cells to run, names or patterns: 'fedalc*', 'paper/*', 'oracles/*'")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="comma-separated (default: the table's)")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="runs at a time (default: one per core; on a GPU 1)")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="of each run (default: cores / jobs)")] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds, comma-separated (default: the table's)")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="parallel runs (default: one per core; 1 on a GPU)")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="threads per run (default: cores / jobs)")] = None,
     rounds: Annotated[int | None, typer.Option(help="communication rounds, for all cells")] = None,
-    dataset: Annotated[str | None, typer.Option(help="another dataset's name or folder, for all cells")] = None,
+    dataset: Annotated[str | None, typer.Option(help="name or folder of another dataset, for all cells")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="any setting, for all cells: key=value")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …, for all cells")] = None,
     data_dir: DataDir = None,
-    out: Annotated[Path, typer.Option(help="where runs and tables go")] = Path("runs/reproduce"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be run")] = False,
-    report_only: Annotated[bool, typer.Option("--report-only", help="only write the table of what is there")] = False,
+    out: Annotated[Path, typer.Option(help="folder for runs and tables")] = Path("runs/reproduce"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and stop")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="only write the table of finished runs")] = False,
 ) -> None:
-    """Run a table of the paper, cell by cell, and set the published figures beside ours. Call again to continue."""
+    """Run a table of the paper and show the published figures beside ours. Run the same command to continue."""
     from fedalc.reproduction.data import absent_data
     from fedalc.reproduction.plan import make_plan, refuse_strange
     from fedalc.reproduction.table_spec import find_folder, is_communication, read_table
@@ -49,7 +47,7 @@ def reproduce(
     folder = find_folder(table)
     if is_communication(folder):
         if dry_run:
-            console.print(f"would run a few rounds with a real ResNet-50 and write its tables to {out / folder.name}")
+            console.print(f"would run a few rounds with a ResNet-50 and write the tables to {out / folder.name}")
             return
         _count_bytes(console, folder, out)
         return
@@ -69,7 +67,7 @@ def reproduce(
         overrides=set_ or (),
     )
     if report_only and not plan.folder.is_dir():
-        raise ConfigError(f"{plan.folder}: no such folder, so there is nothing to report", "--out")
+        raise ConfigError(f"{plan.folder}: no such folder, nothing to report", "--out")
     if not (report_only or plan.asked or plan.strange):
         reasons = Counter(why for name, why in plan.left_out.items() if plan.wants(*name.split("/")))
         raise ConfigError(f"none of these cells can be run: {reasons.most_common(1)[0][0]}")
@@ -84,12 +82,12 @@ def reproduce(
     ended = None
     if not report_only:
         refuse_strange(plan)
-        plan.folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before anything is run
+        plan.folder.mkdir(parents=True, exist_ok=True)  # fails now, before any run, if it cannot be written
         ended = _run(console, plan, jobs, threads, data_dir)
     _report(console, plan, command, ended, data_dir)
     if ended is not None and ended.stopped:
         finished = sum(job.state == "done" for job in plan.asked)
-        raise Interrupted(f"with {finished} of {len(plan.asked)} runs finished; go on with: the same command again")
+        raise Interrupted(f"with {finished} of {len(plan.asked)} runs finished; run the same command to continue")
     if ended is not None and ended.failed:
         raise typer.Exit(1)
 
@@ -102,7 +100,7 @@ def _run(console: Console, plan: Plan, jobs: int | None, threads: int | None, da
     waiting = [job for job in plan.asked if job.state != "done"]
     kept = len(plan.asked) - len(waiting)
     if kept:
-        console.print(f"{kept} of {len(plan.asked)} runs are finished and kept", highlight=False)
+        console.print(f"{kept} of {len(plan.asked)} runs are already finished", highlight=False)
     if not waiting:
         return Ended()
     on_device = any(job.settings.device != "cpu" for job in waiting)
@@ -115,7 +113,7 @@ def _run(console: Console, plan: Plan, jobs: int | None, threads: int | None, da
 
 
 def _report(console: Console, plan: Plan, command: str, ended: Ended | None, data_dir: Path | None) -> None:
-    """Table, figures and page from what is in the run folders now."""
+    """Write table, figures and page from the run folders, and print the table."""
     from fedalc.reproduction import page
     from fedalc.reproduction import table_text as text
     from fedalc.reproduction.data import client_sizes
@@ -126,7 +124,7 @@ def _report(console: Console, plan: Plan, command: str, ended: Ended | None, dat
     for remark in text.remarks(found):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     if ended is not None and ended.elsewhere:
-        console.print(f"left to another process: {', '.join(ended.elsewhere)}", highlight=False, soft_wrap=True)
+        console.print(f"another process runs: {', '.join(ended.elsewhere)}", highlight=False, soft_wrap=True)
     console.print(
         f"table: {plan.folder / 'table.md'}    page: {plan.folder / page.NAME}", highlight=False, soft_wrap=True
     )
@@ -164,7 +162,7 @@ def _count_bytes(console: Console, folder: Path, out: Path) -> None:
     from fedalc.reproduction.writing import alone_in
 
     place = out / folder.resolve().name
-    console.print("running a few rounds with a real ResNet-50, to count their bytes: about a minute", highlight=False)
+    console.print("running a few rounds with a ResNet-50 to count their bytes: about a minute", highlight=False)
     with alone_in(place):
         counted = communication(folder, place)
     for table in rich_tables(counted):
@@ -177,21 +175,21 @@ def _list_tables(console: Console) -> None:
 
     folders = table_folders()
     if not folders:
-        find_folder("any")  # raises, and says what to do
+        find_folder("any")  # raises, and explains
     for folder in folders:
         if is_communication(folder):
-            console.print(f"{folder.name:14} bytes between server and clients: counted in a few small rounds")
+            console.print(f"{folder.name:14} bytes between server and clients, counted in a few small rounds")
             continue
         table = read_table(folder)
         seeds = ", ".join(map(str, table.seeds))
         console.print(
             f"{table.name:14} {table.title}: {len(table.rows)} rows on {table.dataset}, seeds {seeds}", highlight=False
         )
-    console.print("run one: fedalc reproduce TABLE; look at it first: --dry-run", highlight=False)
+    console.print("run a table: fedalc reproduce TABLE; list its runs first: --dry-run", highlight=False)
 
 
 def _command(table: str, *given: Any) -> str:
-    """What the table depends on; how it was divided among processes is left out."""
+    """Return the command with the options that change the table: not those on processes or output."""
     options: list[str] = []
     names = ("--presets", "--seeds", "--rounds", "--dataset", "--set", "--device")
     for option, value in zip(names, given, strict=True):

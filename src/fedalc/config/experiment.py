@@ -6,10 +6,10 @@ and command line.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from pydantic import (
     BeforeValidator,
     Field,
@@ -114,12 +114,7 @@ class Experiment(Settings):
         return self.model_dump(mode="json", by_alias=True)
 
     def to_toml(self) -> str:
-        values = self.to_dict()
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
-        for section, table in values.items():
-            if isinstance(table, dict):
-                lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-        return "\n".join(lines) + "\n"
+        return tomli_w.dumps(_without_none(self.to_dict()))
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,11 +125,8 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _toml(value: Any) -> str:
-    if value is None:
-        return f'"{NONE}"'
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)  # strings, integers and booleans read the same in TOML
+def _without_none(value: Any) -> Any:
+    """Return the settings with "none" for None, which TOML does not have."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items()}
+    return NONE if value is None else value

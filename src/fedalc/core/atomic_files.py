@@ -1,7 +1,7 @@
-"""Durable writes: a file or folder appears whole, and is on the disk when the function returns.
+"""Durable writes: a file or folder appears complete, and is on disk when the function returns.
 
-Every write that matters goes through here: write beside the place, fsync, rename, fsync the folder. A rename without
-the fsync before it may survive a power cut that its content does not survive.
+All important writes use these functions: write to a temporary file, fsync, rename, fsync the folder. Without the first
+fsync, a power cut may keep the new name and lose the content.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import BinaryIO, TextIO
 
 from fedalc.errors import FedalcError
 
-PART = ".part"  # ends the name of what is not whole yet, or no longer wanted
+PART = ".part"  # suffix of files that are incomplete or to be deleted
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WriteFailed(FedalcError, OSError):
-    """A file or folder could not be written. What stood in its place before is untouched."""
+    """A file or folder could not be written. Its earlier version is unchanged."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         OSError.__init__(self, error.errno, error.strerror or str(error), str(path))
@@ -45,27 +45,26 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file to write to, as `whole_binary`."""
+    """Open a text file for writing, as `whole_binary`."""
     with whole_binary(path) as binary:
         file = io.TextIOWrapper(binary, encoding="utf-8")
         try:
             yield file
             file.flush()
         finally:
-            with suppress(OSError):  # it flushes again; the first error is the one to report
+            with suppress(OSError):  # detach flushes again; report the first error
                 file.detach()
 
 
 @contextmanager
 def whole_binary(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to. It takes its name once all of it is on the disk. If the path is a link, its target is
-    written.
+    """Open a file for writing that gets its name once it is complete on disk. Writes the target of a link.
 
-    The temporary name is unique: when two processes write the same file at once, the last one wins.
+    The temporary name is unique: if two processes write the same file at once, the last one wins.
     """
     path = path.resolve()
     with failures_named(path):
-        if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
+        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
             with path.open("wb") as file:
                 yield file
             return
@@ -85,7 +84,7 @@ def whole_binary(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_text(path: Path, text: str, durable: bool = True) -> None:
-    """Add whole lines to a log. A line that a crash cut off is ended first, so that it spoils no other."""
+    """Append complete lines to a log. Ends a line that a crash cut off first, so that it does not damage the next."""
     with failures_named(path), path.open("ab+") as file:
         end = file.seek(0, os.SEEK_END)
         if end:
@@ -100,7 +99,7 @@ def append_text(path: Path, text: str, durable: bool = True) -> None:
 
 
 def move_into_place(part: Path, path: Path) -> None:
-    """Rename a file that others have written, once it is on the disk."""
+    """Put a finished file on disk, then rename it to `path`."""
     with failures_named(path):
         sync_file(part)
         make_folder(path.parent)
@@ -109,18 +108,18 @@ def move_into_place(part: Path, path: Path) -> None:
 
 
 def replace_folder(part: Path, folder: Path, keep_previous: bool = False) -> None:
-    """Give the finished folder `part` the name `folder`. What was there becomes `folder`.old and then goes, unless
+    """Rename the finished folder `part` to `folder`. The earlier version becomes `folder`.old, and is deleted unless
     `keep_previous`.
 
-    There is no moment without a good copy: the new one is on the disk before the first rename, and whichever of the
-    renames a power cut loses, either `folder` or `folder`.old is whole.
+    A complete copy exists at all times: the new one is on disk before the first rename, and whichever rename a power
+    cut loses, either `folder` or `folder`.old is complete.
     """
     old = previous(folder)
     with failures_named(folder):
         sync_folder(part)
-        sync_folder(folder.parent)  # from here on the new one can be found
+        sync_folder(folder.parent)  # from here on the new version can be found
         discarded = None
-        if folder.exists():  # otherwise a crash has left only the older one, and it must stay
+        if folder.exists():  # otherwise a crash left only the older version: keep it
             if old.exists():
                 discarded = _rename(old, temporary(old))
             _rename(folder, old)
@@ -133,12 +132,12 @@ def replace_folder(part: Path, folder: Path, keep_previous: bool = False) -> Non
 
 
 def previous(folder: Path) -> Path:
-    """Where `replace_folder` puts the one before."""
+    """Return where `replace_folder` puts the earlier version."""
     return folder.with_name(f"{folder.name}.old")
 
 
 def remove_folder(folder: Path) -> None:
-    """All of it at once: nobody finds half a folder under its name."""
+    """Remove a folder in one step: nobody sees half of it under its name."""
     with suppress(FileNotFoundError):
         unwanted = _rename(folder, temporary(folder))
         sync_folder(folder.parent)
@@ -146,7 +145,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Like mkdir -p, and the new folders can still be found after a power cut."""
+    """Make a folder like mkdir -p. The new folders survive a power cut."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -155,16 +154,16 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Put what was written to a file on the disk, whoever wrote it."""
+    """Flush a file to disk, whichever process wrote it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Flush the names in a folder to disk."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # a folder in which one may write but not look around
+    except PermissionError:  # a folder that allows writing but not listing
         return
     try:
         os.fsync(handle)
@@ -177,22 +176,22 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def failures_named(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into one that says which file could not be written."""
+    """Turn file system errors into `WriteFailed`, which names the file."""
     try:
         yield
     except WriteFailed:
         raise
     except OSError as error:
         if error.filename is not None and not str(error.filename).startswith(str(path.parent)):
-            raise  # of another file, that was read meanwhile
+            raise  # another file, read meanwhile
         raise WriteFailed(path, error) from error
 
 
 def temporary(path: Path) -> Path:
-    """A name beside it for what is not whole yet, or no longer wanted. Unique: nobody else's files are touched."""
+    """Return a unique name beside `path` for an incomplete file or one to be deleted."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
 
 
 def _rename(source: Path, target: Path) -> Path:
-    os.replace(source, target)  # noqa: PTH105  as the other calls of os here: one layer for who counts or breaks them
+    os.replace(source, target)  # noqa: PTH105  one layer of os calls, which crash tests intercept
     return target

@@ -59,7 +59,7 @@ class Server:
         outlive us, and then nobody else may start there."""
         busy = "another server is running with this state folder; end it, or choose another --state"
         with only_writer(self.state.folder, busy) as lock:
-            process = self._start(lock.fileno())
+            process = self._start(lock)
             try:
                 yield process
             finally:

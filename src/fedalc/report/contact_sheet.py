@@ -1,4 +1,4 @@
-"""A contact sheet: pictures with the labels a model gives them and, where they are known, those they have."""
+"""A contact sheet: images with predicted labels, compared with the true ones if these are known."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedalc.report.summary import text
 
 PICTURES = 36
 COLUMNS = 6
-LINES = 6  # at most, under a picture
+LINES = 6  # under an image, at most
 RIGHT, WRONG, QUIET, INK = "#00734f", "#b3261e", "#5f6470", "#1c2024"
-SIDE, GAP, LINE = 1.75, 0.25, 0.155  # inches: a picture's, between columns, and of a line of text
-LONGEST = 26  # characters in a line
+SIDE, GAP, LINE = 1.75, 0.25, 0.155  # inches: an image, between columns, a line of text
+LONGEST = 26  # characters per line
 
 Line = tuple[str, str]
-"""What is written, and in which colour."""
+"""Text and colour."""
 
 
 def write_test_sheet(path: Path, trained: TrainedModel, test: Split, seed: int) -> None:
-    """Pictures of the test set, drawn by the seed and shown in their order there."""
+    """Write a sheet of test images. The seed selects them; they keep the test set's order."""
     drawn = numpy_generator(seed, "contact sheet").permutation(len(test))[:PICTURES]
     shown = test.rows(np.sort(drawn))
     most = max(int(shown.labels.getnnz(axis=1).max()), 1)
@@ -43,10 +43,10 @@ def write_contact_sheet(
     names: tuple[str, ...],
     truth: csr_matrix | None = None,
 ) -> None:
-    """`predicted`: the best labels of each picture, best first, with their scores.
+    """Write the sheet. `predicted`: the best labels of each image, best first, with their `scores`.
 
-    Under each picture: as many as it has labels, right in green (✓) and wrong in red (✗), and in grey what was missed.
-    Where the truth is not known: all that are given, with their scores.
+    With `truth`, an image shows as many predictions as it has labels: right ones in green (✓), wrong ones in red (✗),
+    missed labels in grey. Without it, all predictions with their scores.
     """
     below = [
         _scored_lines(predicted[row], scores[row], names)
@@ -55,7 +55,7 @@ def write_contact_sheet(
         for row in range(len(images))
     ]
     columns = min(COLUMNS, len(images))
-    # Each row of pictures is as high as it needs: a line for their names, those below, and a free one.
+    # Rows differ in height: a line for names, the lines below the images, and a free one.
     heights = [
         SIDE + LINE * (2 + max(map(len, below[start : start + columns]))) for start in range(0, len(images), columns)
     ]
@@ -74,7 +74,7 @@ def write_contact_sheet(
             place = {"x": left / width, "y": y / height, "va": "top", "fontsize": 8 if line else 7}
             figure.text(s=words, color=colour, parse_math=False, **place)  # a "$" in a name is a dollar
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a script that the font lacks: boxes
+        warnings.filterwarnings("ignore", message="Glyph")  # the font lacks a script and draws boxes
         write_png(figure, path)
 
 
@@ -105,5 +105,5 @@ def _cut(lines: list[Line]) -> list[Line]:
 
 
 def _tail(name: str) -> str:
-    """Of a picture's path, the end says most."""
+    """Shorten an image's path: its end says most."""
     return name if len(name) <= LONGEST else "…" + name[1 - LONGEST :]

@@ -1,4 +1,4 @@
-"""What the panels of a learning-curve figure show: the points, taken from histories that may lack any of them."""
+"""The panels of a learning-curve figure, with points from histories that may have gaps."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Record = Mapping[str, Any]
 Histories = Mapping[str, Sequence[Record]]
 Points = list[tuple[float, float]]
 
-# What rounds may be evaluated on, as in the records and on an axis. The first that a run has is shown.
+# Metrics of a round: name in the records, label of the axis. The first one that a run has is shown.
 WATCHED = {
     "validation mAP": "mAP on validation data (%)",
     "test mAP": "mAP on the test set, for the curve only (%)",
     "validation P@1": "P@1 on validation data (%)",
     "test P@1": "P@1 on the test set, for the curve only (%)",
 }
-SQUEEZED = 4  # histories that differ in length by this factor are drawn over the logarithm of the round
+SQUEEZED = 4  # if histories differ in length by this factor, the axis of rounds is logarithmic
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: labelled axes and, per method, its points in the order of the rounds."""
+    """One panel: labelled axes and each method's points, ordered by round."""
 
     key: str
     title: str
@@ -42,7 +42,7 @@ class Panel:
 
 
 def panels(histories: Histories) -> list[Panel]:
-    """P@1 or mAP by round and by bytes, loss, and largest cosine."""
+    """Return four panels: P@1 or mAP by round and by bytes, loss, and largest cosine."""
     curves = {name: curve_records(records) for name, records in histories.items()}
     watched = watched_metric(record for records in curves.values() for record in records) or next(iter(WATCHED))
     precision = WATCHED[watched]
@@ -73,8 +73,8 @@ def panels(histories: Histories) -> list[Panel]:
         ),
         Panel(
             "bytes",
-            "Precision for traffic",
-            "sent and received so far, all clients (log scale)",
+            "Precision by traffic",
+            "bytes sent and received, all clients (log scale)",
             precision,
             {name: [(x, y) for x, y in points if x > 0] for name, points in traffic.items()},
             log_x=True,
@@ -82,7 +82,7 @@ def panels(histories: Histories) -> list[Panel]:
         ),
         Panel(
             "loss",
-            "Training loss" + (" (zeros not drawn)" if hidden else ""),
+            "Training loss" + (" (zeros not shown)" if hidden else ""),
             rounds,
             "loss (log scale)" if log_y else "loss",
             positive if log_y else loss,
@@ -92,7 +92,7 @@ def panels(histories: Histories) -> list[Panel]:
         ),
         Panel(
             "cosine",
-            "Collapse of W (collapsed: above the dots)",
+            "Collapse of W (above the dotted line: collapsed)",
             rounds,
             "largest cosine of two labels",
             cosine,
@@ -103,7 +103,7 @@ def panels(histories: Histories) -> list[Panel]:
 
 
 def curve_records(records: Sequence[Record]) -> list[Record]:
-    """The phase that has a curve to show: `select`, which is evaluated on validation data, or else `fit`."""
+    """Return the records of the phase to plot: `select`, evaluated on validation data, or else `fit`."""
     for phase in ("select", "fit", "refit"):
         found = [record for record in records if record.get("phase") == phase]
         if found:
@@ -116,19 +116,19 @@ def _round(record: Record) -> float | None:
 
 
 def watched_metric(records: Iterable[Record]) -> str | None:
-    """What the rounds were evaluated on: never two things in one panel. None: nothing."""
+    """Return the metric that the rounds were evaluated on, or None. One panel never mixes two."""
     found = {name for record in records for name in record.get("metrics") or ()}
     return next((name for name in WATCHED if name in found), None)
 
 
 def _points(records: Iterable[Record], x: Any, y: Any) -> Points:
-    """Only whole, finite points: a loss that ran away to NaN leaves a gap, not an error."""
+    """Return the finite points: a loss that became NaN leaves a gap, not an error."""
     pairs = ((x(record), y(record)) for record in records)
     return [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
 
 
 def _very_different(curves: Iterable[Sequence[Record]]) -> bool:
-    """Whether the shortest history would be squeezed into a corner beside the longest."""
+    """Return whether the shortest history would be too small to see beside the longest."""
     rounds = [[_round(record) or 0 for record in records] for records in curves if records]
     lasts = [max(numbers) for numbers in rounds]
     return bool(rounds) and min(map(min, rounds)) > 0 and max(lasts) >= SQUEEZED * min(lasts)

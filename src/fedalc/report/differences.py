@@ -1,4 +1,4 @@
-"""What differs between the rows of a comparison besides the method, in words: a reader must not have to guess."""
+"""The settings that differ between the rows of a comparison besides the method, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedalc.report.summary import Row, text
 
 TITLE = "Settings that differ besides the method"
 MOST = "all others"
-#: Those that readers ask about first: said where they are the same, too.
+#: The most important settings: named even where all rows share them.
 ASKED_FIRST = [
     "encoder.name",
     "encoder.dim",
@@ -28,13 +28,13 @@ ASKED_FIRST = [
 
 @dataclass(frozen=True)
 class Differences:
-    """`lines`: whose settings, and which. `same`: the most important ones that all rows share."""
+    """`lines`: methods and their settings. `same`: the most important settings that all rows share."""
 
     lines: tuple[tuple[str, str], ...]
     same: str
 
     def as_text(self) -> list[str]:
-        """Lines for the terminal and for Markdown."""
+        """Return lines for the terminal and for Markdown."""
         if not self.lines:
             return [f"{TITLE}: none. The same for all: {self.same}"]
         return [f"{TITLE} (where they apply):", *(f"- {who}: {what}" for who, what in self.lines), *self._same_line]
@@ -45,9 +45,9 @@ class Differences:
 
 
 def differences(rows: Sequence[Row]) -> Differences | None:
-    """Of the settings that act on a row, those that another row has otherwise. None where there is nothing to compare.
+    """Return the acting settings that differ between rows, or None if there is nothing to compare.
 
-    A setting that acts on one row only is a part of that method, and no difference.
+    A setting that acts on one row only is part of that method, not a difference.
     """
     known = [row for row in rows if _settings(row)]
     if len(known) < 2:
@@ -90,7 +90,7 @@ _ABSENT = object()
 
 
 def _settings(row: Row) -> Mapping[str, Any]:
-    """As `fedalc.config.unused.acting` gives them; those of its first seed."""
+    """Return the settings of the row's first seed, as `fedalc.config.unused.acting` gives them."""
     found = row.results[0].get("settings")
     return found if isinstance(found, Mapping) else {}
 
@@ -100,13 +100,13 @@ def _counted(found: Sequence[Any]) -> Counter[str]:
 
 
 def _usual(found: Sequence[Any]) -> str | None:
-    """The value that several rows have, and more than have any other."""
+    """Return the value that more rows share than any other value, if any."""
     (first, times), *others = _counted(found).most_common(2)
     return first if times > 1 and all(times > other for _, other in others) else None
 
 
 def _name(row: Row, rows: Sequence[Row]) -> str:
-    """The method, with dataset and preset where those tell rows apart."""
+    """Return the method, with dataset and preset if they vary."""
     more = [getattr(row, key) for key in ("dataset", "preset") if len({getattr(other, key) for other in rows}) > 1]
     return text(" ".join([row.method, *(f"({word})" for word in more)]))
 

@@ -1,4 +1,4 @@
-"""Figures as SVG inside a page: sharp at any size, and in the page's own text colour, light or dark."""
+"""Figures as inline SVG: sharp at any size, in the page's text colour, light or dark."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ def bars_svg(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
 
 
 def figure_svg(figure: Any, salt: str) -> str:
-    """Only what an HTML page needs: no prologue, no metadata, no namespaces, and ids only where something is used.
+    """Return the SVG that an HTML page needs: no prologue, metadata, namespaces or unused ids.
 
-    No name from the data is drawn in these figures (the legend is the page's, or has our names), so the markup is
-    matplotlib's alone.
+    These figures contain no name from the data (the page draws the legend, or it has our names), so the markup is safe.
     """
     for part in (figure, *figure.axes):
         part.patch.set_visible(False)
     text = io.StringIO()
-    # The salt makes the ids different from those of the page's other figures, and the same in each writing.
+    # The salt makes ids unique on the page and reproducible.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     svg = text.getvalue()

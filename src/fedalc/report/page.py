@@ -1,4 +1,4 @@
-"""The page of a run, and of a comparison: one HTML file that opens offline."""
+"""The report page of a run or a comparison: one HTML file that opens offline."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from fedalc.runs import history
 from fedalc.runs.folder import PARTIES_LOG, SHEET, read_partial_result
 
 NAME = "report.html"
-SHOWN = 30  # lines of who was left out
+SHOWN = 30  # excluded parties listed, at most
 EXPLAINED = (
-    ("max_cosine", "largest cosine", "1: two labels have become one"),
-    ("mean_cosine", "mean cosine", "1: all labels have become one"),
-    ("effective_rank", "effective rank", "directions W really uses; 1: a single one"),
+    ("max_cosine", "largest cosine", "1: two labels have the same embedding"),
+    ("mean_cosine", "mean cosine", "1: all labels have the same embedding"),
+    ("effective_rank", "effective rank", "directions that W uses; 1: a single one"),
 )
 
 
 def write_page(folder: Path, result: Result | None = None) -> Path:
-    """Write the page of the finished run in `folder`, from its files alone, or before its `result` is written."""
+    """Write the page of the run in `folder` from its files, or with `result` before result.json is written."""
     result = read_partial_result(folder) if result is None else result
     config = folder / "config.toml"
     records = history.read(folder / "history.jsonl")
@@ -63,7 +63,7 @@ def write_page(folder: Path, result: Result | None = None) -> Path:
 
 
 def write_comparison_page(folder: Path, results: Iterable[Result], histories: Histories) -> Path:
-    """Write the page that sets runs side by side. `histories`: records by the name that the legend is to show."""
+    """Write the page that compares runs. `histories`: records by their name in the legend."""
     results = list(results)
     rows = merge(results)
     bar_looks = styles(row_names(rows))
@@ -85,7 +85,7 @@ def write_comparison_page(folder: Path, results: Iterable[Result], histories: Hi
 
 
 def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
-    """What the run was, in words."""
+    """Describe the run in words."""
     if result.get("centralised"):
         return _oracle_sentence(result, records)
     phases = {record.get("phase") for record in records}
@@ -113,28 +113,28 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     else:
         how = f"Round {text(selection.get('round'))} was best on validation data and was kept."
     absent = number_at(result, "labels_without_client")
-    rest = f" {absent:.0f} labels have no training instance, hence no client." if absent else ""
+    rest = f" {absent:.0f} labels have no training instance and so no client." if absent else ""
     looks = _looks_at_test(result, records)
     if by_parties(result):
         looks = (
-            "Measured by the parties, on what they keep out of training: the scores of their own labels. A party knows "
-            "no other label, so it cannot say how well they are told apart; see how far W has collapsed."
+            "The parties measured the scores of their own labels on data that they kept out of training. A party knows "
+            "no other label, so these scores do not show how well the model separates labels; the collapse of W does."
         )
     return f"{start} {how}{rest} {looks}"
 
 
 def _base64(file: Path) -> str:
-    """A file's content as a page can hold it; nothing where there is no such file."""
+    """Return a file in base64, or "" if it does not exist."""
     return base64.b64encode(file.read_bytes()).decode() if file.exists() else ""
 
 
 def by_parties(result: Result) -> bool:
-    """Whether what was measured was measured by parties of their own: not in percent, and no ranking."""
+    """Return whether parties measured the metrics: scores, not percent of a ranking."""
     return any(name.startswith("party ") for name in result.get("metrics") or ())
 
 
 def read_left_out(path: Path) -> list[tuple[str, str, str]]:
-    """(round, party, what happened), the latest last; a line that cannot be read is passed over."""
+    """Return (round, party, event), the latest last. Skips unreadable lines."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     found = []
     for line in lines[-SHOWN:]:
@@ -148,22 +148,22 @@ def read_left_out(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _looks_at_test(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
-    """Once, unless its curve was asked for (selection.test_curve)."""
+    """Say how often the test set was used: once, unless selection.test_curve is on."""
     if not result.get("metrics"):
         return "There was no test data."
     rounds = sum(any(name.startswith("test ") for name in record.get("metrics") or ()) for record in records)
     if not rounds:
-        return "The test set was looked at once, at the end."
+        return "The test set was used once, at the end."
     return (
-        f"The test set was looked at in {rounds} round{'s' * (rounds != 1)} for its curve, and at the end; nothing was "
-        "chosen by it."
+        f"The test set was used in {rounds} round{'s' * (rounds != 1)} for its curve, and at the end; it decided "
+        "nothing."
     )
 
 
 def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     start = (
         f"Method {text(result.get('method'))} on dataset {dataset_name(result)}, "
-        f"seed {text(result.get('seed'))}: centralised, an oracle to compare with. It has all instances with all "
+        f"seed {text(result.get('seed'))}: a centralised oracle, for comparison. It has all instances with all "
         "their labels in one place, and no clients, rounds or traffic."
     )
     selection, penalty = result.get("selection"), number_at(result, "selection", "penalty")
@@ -174,7 +174,7 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
         start += "fitted again on all training data." if again else "kept."
     unconverged = number_at(result, "selection", "unconverged")
     if unconverged:
-        start += f" The regressions of {unconverged:.0f} labels ended before they had converged."
+        start += f" The regressions of {unconverged:.0f} labels stopped before they converged."
     absent = number_at(result, "labels_without_client")
     rest = f" {absent:.0f} labels have no training instance." if absent else ""
     return f"{start}{rest} {_looks_at_test(result, records)}"
@@ -188,7 +188,7 @@ def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str 
 
 def _headline(result: Result) -> list[tuple[str, str]]:
     pictures = (result.get("selection") or {}).get("metrics", {}).get("validation mAP") is not None
-    metric = "mAP" if pictures else "P@1"  # pictures are compared by it, and only their rounds are measured by it
+    metric = "mAP" if pictures else "P@1"  # the metric for images; only their rounds are evaluated on it
     value = number_at(result, "metrics", metric)
     measured = (f"{metric} on the test set", tables.fixed(value, 1) + (" %" if value is not None else ""))
     if by_parties(result):
@@ -234,7 +234,7 @@ def _cost(result: Result) -> list[tuple[str, str]]:
     one, all_ = _sender(result), "parties" if result.get("parties") else "clients"
     cost = [
         (
-            "rounds, choosing their number included" if result.get("selection") else "rounds",
+            "rounds, including those that chose their number" if result.get("selection") else "rounds",
             text(run if run is not None else kept),
         ),
         (f"sent by each {one}, on average", tables.human_bytes(per_client("bytes_up")(result))),
@@ -243,7 +243,7 @@ def _cost(result: Result) -> list[tuple[str, str]]:
         (f"received by all {all_}", tables.human_bytes(number_at(result, "bytes_down"))),
         (f"both directions, all {all_}", tables.human_bytes(total_bytes(result))),
         ("training time", tables.human_seconds(number_at(result, "seconds"))),
-        ("time of a round", tables.human_seconds(number_at(result, "seconds_per_round"))),
+        ("time per round", tables.human_seconds(number_at(result, "seconds_per_round"))),
         ("peak memory", tables.human_bytes(None if memory is None else memory * 2**20)),
     ]
     if result.get("centralised"):
@@ -252,7 +252,7 @@ def _cost(result: Result) -> list[tuple[str, str]]:
 
 
 def _curves(histories: Histories, chosen: Mapping[str, int]) -> dict[str, Any]:
-    """The panels with something to show; what the others lack is said in words."""
+    """Return the panels that have data, and why the others have none."""
     looks = styles(histories)
     drawn = panels(histories) if histories else []
     return {
@@ -284,13 +284,13 @@ def _comparison_sentence(rows: Sequence[Row]) -> str:
     seeds = "one seed each" if counts == [1] else f"{span} seeds each"
     spread = "" if counts == [1] else " Values are mean ± standard deviation over seeds."
     best = "best federated figure" if any(row.centralised for row in rows) else "best"
-    return f"Metrics on the test set in percent{preset}, {seeds}; the {best} of each column is bold.{spread}"
+    return f"Test metrics in percent{preset}, {seeds}. Bold: the {best} of a column.{spread}"
 
 
 def write_template(path: Path, template: str, **values: Any) -> Path:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedalc", "report"),
-        autoescape=True,  # names of datasets and labels come from anywhere
+        autoescape=True,  # names of datasets and labels are not trusted
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

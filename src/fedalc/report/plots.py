@@ -1,4 +1,4 @@
-"""Figures. Matplotlib's objects only, never pyplot: nothing global, so any thread and any notebook may draw."""
+"""Figures. They use Matplotlib's objects and never pyplot, whose global state does not suit threads and notebooks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ HEATMAP_LABELS = 200
 
 
 def learning_curves(histories: Histories, path: Path | str, chosen: Mapping[str, int] | None = None) -> None:
-    """A PNG of four panels, method by method. `chosen` rounds, where given, are ringed."""
+    """Write a PNG of four panels with all methods. A ring marks the `chosen` rounds."""
     _curves_png(histories, path, ("validation", "bytes", "loss", "cosine"), chosen or {})
 
 
 def precision_for_bytes(histories: Histories, path: Path | str) -> None:
-    """A PNG of validation P@1 against the bytes it took, and against the rounds."""
+    """Write a PNG of validation P@1 by bytes and by round."""
     _curves_png(histories, path, ("bytes", "validation"), {})
 
 
@@ -50,14 +50,14 @@ def _curves_png(histories: Histories, path: Path | str, keys: Sequence[str], cho
 
 
 def _handle(look: Style, points: int) -> Line2D:
-    """In the legend, as in the panels, a single evaluation is a point and not a line."""
+    """Return the legend's sign: a line, or a point for a single evaluation."""
     single = points == 1
     dash = "none" if single else look.dash
     return Line2D([], [], color=look.colour, linestyle=dash, marker=look.marker, markersize=7 if single else 4)
 
 
 def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapping[str, int]) -> None:
-    """One panel of the learning curves, on axes of any figure."""
+    """Draw one panel of the learning curves."""
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.set_xlabel(panel.x, fontsize=9)
     axes.set_ylabel(panel.y, fontsize=9)
@@ -67,7 +67,7 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
         axes.set_xticks([])
         axes.set_yticks([])
         return
-    # Later lines are thinner, so that one does not hide another that runs along it.
+    # Later lines are thinner, so that they do not hide earlier ones.
     widths = np.linspace(2.6, 1.2, len(panel.points)) if len(panel.points) > 1 else [1.8]
     for (name, points), width in zip(panel.points.items(), widths, strict=True):
         look, single = looks[name], len(set(points)) == 1
@@ -81,8 +81,8 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
             linewidth=width,
             marker=look.marker,
             markersize=8 if single else 3.5,
-            markevery=0.03 if crowded else None,  # a share of the panel; more would hide the line
-            zorder=3 if single else 2,  # nor does a line hide a point
+            markevery=0.03 if crowded else None,  # share of the panel: more markers would hide the line
+            zorder=3 if single else 2,  # points above lines
         )
         if panel.key == "validation" and name in chosen:
             ring = [b for a, b in points if a == chosen[name]][:1]
@@ -97,7 +97,7 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
     if panel.log_x:
         values = [x for points in panel.points.values() for x, _ in points]
         log_scale(axes, "x", values, bytes_tick if panel.key == "bytes" else "{:g}".format)
-        room = max(1.2, math.sqrt(8 * min(values) / max(values)))  # for three ticks at least
+        room = max(1.2, math.sqrt(8 * min(values) / max(values)))  # room for at least three ticks
         axes.set_xlim(min(values) / room, max(values) * room)
     else:
         axes.set_xlim(left=0)
@@ -105,7 +105,7 @@ def draw_panel(axes: Any, panel: Panel, looks: Mapping[str, Style], chosen: Mapp
 
 
 def log_scale(axes: Any, which: str, values: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> None:
-    """Ticks in plain numbers: at 1, 2, 5 where the values span little, at powers of ten where they span much."""
+    """Set a log scale with plain numbers as ticks: 1, 2, 5 for a narrow range, powers of ten for a wide one."""
     axes.set(**{f"{which}scale": "log"})
     axis = getattr(axes, f"{which}axis")
     narrow = max(values) / min(values) < 1000
@@ -119,7 +119,7 @@ def bytes_tick(value: float) -> str:
 
 
 def comparison_bars(results: Iterable[Result], path: Path | str) -> None:
-    """A PNG of P@1, P@3 and P@5 by method, values printed; bars of several seeds show their standard deviation."""
+    """Write a PNG of P@1, P@3 and P@5 by method, with values and the standard deviation over seeds."""
     rows = merge(results)
     figure = new_figure(max(6.5, 1.5 + 0.5 * len(BAR_METRICS) * len(rows)), 4.2 + 0.25 * math.ceil(len(rows) / 4))
     looks = styles(row_names(rows))
@@ -129,7 +129,7 @@ def comparison_bars(results: Iterable[Result], path: Path | str) -> None:
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
-    """The method first, so that its colour is found; then what else tells the rows apart."""
+    """Return a name per row: the method, which sets its colour, then dataset and preset if they vary."""
     keys = [key for key in ("dataset", "preset") if varies(rows, key)]
     return [", ".join([row.method, *(getattr(row, key) for key in keys)]) for row in rows]
 
@@ -140,7 +140,7 @@ def draw_bars(axes: Any, rows: Sequence[Row], looks: Mapping[str, Style]) -> Non
 
 
 def draw_precisions(axes: Any, rows: Sequence[Sequence[Statistic | None]], looks: Mapping[str, Style]) -> None:
-    """A row has its value for each of `BAR_METRICS`."""
+    """Draw bars. Each row has one value per metric of `BAR_METRICS`."""
     width = 0.84 / max(len(rows), 1)
     for index, (row, look) in enumerate(zip(rows, looks.values(), strict=True)):
         for place, value in enumerate(row):
@@ -161,20 +161,20 @@ def draw_precisions(axes: Any, rows: Sequence[Sequence[Statistic | None]], looks
 
 
 def bar_fill(look: Style) -> dict[str, Any]:
-    """Bars of one colour are told apart by hatching, as lines are by dashes."""
+    """Return a bar's fill. Hatches distinguish bars of one colour, as dashes distinguish lines."""
     return {"facecolor": look.colour, "hatch": HATCHES[DASHES.index(look.dash)], "edgecolor": "white", "linewidth": 0}
 
 
 def cosine_heatmap(
     W_by_method: Mapping[str, np.ndarray], path: Path | str, frequency: np.ndarray | None = None
 ) -> None:
-    """A PNG of the cosines between class embeddings, one square per method: a collapsed W is one flat colour.
+    """Write a PNG of the cosines between class embeddings, one square per method. A collapsed W is one flat colour.
 
-    Labels are ordered by `frequency` (most frequent first; without it, as they come), and at most 200 of them are
-    drawn, evenly spaced over that order, so that the rare ones are among them.
+    Labels are ordered by `frequency`, most frequent first, if given. Of more than 200 labels, 200 are drawn, evenly
+    spaced over that order, so that rare ones are included.
     """
     down = max(1, math.ceil(len(W_by_method) / 5))
-    across = max(1, math.ceil(len(W_by_method) / down))  # rows of even length: seven are four and three
+    across = max(1, math.ceil(len(W_by_method) / down))  # even rows: seven are four and three
     figure = new_figure(2.9 * across + 1.1, 3.1 * down + 0.2)
     grid = figure.subplots(down, across, squeeze=False)
     colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#bbbbbb")
@@ -220,10 +220,10 @@ def tidy(axes: Any) -> None:
 
 
 def legend(figure: Any, handles: Sequence[Any], names: Iterable[str], across: int = 4) -> None:
-    """Below all panels, where there is no data to cover; at most `across` names in a line."""
+    """Draw a legend below all panels, with at most `across` names per line."""
     if not handles:
         return
-    # A label that begins with an underscore would be taken for "not in the legend".
+    # Matplotlib hides labels that begin with an underscore.
     labels = [f" {short(name)}" if name.startswith("_") else short(name) for name in names]
     columns = max(1, min(len(labels), across, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 6))))
     drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)

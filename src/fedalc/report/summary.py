@@ -1,4 +1,4 @@
-"""Results of several seeds merged into one row: mean and standard deviation."""
+"""Merge the results of several seeds into one row: mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-COLLAPSED = 0.99  # from this largest cosine on, two labels can no longer be told apart: W has collapsed
+COLLAPSED = 0.99  # largest cosine from which W counts as collapsed: two labels are indistinguishable
 
 Result = Mapping[str, Any]
 Reader = Callable[[Result], float | None]
@@ -16,7 +16,7 @@ Reader = Callable[[Result], float | None]
 
 @dataclass(frozen=True)
 class Statistic:
-    """Over seeds. The deviation is the sample's (n - 1), and None for a single seed."""
+    """Mean and sample deviation (n - 1) over seeds; no deviation for a single seed."""
 
     mean: float
     deviation: float | None = None
@@ -36,7 +36,7 @@ class Row:
         return len(self.results)
 
     def statistic(self, read: Reader) -> Statistic | None:
-        """None unless every seed has the value: a mean over some of them would compare unlike things."""
+        """Return mean and deviation, or None unless every seed has the value: other means would not compare."""
         values = [value for value in map(read, self.results) if value is not None]
         if not values or len(values) < len(self.results):
             return None
@@ -55,10 +55,10 @@ class Row:
 
 
 def merge(results: Iterable[Result]) -> list[Row]:
-    """One row per dataset, method and preset, in the order of first appearance.
+    """Return one row per dataset, method and preset, in order of first appearance.
 
-    The same seed twice is not two seeds but two variants of the settings, so it starts a second row ("fedalc #2").
-    A result may carry a "name", which then stands in the place of the method's. Oracles are marked as centralised.
+    A repeated seed means other settings, so it starts a second row ("fedalc #2"). A result's "name", if any, replaces
+    the method's. Oracles are marked as centralised.
     """
     groups: dict[tuple[str, str, str], list[Result]] = {}
     seen: dict[tuple[str, str, str, Any], int] = {}
@@ -76,12 +76,12 @@ def merge(results: Iterable[Result]) -> list[Row]:
 
 
 def dataset_name(result: Result) -> str:
-    """As it is shown: made-up data with a real dataset's sizes is marked, so that nobody takes it for the real one."""
+    """Return the dataset's name for display. Generated data with a real dataset's sizes is marked."""
     return text(result.get("dataset")) + (" (generated)" if result.get("generated") else "")
 
 
 def number(*path: str) -> Reader:
-    """Reads one number of a result; None where it is missing or not a number."""
+    """Return a function that reads one number of a result, or None if it is missing or not a number."""
 
     def read(result: Result) -> float | None:
         return number_at(result, *path)
@@ -98,7 +98,7 @@ def number_at(found: Any, *path: str) -> float | None:
 
 
 def per_client(key: str) -> Reader:
-    """A total of all clients, shared out evenly; of parties or users, where there are some: one has several."""
+    """Return a function that divides a total by the number of parties, else users, else clients."""
 
     def read(result: Result) -> float | None:
         senders = (number_at(result, who) for who in ("parties", "users", "clients"))
@@ -109,13 +109,13 @@ def per_client(key: str) -> Reader:
 
 
 def total_bytes(result: Mapping[str, Any]) -> float | None:
-    """Both directions; a result's, or a history record's."""
+    """Return the bytes in both directions of a result or a history record."""
     up, down = number_at(result, "bytes_up"), number_at(result, "bytes_down")
     return None if up is None or down is None else up + down
 
 
 def text(value: Any) -> str:
-    """A name as it may be shown: names come from data files, and a terminal acts on control characters."""
+    """Return a name that is safe to print: names come from data files and may contain control characters."""
     if value is None:
         return "–"
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value))

@@ -1,4 +1,4 @@
-"""Results side by side, for the terminal and as Markdown: one row per method, seeds merged, the best values bold."""
+"""Comparison tables for the terminal and Markdown: one row per method, seeds merged, best values bold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MISSING = "–"
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """A number for a table cell.
+    """Format a number for a table cell.
 
     >>> fixed(3.14159, 2), fixed(-0.001, 2), fixed(None, 2), fixed(float("nan"), 2)
     ('3.14', '0.00', '–', 'nan')
@@ -46,7 +46,7 @@ def _significant(value: float | None) -> str:
 
 
 def human_bytes(n: float | None) -> str:
-    """Three significant digits, decimal units.
+    """Format bytes with three significant digits and decimal units.
 
     >>> human_bytes(999), human_bytes(1536), human_bytes(9_843_101_696)
     ('999 B', '1.54 kB', '9.84 GB')
@@ -57,13 +57,13 @@ def human_bytes(n: float | None) -> str:
         return f"{n:.0f} B" if round(abs(n)) < 1000 else "1.00 kB"
     for unit in ("kB", "MB", "GB", "TB", "PB"):
         n /= 1000
-        if abs(n) < 999.5 or unit == "PB":  # 999.5 would be shown as 1000
+        if abs(n) < 999.5 or unit == "PB":  # 999.5 would print as 1000
             break
     return f"{n:.{2 if abs(n) < 9.995 else 1 if abs(n) < 99.95 else 0}f} {unit}"
 
 
 def human_seconds(s: float | None) -> str:
-    """The two largest units that matter.
+    """Format a duration with its two largest units.
 
     >>> human_seconds(0.0549), human_seconds(2.087), human_seconds(150.1), human_seconds(3725)
     ('55 ms', '2.1 s', '2 min 30 s', '1 h 2 min')
@@ -85,7 +85,7 @@ def human_seconds(s: float | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """What a column shows, and how. `leave_out`: the higher, the sooner it goes when the terminal is narrow."""
+    """A column. A narrow terminal hides columns with a high `leave_out` first, and never those with 0."""
 
     heading: str
     read: Reader
@@ -96,7 +96,7 @@ class Column:
     leave_out: int = 0
 
     def parts(self, row: Row) -> tuple[str, str]:
-        """The mean, and the deviation or ""."""
+        """Return the mean, and the deviation or ""."""
         value = row.statistic(self.read)
         if value is None or value.deviation is None or not self.with_deviation:
             return self.show(None if value is None else value.mean), ""
@@ -152,9 +152,9 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
 
 def column_cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
-    """A column's cells, bold where best among several federated rows of its dataset: oracles see what no client does.
+    """Return a column's cells. The best of a dataset's federated rows is bold, if there are several.
 
-    Values that look equal are equally good.
+    Values that print equal count as equal. Oracles do not compete: they see all data.
     """
     best: dict[str, float] = {}
     contest = column.higher_is_better
@@ -175,7 +175,7 @@ def _shown(value: Statistic | None) -> float | None:
 
 
 def name_columns(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
-    """What tells the rows apart: the method, and of dataset, preset and number of seeds what there is to tell."""
+    """Return the columns that identify a row: the method, and dataset, preset and seeds if they matter."""
     names = [(key, [getattr(row, key) for row in rows]) for key in ("dataset", "preset") if varies(rows, key)]
     names.append(("method", [row.method for row in rows]))
     if any(row.seeds > 1 for row in rows):
@@ -184,11 +184,11 @@ def name_columns(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
 
 
 def markdown_table(results: Iterable[Result]) -> str:
-    """A Markdown table of finished results, and what differs between its rows. Ends in a newline."""
+    """Return a Markdown table of finished results and the settings that differ. Ends in a newline."""
     rows = merge(results)
     columns = columns_of(rows)
     names = [
-        (heading, [_escaped(value) + _mark(heading, row) for value, row in zip(values, rows, strict=True)])
+        (heading, [escaped(value) + _mark(heading, row) for value, row in zip(values, rows, strict=True)])
         for heading, values in name_columns(rows)
     ]
     table = [[heading, *values] for heading, values in names]
@@ -200,7 +200,7 @@ def markdown_table(results: Iterable[Result]) -> str:
     lines = [f"| {' | '.join(line)} |" for line in (header, rule, *body)]
     if (found := differences(rows)) is not None:
         before = ""
-        for line in map(_escaped, found.as_text()):  # a list stands between blank lines
+        for line in map(escaped, found.as_text()):  # blank lines around a list
             lines += [line] if line.startswith("- ") and before.startswith("- ") else ["", line]
             before = line
     return "".join(f"{line}\n" for line in lines)
@@ -211,7 +211,7 @@ def _mark(heading: str, row: Row) -> str:
 
 
 def edge_notes(rows: Iterable[Row]) -> list[str]:
-    """Which oracles' penalties are the last ones tried on their side: one beyond may be better."""
+    """Return notes on oracles whose best penalty is the smallest or largest tried: one beyond may be better."""
     notes = []
     for row in rows:
         for selection in (result.get("selection") or {} for result in row.results):
@@ -221,14 +221,20 @@ def edge_notes(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """Escape a name for Markdown.
+
+    >>> escaped("a|b*")
+    'a\\\\|b\\\\*'
+    """
     return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", name)
 
 
 def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
-    """A table for the terminal. Columns that `width` (default: the terminal's) has no room for are named below it.
+    """Return a table for the terminal.
 
-    So are penalties at the edge of what was tried, and settings that differ between rows.
+    Below it: hidden columns (if `width`, default the terminal's, is too small), penalties at the edge of the grid, and
+    settings that differ.
     """
     from rich import box
     from rich.table import Table
@@ -247,7 +253,7 @@ def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
         columns.remove(goes)
         left_out.append(goes.heading.replace(" /", "/"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left")
-    notes = [*([f"no room for: {', '.join(left_out)}"] if left_out else []), *edge_notes(rows)]
+    notes = [*([f"hidden columns (widen the terminal): {', '.join(left_out)}"] if left_out else []), *edge_notes(rows)]
     if (found := differences(rows)) is not None:
         notes += found.as_text()
     table.caption = Text("\n".join(notes)) if notes else None  # Text: a name is not markup

@@ -1,4 +1,4 @@
-"""The data of a plan's runs: whether it is there, and how it is divided among clients."""
+"""The data of a plan's runs: whether it is available, and how many instances each client has."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def absent_data(plan: Plan, data_dir: Path | None) -> str | None:
-    """What is missing and how to get it; None if the files, or archives of them, are there. They are not read."""
+    """Return what is missing and how to get it, or None if the files or their archives exist. Does not read them."""
     for name in dict.fromkeys(job.settings.dataset for job in plan.jobs):
         if is_known(name) and presence(entry(name), data_dir) != "no":
             continue
         folder = dataset_dir(entry(name), data_dir) if is_known(name) else Path(name)
         why = _what_is_wrong(folder, is_known(name) and has_pictures(name))
         if why is not None:
-            hint = f"; `fedalc data info {name}` says where to get it" if is_known(name) else ""
+            hint = f"; `fedalc data info {name}` says how to get it" if is_known(name) else ""
             return f"dataset {name!r} is not in {folder}: {why}{hint}"
     return None
 
@@ -33,7 +33,7 @@ def _what_is_wrong(folder: Path, pictures: bool) -> str | None:
     if not folder.is_dir():
         return "no such folder"
     if pictures:
-        return "neither its files nor an archive of them"
+        return "the folder has neither its files nor an archive of them"
     try:
         format_of(folder).split_files(folder)
     except DataError as error:
@@ -42,7 +42,7 @@ def _what_is_wrong(folder: Path, pictures: bool) -> str | None:
 
 
 def client_sizes(plan: Plan, data_dir: Path | None) -> np.ndarray | None:
-    """Instances of each client; None where no figure wants them or the data is not here."""
+    """Return the instances per client, or None if no figure needs them or the data is missing."""
     from fedalc.workflows.train import image_options
 
     if "clients" not in plan.table.figures or not plan.jobs or absent_data(plan, data_dir) is not None:

@@ -1,4 +1,4 @@
-"""The paper's figures, from an outcome alone: a PNG each, and the same as SVG for the page."""
+"""The paper's figures, drawn from an `Outcome`: PNG files, and SVG for the page."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OPEN: Any = {"fillstyle": "none", "linestyle": ":", "linewidth": 1.0, "markersiz
 FILLED: Any = {"markersize": 5, "capsize": 2, "linewidth": 1.8}
 FITTED: Any = {"color": "#000000", "linestyle": (0, (4, 2)), "linewidth": 1.2}
 CAPTIONS = {
-    "clients": "Instances of each client",
+    "clients": "Instances per client",
     "curves-lambda": "Learning curves by λ",
     "lambda": "Precision by λ",
-    "fixed": "Fixed and moving class embeddings",
+    "fixed": "Fixed and updated class embeddings",
     "convergence": "Training loss by round",
 }
 
 
 def draw_all(outcome: Outcome) -> dict[str, Any]:
-    """The figures the table wants and there is something to draw for, by name."""
+    """Return the table's figures by name, without those that have no data."""
     drawn = {name: DRAWERS[name](outcome) for name in outcome.figures}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
@@ -45,7 +45,7 @@ def write_all(outcome: Outcome, folder: Path) -> dict[str, Any]:
 
 
 def clients(outcome: Outcome) -> Any:
-    """How unequal the clients are: a long tail is a straight line here."""
+    """Draw the clients' sizes. On these log scales a long tail is a straight line."""
     if not outcome.clients:
         return None
     places, sizes = zip(*outcome.clients, strict=True)
@@ -66,7 +66,7 @@ def clients(outcome: Outcome) -> Any:
 
 
 def curves_lambda(outcome: Outcome) -> Any:
-    """P@1 by round: a row for each preset, FedAwS on the left and FedALC on the right, a line for each λ."""
+    """Draw P@1 by round: a row per preset, FedAwS on the left and FedALC on the right, a line per λ."""
     presets = [p for p in outcome.presets if any(_curve_points(line, p) for line in _swept(outcome))]
     if not presets:
         return None
@@ -99,7 +99,7 @@ def _curve_points(line: Line, preset: str) -> list[tuple[int, float]]:
 
 
 def precision_by_lambda(outcome: Outcome) -> Any:
-    """P@1, P@3 and P@5 against λ: ours filled, with the spread over seeds; the paper's open."""
+    """Draw P@1, P@3 and P@5 by λ: ours with filled markers and the deviation over seeds, the paper's with open ones."""
     lines = _swept(outcome)
     presets = [p for p in outcome.presets if any(_value(line, p, "P@1") for line in lines)]
     if not presets:
@@ -132,7 +132,7 @@ def precision_by_lambda(outcome: Outcome) -> Any:
 
 
 def fixed(outcome: Outcome) -> Any:
-    """Class embeddings that stay as they are beside those that move, each preset in a panel of its own."""
+    """Draw methods with fixed class embeddings beside methods that update them, one panel per preset."""
     panels = {}
     for preset in outcome.presets:
         lines = [line for method in ("fedavg", "fedavg-fixed", "fedalc-fixed") if (line := _plain(outcome, method))]
@@ -155,7 +155,8 @@ def fixed(outcome: Outcome) -> Any:
 
 
 def convergence(outcome: Outcome) -> Any:
-    """A linear rate is a straight line here. Preset paper: plain steps of one rate, all clients in every round."""
+    """Draw the training loss on a log scale, where a linear rate is a straight line. Preset paper: plain steps at one
+    rate, all clients in every round."""
     curves: dict[str, tuple[list[tuple[int, float]], Fit | None]] = {}
     for method in dict.fromkeys(line.method for line in outcome.lines if not line.centralised):
         name, cell = _best(outcome, method, "paper")
@@ -181,7 +182,7 @@ def convergence(outcome: Outcome) -> Any:
             rounds = np.array([fit.first, fit.last])
             axes.plot(rounds, fit.start * fit.factor ** (rounds - fit.first), zorder=3, **FITTED)
             handles.append(Line2D([], [], **FITTED))
-            names.append(f"fedalc: ×{fit.factor:.4f} a round, R² {fit.explained:.3f}")
+            names.append(f"fedalc: ×{fit.factor:.4f} per round, R² {fit.explained:.3f}")
     log_scale(axes, "y", [x for points, _ in curves.values() for _, x in points])
     axes.set_title("preset paper, first seed", fontsize=10, loc="left")
     axes.set_xlabel("round", fontsize=9)
@@ -193,7 +194,7 @@ def convergence(outcome: Outcome) -> Any:
 
 
 def _best(outcome: Outcome, method: str, preset: str) -> tuple[str, Cell | None]:
-    """A method's cell: the one without λ, or the λ that is best on test, as the paper takes it; and a name."""
+    """Return a name and a cell of the method: the row without λ, or the λ that is best on test, as in the paper."""
     plain = _plain(outcome, method)
     if plain is not None and preset in plain.cells:
         return f"{method}, preset's λ" if method in SWEPT else method, plain.cells[preset]
@@ -220,9 +221,9 @@ def _value(line: Line, preset: str, metric: str) -> Any:
 
 
 def _lambda_looks(outcome: Outcome) -> dict[float, Any]:
-    """From dark to light as λ grows; every second is dashed, so that neighbours are told apart where they meet."""
+    """Return line styles from dark to light as λ grows; every second line is dashed, to tell neighbours apart."""
     strengths = list(dict.fromkeys(line.lambda_ or 0 for line in _swept(outcome)))
-    # The lightest end is left out, as it cannot be seen on white.
+    # Without the lightest end, which is invisible on white.
     shades = np.linspace(0, 0.85, len(strengths)) if len(strengths) > 1 else [0.4]
     return {
         strength: {
@@ -235,7 +236,7 @@ def _lambda_looks(outcome: Outcome) -> dict[float, Any]:
 
 
 def _sign(points: int) -> Mapping[str, Any]:
-    """A line; a single evaluation is a point."""
+    """Return the style of a curve: a line, or a point for a single evaluation."""
     return {"linewidth": 1.8} if points > 1 else {"marker": "o", "markersize": 6}
 
 

@@ -1,4 +1,4 @@
-"""The page of a table: one HTML file that opens offline, in the look of the other pages."""
+"""The page of a reproduced table: one HTML file that opens offline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_page(outcome: Outcome, figures: Mapping[str, Any], folder: Path) -> Pa
             {"caption": CAPTIONS[name], "svg": Markup(figure_svg(figure, name)), "width": 7 * figure.get_figwidth()}
             for name, figure in figures.items()
         ],
-        versions={},  # among the remarks: there can be several
+        versions={},  # in the remarks: there can be several sets
         panels=[],
         missing=[],
         looks={},

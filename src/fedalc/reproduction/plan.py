@@ -1,4 +1,4 @@
-"""Which runs a table needs, and how far each has come: `<out>/<table>/<preset>/<cell>-s<seed>`."""
+"""The runs that a table needs, and their state. Run folders: `<out>/<table>/<preset>/<cell>-s<seed>`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from fedalc.config.experiment import Experiment
+from fedalc.config.experiment import Experiment, flat
 from fedalc.config.resolve import experiment
 from fedalc.config.schema import NONE
 from fedalc.config.unused import acting
@@ -17,13 +17,19 @@ from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.report.differences import differences
 from fedalc.report.summary import merge
-from fedalc.reproduction.table_spec import FILE, ORACLE_FOLDER, Home, Row, Table, flat
+from fedalc.reproduction.table_spec import FILE, ORACLE_FOLDER, Home, Row, Table
 from fedalc.runs import history
 from fedalc.workflows.preflight import refuse_other_kind
 
 State = Literal["done", "begun", "failed", "new"]
-WHERE = ("name", "device", "block_rows", "memory_budget", "shard_rows")  # where and how it ran: no part of what was run
-FAILURE = "failed.txt"  # in a run folder: why it ended without a result
+WHERE = (
+    "name",
+    "device",
+    "block_rows",
+    "memory_budget",
+    "shard_rows",
+)  # how a run ran, not what
+FAILURE = "failed.txt"  # in a run folder: why the run failed
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Job:
         return "begun" if (self.folder / "config.toml").exists() else "new"
 
     def result(self) -> dict[str, Any] | None:
-        """None where it has not finished."""
+        """Return result.json, or None if the run has not finished."""
         file = self.folder / "result.json"
         try:
             found = read_json_object(file, "remove the folder")
@@ -68,17 +74,17 @@ class Job:
 
 @dataclass
 class Ended:
-    """How jobs ended that have just been run, by job name."""
+    """How the jobs of this call ended, by job name."""
 
     done: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    elsewhere: dict[str, str] = field(default_factory=dict)  # another process has them
+    elsewhere: dict[str, str] = field(default_factory=dict)  # run by another process
     stopped: bool = False
 
 
 @dataclass
 class Plan:
-    """The runs of a table, first seeds first, so that it is whole as early as it can be. `only` says which to make."""
+    """The runs of a table, ordered by seed so that every cell gets a result early. `only` selects the runs to make."""
 
     table: Table
     folder: Path
@@ -86,12 +92,12 @@ class Plan:
     seeds: tuple[int, ...]
     only: tuple[str, ...] = ()
     jobs: list[Job] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # cells that these settings do not allow, and why
-    strange: dict[str, str] = field(default_factory=dict)  # runs whose folder was made with other settings, and which
+    left_out: dict[str, str] = field(default_factory=dict)  # cells that the settings rule out, and why
+    strange: dict[str, str] = field(default_factory=dict)  # run folders made with other settings, and the differences
 
     @property
     def asked(self) -> list[Job]:
-        """The runs to make: the table itself shows all."""
+        """Return the runs to make. The table shows all of them."""
         return [job for job in self.jobs if self.wants(job.preset, job.cell)]
 
     def wants(self, preset: str, cell: str) -> bool:
@@ -99,12 +105,12 @@ class Plan:
         return not self.only or any(fnmatchcase(name, pattern) for pattern in self.only for name in names)
 
     def of(self, preset: str, row: Row) -> list[Job]:
-        """The runs in a row's cell, in the order of the seeds."""
+        """Return the runs of a row's cell, ordered by seed."""
         home = ORACLE_FOLDER if row.centralised else preset
         return [job for job in self.jobs if (job.preset, job.cell) == (home, row.stem)]
 
     def settings_in_words(self) -> list[str]:
-        """What the table says for all cells of a preset, as far as the runs have it: the command line may differ."""
+        """Return the settings that the table gives to all cells of a preset, unless the command line changed them."""
         found = []
         for preset, values in self.table.settings.items():
             runs = [flat(job.settings.to_dict()) for job in self.jobs if job.preset == preset]
@@ -114,11 +120,11 @@ class Plan:
                 if runs and all(key in run and run[key] == (None if value == NONE else value) for run in runs)
             ]
             if kept:
-                found.append(f"Preset {preset}: all cells with {', '.join(kept)}.")
+                found.append(f"Preset {preset}: all cells use {', '.join(kept)}.")
         return found
 
     def differences_in_words(self) -> list[str]:
-        """What differs between the cells of a preset besides the method and λ, which has a column of its own."""
+        """Return the settings that differ between cells of a preset, besides the method and λ."""
         found = []
         for preset in self.presets:
             cells = {job.cell: job for job in reversed(self.jobs) if job.preset == preset}  # each with its first seed
@@ -143,7 +149,7 @@ def make_plan(
     keys: Mapping[str, Any] | None = None,
     overrides: Iterable[str] = (),
 ) -> Plan:
-    """Resolve every cell. `keys` and `overrides` are settings that win over the cells' files."""
+    """Resolve the settings of every cell. `keys` and `overrides` win over the cells' files."""
     chosen = tuple(dict.fromkeys(table.seeds if seeds is None else seeds))
     plan = Plan(table, out / table.name, tuple(dict.fromkeys(presets)), chosen, tuple(only))
     shown = (*plan.presets, ORACLE_FOLDER)
@@ -159,18 +165,18 @@ def make_plan(
                 settings = experiment(given, file=file, overrides=overrides)
                 refuse_other_kind(settings, settings.dataset, has_pictures(settings.dataset))
             except ConfigError as error:
-                # Without the file, whose name the cell has: so that reasons which are the same look the same.
+                # Without the file's name, so that equal reasons are equal strings.
                 plan.left_out[f"{preset}/{cell}"] = str(error).replace(f"{file}: ", "")
                 continue
             if settings.seed != seed:
-                raise ConfigError("a table sets the seeds itself: use --seeds", "--set seed")
+                raise ConfigError("a table sets the seeds; use --seeds", "--set seed")
             _check_row(table, row, preset, settings)
             _add(plan, Job(preset, cell, settings, plan.folder / preset / f"{cell}-s{seed}"))
     return plan
 
 
 def _check_row(table: Table, row: Row, preset: Home, settings: Experiment) -> None:
-    """A row shows what its name says, whatever a file or the command line has."""
+    """Check that a cell has its row's method and λ, whatever a file or the command line says."""
     pairs: list[tuple[str, Any, Any]] = [("method", row.method, settings.method)]
     if row.lambda_ is not None:
         pairs.append(("λ", row.lambda_, settings.regularizer.lambda_))
@@ -183,7 +189,7 @@ def _check_row(table: Table, row: Row, preset: Home, settings: Experiment) -> No
 
 
 def _add(plan: Plan, job: Job) -> None:
-    """A run that is there already keeps its own settings, if what they ask for is the same."""
+    """Add a run. An existing run folder keeps its settings if they give the same result."""
     if (job.folder / "config.toml").exists():
         try:
             there = experiment(file=job.folder / "config.toml")
@@ -198,21 +204,21 @@ def _add(plan: Plan, job: Job) -> None:
 
 
 def _differing(there: Experiment, here: Experiment) -> str:
-    """In words; "" if nothing that matters does."""
+    """Return the settings that differ in words, or "" if none matters."""
     a, b = flat(there.to_dict()), flat(here.to_dict())
-    where = set(WHERE) - ({"block_rows"} if here.encoder.norm == "batch" else set())  # whose statistics are a block's
+    where = set(WHERE) - ({"block_rows"} if here.encoder.norm == "batch" else set())  # whose statistics are per block
     keys = [key for key in a if a[key] != b[key] and key not in where]
     shown = ", ".join(f"{key} {a[key]} there, {b[key]} here" for key in keys[:3])
     return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
 def refuse_strange(plan: Plan) -> None:
-    """Before anything is started: a table of runs with different settings would be no table."""
+    """Refuse to mix runs with different settings in one table, before any run starts."""
     strange = {name: why for name, why in plan.strange.items() if plan.wants(*name.rpartition("-s")[0].split("/"))}
     if strange:
         (name, why), *rest = strange.items()
         others = f" (and {len(rest)} more)" if rest else ""
         raise ConfigError(
-            f"{plan.folder / name} was made with other settings: {why}{others}; give another --out, leave the cell out "
-            "with --only, or remove the folder"
+            f"{plan.folder / name} was made with other settings: {why}{others}; choose another --out, leave the cell "
+            "out with --only, or remove the folder"
         )

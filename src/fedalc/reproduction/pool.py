@@ -1,4 +1,8 @@
-"""Running a plan's jobs in parallel: worker processes, each told its next job over a pipe of its own."""
+"""Run a plan's jobs in parallel worker processes. The parent sends each worker its next job through a pipe.
+
+This is more than concurrent.futures offers: a worker that dies fails its own job only, with its exit code; workers
+report progress; and a signal stops them after their round.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ from fedalc.core.interrupt import Interrupt
 from fedalc.reproduction.plan import Ended, Job
 from fedalc.reproduction.worker import Message, work
 
-GRACE_SECONDS = 5.0  # for a worker that has nothing left to do
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # read once, as the libraries are loaded
+GRACE_SECONDS = 5.0  # for an idle worker to end
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # libraries read them once, when loaded
 
 
 class Watcher:
-    """What may follow the jobs as they go. Every hook does nothing unless overridden."""
+    """Follows the progress of jobs. Every method does nothing unless overridden."""
 
     def started(self, job: Job) -> None: ...
 
@@ -53,7 +57,7 @@ def usable_cores() -> int:
 def run_jobs(
     jobs: Sequence[Job], workers: int, threads: int, data_dir: Path | None = None, watcher: Watcher | None = None
 ) -> Ended:
-    """All jobs, at most `workers` at a time. The first signal lets the running ones finish their round and save."""
+    """Run all jobs, at most `workers` at a time. After the first signal, running jobs finish their round and save."""
     waiting, ended = deque(jobs), Ended()
     watcher = watcher or Watcher()
     pool: list[_Worker] = []
@@ -75,14 +79,14 @@ def run_jobs(
 
 def _give(job: Job, pool: list[_Worker], threads: int, data_dir: Path | None, watcher: Watcher) -> None:
     for worker in [worker for worker in pool if worker.job is None and not worker.process.is_alive()]:
-        pool.remove(worker)  # died with nothing to do: the job would be lost on it
+        pool.remove(worker)  # died while idle: a job sent to it would be lost
         worker.pipe.close()
     idle = next((worker for worker in pool if worker.job is None), None)
     if idle is None:
         idle = _start(threads, data_dir)
         pool.append(idle)
     idle.job = job
-    with suppress(OSError):  # its death is noticed when it is listened to
+    with suppress(OSError):  # `_listen` notices its death
         idle.pipe.send(job)
     watcher.started(job)
 
@@ -99,8 +103,8 @@ def _start(threads: int, data_dir: Path | None) -> _Worker:
 
 @contextmanager
 def _no_ctrl_c() -> Iterator[None]:
-    """What is started here never sees the terminal's Ctrl-C, from its first moment on: it is for the parent to ask."""
-    resource_tracker.ensure_running()  # it is started with the first process, and would lift the block
+    """Processes started here never receive the terminal's Ctrl-C: the parent tells them to stop."""
+    resource_tracker.ensure_running()  # otherwise it starts with the first process, and unblocks the signal
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -110,7 +114,7 @@ def _no_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def _threads_in_environment(threads: int) -> Iterator[None]:
-    """What is started here has it from its first moment on: numpy is loaded before any line of ours is run there."""
+    """Set the number of threads for processes started here: they load numpy before any line of ours runs."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, str(threads)))
     try:
@@ -124,7 +128,7 @@ def _threads_in_environment(threads: int) -> Iterator[None]:
 
 
 def _ask_to_stop(pool: list[_Worker], watcher: Watcher) -> None:
-    """Once each: a second signal would not wait for the round."""
+    """Send each busy worker one signal: a second one would not wait for the round."""
     busy = [worker for worker in pool if worker.job is not None and not worker.asked_to_stop]
     for worker in busy:
         worker.asked_to_stop = True
@@ -138,12 +142,12 @@ def _listen(pool: list[_Worker], ended: Ended, watcher: Watcher) -> None:
     for worker in [worker for worker in pool if worker.pipe in ready]:
         try:
             message: Message = worker.pipe.recv()
-        except (EOFError, OSError):  # gone, perhaps in the middle of a message
+        except (EOFError, OSError):  # it died, perhaps in the middle of a message
             pool.remove(worker)
             worker.process.join()
             stopped = worker.asked_to_stop or worker.process.exitcode == -signal.SIGTERM
             message = ("stopped", "") if stopped else ("failed", _death(worker.process.exitcode))
-        _hear(worker, message, ended, watcher)
+        _handle(worker, message, ended, watcher)
 
 
 def _death(code: int | None) -> str:
@@ -151,7 +155,7 @@ def _death(code: int | None) -> str:
     return f"its process ended {how}" + (" (out of memory? try fewer --jobs)" if code == -signal.SIGKILL else "")
 
 
-def _hear(worker: _Worker, message: Message, ended: Ended, watcher: Watcher) -> None:
+def _handle(worker: _Worker, message: Message, ended: Ended, watcher: Watcher) -> None:
     job, (kind, content) = worker.job, message
     if job is None:
         return  # an idle worker that died
@@ -168,13 +172,13 @@ def _hear(worker: _Worker, message: Message, ended: Ended, watcher: Watcher) -> 
             ended.failed[job.name] = why
         elif kind == "locked":
             ended.elsewhere[job.name] = why
-        else:  # asked by us or, with a signal of their own, by somebody else
+        else:  # by us, or by a signal from elsewhere
             ended.stopped = True
         watcher.finished(job, kind, why)
 
 
 def _end(pool: list[_Worker]) -> None:
-    """A worker whose pipe is closed ends by itself; one that is still busy is in nobody's interest any more."""
+    """Close the pipes, which ends idle workers, and kill the busy ones."""
     for worker in pool:
         worker.pipe.close()
         if worker.job is not None:

@@ -1,4 +1,4 @@
-"""What came of a table's runs, small enough for one JSON file that table, figures and page can be made from again."""
+"""The results of a table's runs, in one JSON file from which table, figures and page can be made again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedalc.report.summary import Statistic, number_at
 from fedalc.reproduction.plan import Ended, Job, Plan
 from fedalc.reproduction.table_spec import ORACLE_FOLDER, PRECISIONS, Metric, Row
 
-POINTS = 100  # of a curve: more cannot be seen
+POINTS = 100  # per curve: more are not visible
 COSTS = ("rounds", "rounds_run", "seconds", "bytes_up", "bytes_down")
 
 
@@ -38,7 +38,7 @@ class Result(_Part):
 
 
 class Curve(_Part):
-    """Of the first finished seed: the loss of training, and the precision that `metric` names; None: not evaluated."""
+    """The first finished seed's training loss, and its precision as `metric` names it. None: not evaluated."""
 
     metric: str | None
     rounds: list[int]
@@ -48,11 +48,11 @@ class Curve(_Part):
 
 class Cell(_Part):
     results: list[Result] = []
-    missing: dict[int, str] = {}  # per seed, why there is no result
+    missing: dict[int, str] = {}  # why a seed has no result
     curve: Curve | None = None
 
     def statistic(self, metric: str) -> Statistic | None:
-        """None unless every seed that has finished has the value."""
+        """Return mean and deviation, or None unless every finished seed has the value."""
         values = [result.metrics[metric] for result in self.results if metric in result.metrics]
         if not values or len(values) < len(self.results):
             return None
@@ -64,7 +64,7 @@ class Line(_Part):
 
     name: str
     method: str
-    cell: str = ""  # its file's name, if it is not the method's
+    cell: str = ""  # the file's name, if not the method's
     lambda_: float | None = Field(default=None, alias="lambda")
     published: tuple[float, ...] | None = None
     centralised: bool = False
@@ -73,12 +73,12 @@ class Line(_Part):
 
     @property
     def label(self) -> str:
-        """Apart from other rows of the same method."""
+        """Return a name that no other row has."""
         return self.cell or self.method if self.lambda_ is None else f"{self.method}, λ = {self.lambda_:g}"
 
 
 class Fit(_Part):
-    """log loss = a + b·round by least squares over the second half of the rounds: `factor` = exp(b) a round."""
+    """Least-squares fit of log loss = a + b·round over the second half of the rounds; `factor` = exp(b) per round."""
 
     factor: float
     start: float  # the line's loss at `first`
@@ -99,7 +99,7 @@ class Outcome(_Part):
     figures: list[str]
     notes: list[str]
     left_out: dict[str, str] = {}
-    versions: list[dict[str, str]] = []  # one, unless runs were made with different ones
+    versions: list[dict[str, str]] = []  # several if the runs used different versions
     clients: list[tuple[int, int]] = []  # (place, instances) of clients sorted by size, thinned out
     median: float | None = None  # of all clients
     lines: list[Line]
@@ -107,7 +107,7 @@ class Outcome(_Part):
 
 
 def collect(plan: Plan, command: str, ended: Ended | None = None, sizes: np.ndarray | None = None) -> Outcome:
-    """Read the run folders. `ended`: what they do not say, if they have just been run; `sizes`: of each client."""
+    """Read the run folders. `ended`: how the runs of this call ended; `sizes`: instances per client."""
     table, ended = plan.table, ended or Ended()
     lines = [_line(plan, row, ended) for row in table.rows]
     versions: list[dict[str, str]] = []
@@ -170,7 +170,7 @@ def _cell(plan: Plan, row: Row, preset: str, ended: Ended) -> Cell:
             left_out = plan.left_out.get(f"{home}/{row.stem}")
             cell.missing[seed] = f"left out: {left_out}" if left_out else "not run"
         elif name in ended.elsewhere:
-            cell.missing[seed] = "another process is at it"
+            cell.missing[seed] = "another process runs it"
         elif name in ended.failed or job.state == "failed":
             cell.missing[seed] = f"failed: {ended.failed.get(name) or job.failure()}"
         else:
@@ -188,7 +188,7 @@ def _small(result: Mapping[str, Any]) -> Result:
 
 
 def _numbers(result: Mapping[str, Any], *path: str) -> dict[str, float]:
-    """What is a finite number there. An oracle has no collapse and sends no bytes."""
+    """Return the finite numbers at `path`. An oracle has no collapse and sends no bytes."""
     for key in path:
         result = result.get(key) or {}
     found = {key: number_at(result, key) for key in result}
@@ -211,7 +211,7 @@ def _curve(job: Job) -> Curve | None:
 
 
 def fit_line(curve: Curve) -> Fit | None:
-    """None where there are fewer than three losses above 0 to go by."""
+    """Return the fit, or None with fewer than three positive losses."""
     points = [(r, x) for r, x in zip(curve.rounds, curve.loss, strict=True) if x is not None and x > 0]
     points = [(r, x) for r, x in points if r >= curve.rounds[-1] / 2]
     if len(points) < 3:
@@ -230,7 +230,7 @@ def fit_line(curve: Curve) -> Fit | None:
 
 
 def _thinned_sizes(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Sorted from large to small; places evenly spaced on a log scale, both ends among them."""
+    """Return (rank, size) from large to small, at ranks evenly spaced on a log scale, with both ends."""
     held = np.sort(sizes[sizes > 0])[::-1]
     if not len(held):
         return []
@@ -243,12 +243,12 @@ def _finite(value: float | None) -> float | None:
 
 
 def _digits(value: float) -> float:
-    """Four significant digits; whole numbers stay whole."""
+    """Round to four significant digits; whole numbers stay whole."""
     return int(value) if value.is_integer() else float(f"{value:.4g}")
 
 
 def write_json(outcome: Outcome, path: Path) -> None:
-    """A line per list of numbers: small, and fit for comparing two versions."""
+    """Write the outcome with one line per list of numbers: small, and easy to diff."""
     text = json.dumps(outcome.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False)
     text = re.sub(r"\[[\s\d.,eE+\-nul]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
     write_text(path, text + "\n")
@@ -258,4 +258,4 @@ def read_json(path: Path) -> Outcome:
     try:
         return Outcome.model_validate_json(path.read_bytes())
     except ValueError as error:  # also pydantic's
-        raise FedalcError(f"{path}: not the outcome of a table: {str(error).splitlines()[0]}") from None
+        raise FedalcError(f"{path}: not a valid table.json: {str(error).splitlines()[0]}") from None

@@ -1,9 +1,8 @@
-"""What a table is: `experiments/<table>/table.toml` and one TOML file per cell, and where they are found."""
+"""Table definitions: `experiments/<table>/table.toml` and one TOML file per cell."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,18 +16,21 @@ from fedalc.reproduction.toml_files import read_toml, validated
 Column = Literal["paper", "strong", "clean"]  # a preset; clean: preset paper where the paper's own split leaks
 COLUMNS: tuple[Column, ...] = ("paper", "strong")
 Home = Literal["paper", "strong", "clean", "oracles"]  # the folder of a cell, and of its runs
-ORACLE_FOLDER: Literal["oracles"] = "oracles"  # in both columns, run once
-SWEPT = ("fedaws", "fedalc")  # the methods with a λ
-THE_TABLES = ("method", "dataset", "preset", "seed")  # settings that a table has of its own: rows, columns, seeds
+ORACLE_FOLDER: Literal["oracles"] = "oracles"  # shown in both columns, run once
+SWEPT = ("fedaws", "fedalc")  # methods with a λ
+THE_TABLES = ("method", "dataset", "preset", "seed")  # given by a table's rows, columns and seeds
 FILE = "table.toml"
-HOMES = (Path("experiments"), Path(__file__).resolve().parents[3] / "experiments")  # here, or in the source checkout
+HOMES = (
+    Path("experiments"),
+    Path(__file__).resolve().parents[3] / "experiments",
+)  # here, or in the checkout
 
 Figure = Literal["clients", "curves-lambda", "lambda", "fixed", "convergence"]
 OF_PRECISIONS = ("curves-lambda", "lambda", "fixed")  # figures of P@1, or of all `PRECISIONS`
 Metric = Literal["P@1", "P@3", "P@5", "mAP"]
 PRECISIONS: tuple[Metric, ...] = ("P@1", "P@3", "P@5")
 Precision = Annotated[float, Field(ge=0, le=100)]
-# It becomes the name of a folder: no path, and no "..".
+# Becomes a folder's name: no path, and no "..".
 Stem = Annotated[str, Field(pattern=r"^([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)?$")]
 
 
@@ -37,13 +39,13 @@ class _Part(BaseModel):
 
 
 class Row(_Part):
-    """One line of the table. `published` are the paper's figures, where it has them: one for each of the metrics."""
+    """One row of the table. `published`: the paper's figures, one per metric, if it has any."""
 
     name: str
     method: MethodName
-    cell: Stem = ""  # the TOML file's name, if it is not the method's
+    cell: Stem = ""  # the TOML file's name, if not the method's
     lambda_: float | None = Field(default=None, alias="lambda")
-    presets: tuple[Home, ...] = ()  # the columns it is in; all of the table's, unless it says which
+    presets: tuple[Home, ...] = ()  # its columns; default: all of the table's
     published: tuple[Precision, ...] | None = None
     footnote: str = ""
 
@@ -58,14 +60,14 @@ class Row(_Part):
 
 class Table(_Part):
     title: str
-    paper: str  # what the paper calls the dataset
+    paper: str  # the paper's name of the dataset
     dataset: str
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = PRECISIONS
     columns: Annotated[tuple[Column, ...], Field(min_length=1)] = COLUMNS
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
-    settings: dict[Home, dict[str, Any]] = {}  # what all cells of a preset have besides, as [settings.paper]
+    settings: dict[Home, dict[str, Any]] = {}  # for all cells of a preset, as [settings.paper]
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
     folder: Path
 
@@ -79,7 +81,7 @@ class Table(_Part):
         for preset, values in settings.items():
             for key in THE_TABLES:
                 if key in values:
-                    raise ValueError(f"{preset} cannot have {key}: rows, columns and seeds of a table say it")
+                    raise ValueError(f"{preset} cannot set {key}: the table's rows, columns and seeds set it")
         return settings
 
     @model_validator(mode="before")
@@ -95,26 +97,18 @@ class Table(_Part):
     def _rows_and_figures_fit(self) -> Table:
         for row in self.rows:
             if row.published is not None and len(row.published) != len(self.metrics):
-                raise ValueError(f"row {row.name!r}: published needs a figure for each of {', '.join(self.metrics)}")
+                raise ValueError(f"row {row.name!r}: published needs one figure for each of {', '.join(self.metrics)}")
         of_others = [figure for figure in self.figures if figure in OF_PRECISIONS and self.metrics != PRECISIONS]
         if of_others:
-            raise ValueError(f"figures: {of_others[0]} is of {', '.join(PRECISIONS)}, which are not the metrics here")
+            raise ValueError(f"figures: {of_others[0]} shows {', '.join(PRECISIONS)}, not this table's metrics")
         return self
 
     def cell_file(self, preset: str, row: Row) -> Path:
         return self.folder / preset / f"{row.stem}.toml"
 
 
-def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Settings as one level: {"server": {"ema": 0.9}} is {"server.ema": 0.9}."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
-    return found
-
-
 def find_folder(name_or_path: str) -> Path:
-    """By its name in one of `HOMES`, or by the path of a folder with a table.toml."""
+    """Return the folder of a table: a name in `HOMES`, or the path of a folder with a table.toml."""
     for folder in (Path(name_or_path), *(home / name_or_path for home in HOMES)):
         if (folder / FILE).is_file():
             return folder
@@ -122,7 +116,7 @@ def find_folder(name_or_path: str) -> Path:
     if not known:
         raise ConfigError(
             f"no table is called {name_or_path!r}: there is no folder `experiments` here, and this installation is not "
-            "a source checkout. Clone the repository and call the command in it, or give the path of a table's folder"
+            "a source checkout. Run the command in a clone of the repository, or give the path of a table's folder"
         )
     close = difflib.get_close_matches(name_or_path, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
@@ -130,7 +124,7 @@ def find_folder(name_or_path: str) -> Path:
 
 
 def table_folders() -> list[Path]:
-    """All tables known by name, each once."""
+    """Return the folders of all tables known by name."""
     found: dict[str, Path] = {}
     for home in HOMES:
         for file in sorted(home.glob(f"*/{FILE}")):
@@ -139,12 +133,12 @@ def table_folders() -> list[Path]:
 
 
 def is_communication(folder: Path) -> bool:
-    """Whether this table is of bytes, which are counted, and not of trained models."""
+    """Return whether the table counts bytes instead of training models."""
     return read_toml(folder / FILE).get("kind") == "communication"
 
 
 def read_table(folder: Path) -> Table:
-    """A table, every cell of which has its file."""
+    """Read a table and check that every cell has its file."""
     file = folder / FILE
     table = validated(Table, {**read_toml(file), "folder": folder}, file)
     for row in table.rows:

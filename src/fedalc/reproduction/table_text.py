@@ -1,4 +1,4 @@
-"""The table for people: Markdown and terminal. Published and ours side by side, the best federated figures bold."""
+"""The table as Markdown and for the terminal: published figures beside ours, the best federated ones bold."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedalc.report.tables import MISSING, Cell, fixed
+from fedalc.report.tables import MISSING, Cell, escaped, fixed
 from fedalc.reproduction import markdown as md
 from fedalc.reproduction.results import Line, Outcome
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-IN_WORDS = {"clean": "preset paper on the split that does not leak"}  # columns that are not just a preset
+IN_WORDS = {"clean": "preset paper on the split that does not leak"}  # columns that are more than a preset
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of one group: the published figures, or ours with a preset."""
+    """One metric of one group: the published figures, or ours with one preset."""
 
     group: str
     metric: str
@@ -48,18 +48,18 @@ def columns(outcome: Outcome) -> list[Column]:
 def _ours(line: Line, preset: str, metric: str, with_reason: bool) -> Cell:
     cell = line.cells.get(preset)
     if cell is None:
-        return Cell("")  # the preset has no such cell
+        return Cell("")  # the preset does not have this cell
     value = cell.statistic(metric)
     if value is not None:
         return Cell(fixed(value.mean, 2), "" if value.deviation is None else fixed(value.deviation, 2))
     if cell.results:
-        return Cell(f"{MISSING} no {metric}")  # in one of them at least
+        return Cell(f"{MISSING} no {metric}")  # at least one run lacks it
     why = next(iter(cell.missing.values()), "not run").partition(":")[0]
     return Cell(f"{MISSING} {why}" if with_reason else MISSING)
 
 
 def _bold(column: Column, lines: Sequence[Line], values: Sequence[float | None]) -> Column:
-    """The best of the federated methods, where there are several. The oracles see what no client does."""
+    """Mark the best federated method if there are several. Oracles do not count: they see all data."""
     contest = [v for v, line in zip(values, lines, strict=True) if v is not None and not line.centralised]
     best = max(contest) if len(contest) > 1 else None
     cells = [
@@ -74,7 +74,7 @@ def _is_number(text: str) -> bool:
 
 
 def names(outcome: Outcome) -> list[str]:
-    """With what a reader must not overlook: who is no federated method, and whose figures have a footnote."""
+    """Return the rows' names; centralised methods and footnotes are marked."""
     marks = dict(zip(footnotes(outcome), MARKS, strict=False))
     return [
         line.name + (" (centralised)" if line.centralised else "") + marks.get(line.footnote, "")
@@ -91,15 +91,15 @@ def strengths(outcome: Outcome) -> list[str]:
 
 
 def seed_counts(outcome: Outcome) -> list[str]:
-    """How many seeds a row's figures are means of; per preset where that differs."""
+    """Return the number of seeds per row; per preset if they differ."""
     counts = [[str(len(cell.results)) for cell in line.cells.values()] for line in outcome.lines]
     return [" / ".join(found if len(set(found)) > 1 else found[:1]) for found in counts]
 
 
 def remarks(outcome: Outcome) -> list[str]:
-    """What stands below the table: footnotes, notes, and the runs that failed or were left out, with the reason."""
+    """Return the lines below the table: footnotes, notes, and why runs failed or were left out."""
     marked = [f"{mark} {text}" for mark, text in zip(MARKS, footnotes(outcome), strict=False)]
-    problems: dict[str, dict[str, None]] = {}  # those with the same reason together
+    problems: dict[str, dict[str, None]] = {}  # grouped by reason
     for line in outcome.lines:
         for preset, cell in line.cells.items():
             for seed, why in cell.missing.items():
@@ -111,7 +111,7 @@ def remarks(outcome: Outcome) -> list[str]:
 
 
 def versions(outcome: Outcome) -> list[str]:
-    """A line for each set of versions that runs were made with."""
+    """Return one line per set of package versions that the runs used."""
     return [", ".join(f"{name} {number}" for name, number in found.items()) for found in outcome.versions]
 
 
@@ -119,14 +119,14 @@ def sentence(outcome: Outcome) -> str:
     words = [IN_WORDS.get(preset, f"preset {preset}") for preset in outcome.presets]
     return (
         f"Percent on the test set of {outcome.dataset}. Published: the paper's figures for {outcome.paper}. Ours: "
-        f"{' and '.join(words)}, mean ± standard deviation over seeds. Bold: the best federated "
-        "figure of a column on the test set, among several λ too, so no choice that could have been made beforehand."
+        f"{' and '.join(words)}, mean ± standard deviation over seeds. Bold: the best federated figure of a column "
+        "on the test set, over all λ: a choice made with the test set in view."
     )
 
 
 def markdown(outcome: Outcome) -> str:
     drawn = columns(outcome)
-    table = [["method", *map(md.escaped, names(outcome))], ["λ", *strengths(outcome)]]
+    table = [["method", *map(escaped, names(outcome))], ["λ", *strengths(outcome)]]
     for column in drawn:
         lines = [f"**{cell.line()}**" if cell.bold else cell.line() for cell in column.cells]
         table.append([f"{column.group} {column.metric}", *lines])
@@ -139,20 +139,20 @@ def markdown(outcome: Outcome) -> str:
 
 
 def rich_table(outcome: Outcome, width: int | None = None) -> Table:
-    """For the terminal. Where there is no room the second metric goes, then the third; the first stays."""
+    """Return the table for the terminal. A narrow terminal hides the second metric, then the third."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     drawn, left_out = columns(outcome), []
     titles, room = names(outcome), width or shutil.get_terminal_size().columns
-    fixed_width = min(22, max(map(len, titles))) + 1 + 4 + 6  # longer names are folded
+    fixed_width = min(22, max(map(len, titles))) + 1 + 4 + 6  # longer names wrap
     for metric in outcome.metrics[1:]:
         if fixed_width + sum(1 + _width(column) for column in drawn) > room:
             drawn = [column for column in drawn if column.metric != metric]
             left_out.append(metric)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title=outcome.title, title_justify="left")
-    table.caption = f"no room for: {', '.join(left_out)}" if left_out else None
+    table.caption = f"hidden columns (widen the terminal): {', '.join(left_out)}" if left_out else None
     table.add_column("method")
     table.add_column("λ", justify="right", no_wrap=True)
     for column in drawn:

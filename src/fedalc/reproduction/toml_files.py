@@ -1,4 +1,4 @@
-"""Reading the TOML files of `experiments/`: what is wrong with one is said with its name."""
+"""Read and validate the TOML files of `experiments/`. Errors name the file."""
 
 from __future__ import annotations
 

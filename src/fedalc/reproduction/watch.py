@@ -1,4 +1,4 @@
-"""Watching a plan being run: bars on a terminal, a line per finished run elsewhere."""
+"""Progress of a plan: bars on a terminal, one line per finished run elsewhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedalc.report.tables import fixed, human_seconds
 from fedalc.reproduction.plan import Job
 from fedalc.reproduction.pool import Watcher
 
-CHOOSING = 0.6  # of a run's time, where the rounds are chosen first and trained again: a guess
+CHOOSING = 0.6  # estimated share of a run's time spent choosing the rounds, if it trains again
 
 
 class Share:
-    """How much of the work is done, in runs. The time left is from what this process has done of it."""
+    """The share of the work that is done, in runs. The time left is estimated from the work of this process."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.parts: dict[str, float] = {}
-        self.phases: dict[str, tuple[str, int]] = {}  # of each job: the phase it is in, and its rounds
+        self.phases: dict[str, tuple[str, int]] = {}  # each job's phase and its rounds
         self._begun_with: dict[str, float] = {}
         self._start = time.monotonic()
 
@@ -50,13 +50,13 @@ class Share:
 
     @property
     def seconds_left(self) -> float | None:
-        """None until there is something to go by."""
+        """Return the estimate, or None if it is too early for one."""
         here = self.done - sum(self._begun_with.values())
         return (time.monotonic() - self._start) * (self.total - self.done) / here if here > 0.02 else None
 
 
 class PlainWatcher(Watcher):
-    """For logs and pipes."""
+    """Prints lines, for logs and pipes."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], workers: int) -> None:
         self.console, self.total, self.count = console, len(jobs), 0
@@ -83,13 +83,13 @@ class PlainWatcher(Watcher):
 
     def stopping(self, running: int) -> None:
         runs = "run finishes its" if running == 1 else "runs finish their"
-        self.console.print(f"stopping: {running} {runs} round; again to end at once", highlight=False)
+        self.console.print(f"stopping: {running} {runs} round; press Ctrl-C again to stop now", highlight=False)
 
     def close(self) -> None: ...
 
 
 class LiveWatcher(PlainWatcher):
-    """A bar over all runs and one for each that is running. Close it when all is over."""
+    """Shows a bar for all runs and one per running run. Close it at the end."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], workers: int) -> None:
         self._bar = Progress(
@@ -135,7 +135,11 @@ def _ending(job: Job, how: str, why: str) -> str:
         result = job.result() or {}
         metrics = " ".join(f"{name} {fixed(number_at(result, 'metrics', name), 2)}" for name in ("P@1", "P@3", "P@5"))
         return f"{job.name}  {metrics}  {human_seconds(number_at(result, 'seconds'))}"
-    words = {"failed": f"failed: {why}", "locked": "left to another process", "stopped": f"stopped {why}".strip()}
+    words = {
+        "failed": f"failed: {why}",
+        "locked": "another process runs it",
+        "stopped": f"stopped {why}".strip(),
+    }
     return f"{job.name}  {words[how]}"
 
 

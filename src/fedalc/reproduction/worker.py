@@ -1,4 +1,4 @@
-"""A process that trains one run after the other, as it is told."""
+"""A worker process: trains one run after the other, as its parent asks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedalc.core.atomic_files import write_text
 from fedalc.errors import FedalcError, Interrupted, Locked
 from fedalc.reproduction.plan import FAILURE, Job
 
-# On the way "phase" (name, rounds, done) and "round" number (of an oracle: its step); at the end "done", "failed",
-# "locked", "stopped", and why
+# During a job: "phase" (name, rounds, done) and "round" number (an oracle's step). At its end: "done", "failed",
+# "locked" or "stopped", and the reason
 Message = tuple[str, Any]
-SECONDS_BETWEEN = 0.2  # messages about rounds
+SECONDS_BETWEEN = 0.2  # between messages about rounds
 
 
 def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
-    """Until the parent closes the pipe, or ends."""
-    os.setpgrp()  # a signal for the parent's whole group would reach us twice, and the second does not wait
+    """Train jobs until the parent closes the pipe, or ends."""
+    os.setpgrp()  # a signal to the parent's group would reach us twice; the second does not wait for the round
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
@@ -33,23 +33,23 @@ def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
     from fedalc.workflows.train import image_options
 
     torch.set_num_threads(threads)
-    held: dict[Any, Any] = {}
+    loaded: dict[Any, Any] = {}
     with suppress(EOFError, BrokenPipeError):
         while True:
             job: Job = pipe.recv()
             name, options = job.settings.dataset, image_options(job.settings, wait=False)
 
             def load(name: str = name, options: Any = options) -> Any:
-                if (name, options) not in held:
-                    held.clear()  # one at a time: they can be large
-                    held[name, options] = load_dataset(name, data_dir, images=options)
-                return held[name, options]
+                if (name, options) not in loaded:
+                    loaded.clear()  # keep one dataset at a time: they can be large
+                    loaded[name, options] = load_dataset(name, data_dir, images=options)
+                return loaded[name, options]
 
             pipe.send(_outcome(job, load, pipe))
 
 
 def _end_with_parent() -> None:
-    """An orphan stops as if it had been asked to: it finishes its round and saves."""
+    """When the parent dies, stop as after a signal: finish the round and save."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -68,7 +68,7 @@ def _outcome(job: Job, load: Callable[[], Any], pipe: Connection) -> Message:
         return "stopped", str(stop)
     except Locked as error:
         return "locked", str(error)
-    except Exception as error:  # of whatever kind: it is this run's, and the others go on
+    except Exception as error:  # any error belongs to this run only; the others continue
         first = (str(error) or "no reason given").splitlines()[0]
         why = first if isinstance(error, FedalcError) else f"{type(error).__name__}: {first}"
         if (job.folder / "config.toml").exists():
@@ -80,7 +80,7 @@ def _follower(pipe: Connection) -> Any:
     from fedalc.training.base import Callback
 
     class Follower(Callback):
-        """Tells the parent how far it is. A parent that is gone is no reason to fail: see `_end_with_parent`."""
+        """Reports progress to the parent. If the parent is gone, `_end_with_parent` ends the run."""
 
         sent = 0.0
 

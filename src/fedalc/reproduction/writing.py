@@ -1,9 +1,7 @@
-"""Writing what came of a table: `table.json`, `table.md`, the figures and the page, from the run folders."""
+"""Write a table's outcome from its run folders: `table.json`, `table.md`, figures and page."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from fedalc.core.atomic_files import write_text
+from fedalc.core.locks import lock_file
 from fedalc.reproduction import figures, page
 from fedalc.reproduction import results as outcome
 from fedalc.reproduction import table_text as text
 from fedalc.reproduction.plan import Ended, Plan
+from fedalc.runs.folder import LOCK
 
 
 def write_outcome(plan: Plan, command: str, ended: Ended | None, sizes: np.ndarray | None) -> outcome.Outcome:
@@ -28,11 +28,7 @@ def write_outcome(plan: Plan, command: str, ended: Ended | None, sizes: np.ndarr
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is writing here. So the last to write has read all that is there."""
+    """Wait until no other process writes here, so that the last one to write has read everything there is."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder, os.O_RDONLY)  # the folder itself: no file is left behind
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock_file(folder / LOCK):
         yield
-    finally:
-        os.close(held)

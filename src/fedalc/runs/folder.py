@@ -13,14 +13,14 @@ census/, parties.jsonl   with real parties (engine flower): who takes part, and 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from filelock import Timeout
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
@@ -33,6 +33,7 @@ from fedalc.core.atomic_files import (
     sync_folder,
     write_text,
 )
+from fedalc.core.locks import lock_file
 from fedalc.core.safe_parsing import read_json_object
 from fedalc.errors import ConfigError, FedalcError, Locked
 from fedalc.runs import history
@@ -44,7 +45,7 @@ BEFORE = {"server": {"aggregation": "mean"}}  # what earlier versions did, where
 FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG)
 FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS)
 LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
-LOCK_ATTEMPTS = 100  # each but the last fails only where another process comes and goes in the same moment
+LOCK_ATTEMPTS = 100  # an attempt fails only if another process removes the folder at that moment
 
 
 class Taken(FedalcError):
@@ -146,44 +147,35 @@ def open_folder(folder: Path, settings: Experiment) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path, busy: str = "another process is writing to this run") -> Iterator[TextIO]:
-    """Keep a second process out of the folder: it is told that it is `busy`. The system lets go of the lock when this
-    one ends, however it ends, and every process to which it has handed on the open lock file.
+def only_writer(folder: Path, busy: str = "another process is writing to this run") -> Iterator[int]:
+    """Hold the folder's lock and yield its descriptor. Raise `Locked`, with the message `busy`, if another process
+    holds it.
 
-    A folder that was made for it and in which nothing was written is taken away again.
+    Makes the folder if necessary, and removes it again if nothing was written to it.
     """
-    made, lock = _lock(folder, busy)
-    with lock:
+    with ExitStack() as stack:
+        made, descriptor = _lock(folder, busy, stack)
         try:
-            yield lock
+            yield descriptor
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
+            stack.close()
             if made:
-                with suppress(OSError):  # there is something in it, as there should be
+                with suppress(OSError):  # it has files, as it should
                     folder.rmdir()
 
 
-def _lock(folder: Path, busy: str) -> tuple[bool, TextIO]:
-    """Whether the folder is new, and the locked file. It must still be there under its name once it is locked: the
-    one before us may have taken it away between our opening and our locking, and a third put another in its place.
-    """
+def _lock(folder: Path, busy: str, stack: ExitStack) -> tuple[bool, int]:
+    """Return whether the folder is new, and the descriptor of the lock, which `stack` releases."""
     made = False
     for _ in range(LOCK_ATTEMPTS):
         try:
             made = not folder.exists() or made
             make_folder(folder)
-            lock = (folder / LOCK).open("w")
+            return made, stack.enter_context(lock_file(folder / LOCK, wait=False))
+        except Timeout:
+            raise Locked(f"{folder}: {busy}") from None
         except FileNotFoundError:
-            continue  # the one before us has just taken its folder away
+            continue  # the process before us has just removed its folder
         except OSError as error:
             raise WriteFailed(folder, error) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise Locked(f"{folder}: {busy}") from None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
-                return made, lock
-        lock.close()
-    raise FedalcError(f"{folder}: cannot be written: {LOCK} does not stay there")
+    raise FedalcError(f"{folder}: cannot be written: the folder does not stay there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import psutil
 
 from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
@@ -52,7 +52,7 @@ def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> Non
 
 def check_memory(settings: Experiment, data: Dataset) -> None:
     """Refuse a model that cannot fit, rather than be killed by the system for it."""
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // distributed.here().local_count
+    has = psutil.virtual_memory().total // distributed.here().local_count
     if settings.method in ORACLES:
         needed = ORACLES[settings.method].memory(settings, data)
         if needed > has:

@@ -9,14 +9,18 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from fedalc.data.catalog.datasets import Download, Entry, entry
+from fedalc.core.locks import lock_file
+from fedalc.data import ImageOptions, load_dataset
+from fedalc.data.catalog.datasets import ENTRIES, Download, Entry, ImageSet, entry
 from fedalc.data.catalog.fetch import fetch
 from fedalc.errors import DataError
+from tests.data.layouts import coco, pack, voc
 
 CONTENT = b"2 3 2\n0 1:1 2:2\n1 0:1\n" + b"\n" * 5000
 
@@ -27,6 +31,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.content = CONTENT
+        self.files: dict[str, bytes] = {}  # by path, where one content is not enough
         self.ranges = True
         self.content_type = "application/octet-stream"
         self.cut_after: int | None = None
@@ -46,7 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         wanted = self.headers.get("Range")
         server.asked.append(wanted)
-        start, total = 0, len(server.content)
+        content = server.files.get(self.path, server.content)
+        start, total = 0, len(content)
         unchanged = self.headers.get("If-Range") in (None, server.tag)
         if wanted and server.ranges and unchanged:
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
@@ -60,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
         else:
             self.send_response(200)
-        body = server.content[start:]
+        body = content[start:]
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Type", server.content_type)
         self.send_header("ETag", server.tag)
@@ -115,7 +121,7 @@ def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> N
 
 def test_a_broken_download_is_taken_up_again(server: Server, tmp_path: Path) -> None:
     server.cut_after = 100
-    with pytest.raises(DataError, match=f"broke after 100 of {len(CONTENT)} bytes; the same command goes on"):
+    with pytest.raises(DataError, match=f"broke after 100 of {len(CONTENT)} bytes; run the same command to continue"):
         fetch(dataset(server), tmp_path)
     server.cut_after = None
     folder = fetch(dataset(server), tmp_path)
@@ -181,7 +187,7 @@ def test_a_wrong_checksum_leaves_what_was_good(server: Server, tmp_path: Path) -
     good = tmp_path / "set" / "other.txt"
     good.write_bytes(b"good")
     server.content = CONTENT[::-1]
-    with pytest.raises(DataError, match=r"SHA-256 is .* and should be .*before is untouched"):
+    with pytest.raises(DataError, match=r"SHA-256 is .* and should be .*folder is unchanged"):
         fetch(expected, tmp_path)
     assert names(tmp_path / "set") == ["other.txt"]
     server.content = CONTENT
@@ -298,3 +304,116 @@ def test_a_link_in_a_zip_is_refused(server: Server, tmp_path: Path) -> None:
     server.content = buffer.getvalue()
     with pytest.raises(DataError, match="is a link"):
         fetch(dataset(server, "set.zip", unpack=True), tmp_path)
+
+
+def pictures(*downloads: Download) -> Entry:
+    return Entry("set", "Set", None, "http://page", (), "", downloads=downloads, images=ImageSet("coco", "x", 1, 1, 1))
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def test_an_archive_is_unpacked_where_the_loader_looks(server: Server, tmp_path: Path) -> None:
+    """As COCO's: the archive's own folder, val2017, is where its files belong."""
+    server.content = make_zip({"val2017/1.jpg": b"one", "val2017/2.jpg": b"two"})
+    download = Download(server.url, "val2017.zip", unpack=True, md5=md5(server.content), unpacked="val2017")
+    folder = fetch(pictures(download), tmp_path)
+    assert names(folder) == ["val2017/1.jpg", "val2017/2.jpg"]
+    assert (folder / "val2017" / "2.jpg").read_bytes() == b"two"
+    fetch(pictures(download), tmp_path)
+    assert len(server.asked) == 1
+
+
+def test_an_archive_that_stays_packed(server: Server, tmp_path: Path) -> None:
+    server.content = make_tar({"VOCdevkit/VOC2012/ImageSets/Main/trainval.txt": b""})
+    shown_by = "VOCdevkit/VOC2012/ImageSets/Main/trainval.txt"
+    download = Download(server.url, "voc.tar", md5=md5(server.content), unpacked=shown_by)
+    folder = fetch(pictures(download), tmp_path)
+    assert names(folder) == ["voc.tar"] and (folder / "voc.tar").read_bytes() == server.content
+    fetch(pictures(download), tmp_path)
+    (folder / "voc.tar").unlink()
+    (folder / shown_by).parent.mkdir(parents=True)
+    (folder / shown_by).touch()  # unpacked by hand
+    fetch(pictures(download), tmp_path)
+    assert len(server.asked) == 1
+
+
+def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None:
+    """Datasets share folders: coco has the files of coco-val2017, and more."""
+    server.content = make_zip({"x/1.jpg": b"one"})
+    val, train = (Download(server.url, f"{name}.zip", unpack=True, unpacked=name) for name in ("val", "train"))
+    fetch(pictures(val), tmp_path)
+    folder = fetch(pictures(val, train), tmp_path)
+    assert names(folder) == ["train/1.jpg", "val/1.jpg"] and len(server.asked) == 2
+
+
+def test_a_wrong_md5_and_then_a_broken_download(server: Server, tmp_path: Path) -> None:
+    content = server.content = make_zip({"val2017/1.jpg": b"one"})
+    download = Download(server.url, "val2017.zip", unpack=True, md5=md5(content), unpacked="val2017")
+    server.content = content[::-1]
+    with pytest.raises(DataError, match=f"MD5 is {md5(content[::-1])} and should be {md5(content)}"):
+        fetch(pictures(download), tmp_path)
+    assert names(tmp_path) == []
+    server.content, server.cut_after = content, 20
+    with pytest.raises(DataError, match="run the same command to continue"):
+        fetch(pictures(download), tmp_path)
+    server.cut_after = None
+    assert names(fetch(pictures(download), tmp_path)) == ["val2017/1.jpg"]
+    assert server.asked[-1] == "bytes=20-"
+
+
+def test_a_bad_archive_leaves_no_folder(server: Server, tmp_path: Path) -> None:
+    server.content = make_zip({"val2017/1.jpg": b"one", "val2017/../../2.jpg": b"two"})
+    with pytest.raises(DataError, match="refused"):
+        fetch(pictures(Download(server.url, "val2017.zip", unpack=True, unpacked="val2017")), tmp_path)
+    assert not (tmp_path / "set" / "val2017").exists()
+
+
+def test_leftovers_of_a_killed_process_go(server: Server, tmp_path: Path) -> None:
+    half = tmp_path / "set" / ".unpacking-0a1b" / "val2017"
+    half.mkdir(parents=True)
+    (half / "1.jpg").write_bytes(b"half")
+    assert names(fetch(dataset(server), tmp_path)) == ["train.txt"]
+
+
+def test_two_at_once(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    with (
+        lock_file(tmp_path / "set" / ".fetching"),
+        pytest.raises(DataError, match="another process is downloading into this folder"),
+    ):
+        fetch(dataset(server), tmp_path)
+
+
+def served(server: Server, known: Entry, archives: dict[str, bytes]) -> Entry:
+    """Return the catalog's entry with our server's address and checksums in place of the real ones."""
+    server.files = {f"/{name}": content for name, content in archives.items()}
+    root = server.url.removesuffix("/file")
+    downloads = (replace(each, url=f"{root}/{each.file_name}") for each in known.downloads)
+    return replace(known, downloads=tuple(replace(each, md5=md5(archives[each.file_name])) for each in downloads))
+
+
+def test_fetched_pictures_load(server: Server, tmp_path: Path) -> None:
+    files = coco({"val2017": (list(range(100, 120)), [(number, 17) for number in range(100, 115)])})
+    notes = {name: content for name, content in files.items() if name.startswith("annotations/")}
+    images = {name: content for name, content in files.items() if name not in notes}
+    notes["annotations/captions_val2017.json"] = b"{}"
+    archives = {"annotations_trainval2017.zip": make_zip(notes), "val2017.zip": make_zip(images)}
+    fetch(served(server, entry("coco-val2017"), archives), tmp_path)
+    assert len(load_dataset("coco-val2017", tmp_path, images=ImageOptions(size=8)).train) == 16
+    archive = pack(tmp_path / "voc.tar", voc())
+    fetch(served(server, entry("voc2012"), {"VOCtrainval_11-May-2012.tar": archive.read_bytes()}), tmp_path)
+    assert len(load_dataset("voc2012", tmp_path, images=ImageOptions(size=8)).train) > 0
+
+
+def test_addresses_of_the_catalog() -> None:
+    """Every download has a checksum, and a place where the loader looks."""
+    downloads = [download for known in ENTRIES for download in known.downloads]
+    assert len({download.url for download in downloads}) == 6
+    for download in downloads:
+        assert download.url.endswith(f"/{download.file_name}") and download.unpacked
+        assert download.md5 is not None and len(download.md5) == 32
+    for known in ENTRIES:
+        if known.images is not None and known.images.layout == "coco":
+            assert [each.unpacked for each in known.downloads][:2] == ["annotations", "val2017"]

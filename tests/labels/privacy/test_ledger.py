@@ -135,7 +135,7 @@ def test_an_id_stands_for_one_run(privacy_ledger: Path) -> None:
     assert len(ledger.charges()) == 1
 
 
-@pytest.mark.parametrize("call", ["os.fsync", "fcntl.flock"])
+@pytest.mark.parametrize("call", ["os.fsync", "lock_descriptor"])
 def test_a_ledger_on_a_full_disk_is_one_clear_line(
     privacy_ledger: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

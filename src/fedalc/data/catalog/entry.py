@@ -42,14 +42,19 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Download:
-    """A file that can be had without a browser."""
+    """A file that can be downloaded without a browser."""
 
     url: str
     file_name: str
     sha256: str | None = None
     size: int | None = None
     unpack: bool = False
-    """Whether it is an archive, whose files go into the dataset's folder."""
+    """Whether it is an archive to unpack. Other archives stay packed."""
+    md5: str | None = None
+    """For files whose makers or users publish no SHA-256."""
+    unpacked: str = ""
+    """A path below the dataset's folder that exists once the archive is unpacked, by hand too. With `unpack`: the
+    folder that gets its files; without a value, they go into the dataset's folder itself."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Downloading a dataset of the catalog into its folder.
+"""Download a dataset of the catalog into its folder.
 
-What arrives goes into a `.part` file, from which a broken download is taken up again. Only when it is complete and its
-checksum is right does it take its place, in one step: whatever was in the folder before stays as it was until then.
+A `.part` file collects the bytes, and a broken download continues from it. A file takes its place in one step, once it
+is complete and its checksum is right; until then the folder keeps what it had.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import os
 import re
+import shutil
 import tempfile
 import urllib.error
 import urllib.request
@@ -17,7 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedalc.core.atomic_files import move_into_place
+from filelock import Timeout
+
+from fedalc.core.atomic_files import move_into_place, replace_folder
+from fedalc.core.locks import lock_file
 from fedalc.data.catalog.datasets import Download, Entry
 from fedalc.data.catalog.locate import dataset_dir
 from fedalc.data.check import content_sha256, find_file
@@ -25,15 +30,16 @@ from fedalc.data.formats.unpack import unpack
 from fedalc.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]
-"""Told the file's name, how many bytes are there, and how many there will be, if known."""
+"""Takes the file's name, how many bytes are here, and how many there will be, if known."""
 
 _NUMBER = "[0-9]{1,18}"
 _PIECE = 1 << 18
 _TIMEOUT = 60.0
+_UNPACKING = ".unpacking-"
 
 
 def fetch(entry: Entry, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
-    """Gets the files that are not there yet and returns the dataset's folder."""
+    """Download the files that are missing and return the dataset's folder."""
     folder = dataset_dir(entry, data_dir)
     if is_complete(entry, folder):
         return folder
@@ -43,18 +49,24 @@ def fetch(entry: Entry, data_dir: Path | str | None = None, progress: Progress |
         raise DataError(f"{entry.name} cannot be downloaded directly. {entry.how_to_get} The page: {entry.page}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for download in entry.downloads:
-            part = folder / f"{download.file_name}.part"
-            _download(download, part, progress or _silent)
-            _verify(download, part)
-            _put_in_place(entry, download, part, folder)
+        with lock_file(folder / ".fetching", wait=False):
+            for leftover in folder.glob(f"{_UNPACKING}*"):  # of a process that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            for download in entry.downloads:
+                if not _is_placed(download, folder):
+                    part = folder / f"{download.file_name}.part"
+                    _download(download, part, progress or _silent)
+                    _verify(download, part)
+                    _put_in_place(entry, download, part, folder)
+    except Timeout:
+        raise DataError("another process is downloading into this folder", folder) from None
     except OSError as error:
         raise DataError(f"cannot be written: {error.strerror or error}", folder) from None
     return folder
 
 
 def is_complete(entry: Entry, folder: Path) -> bool:
-    """Whether all of the dataset's files are there, and those with a known checksum are as they should be."""
+    """Return whether all files of the dataset are there, and those with a known checksum are right."""
     for name in entry.files:
         path = find_file(folder, name)
         if path is None:
@@ -64,13 +76,19 @@ def is_complete(entry: Entry, folder: Path) -> bool:
                 return False
         except DataError:  # a damaged compressed file
             return False
-    return bool(entry.files)
+    return bool(entry.files) or (bool(entry.downloads) and all(_is_placed(each, folder) for each in entry.downloads))
+
+
+def _is_placed(download: Download, folder: Path) -> bool:
+    """Return whether pictures are there, packed or unpacked. (Of other datasets, files and checksums are known.)"""
+    packed = not download.unpack and (folder / download.file_name).exists()
+    return bool(download.unpacked) and (packed or (folder / download.unpacked).exists())
 
 
 def _download(download: Download, part: Path, progress: Progress) -> None:
-    """Brings the `.part` file to its full length."""
+    """Bring the `.part` file to its full length."""
     if not download.url.startswith(("http://", "https://")):
-        raise DataError(f"only http and https addresses are fetched, and not {download.url}")
+        raise DataError(f"not an http or https address: {download.url}")
     have = _resumable_bytes(download, part)
     if download.size is not None and have == download.size:
         return
@@ -86,7 +104,7 @@ def _download(download: Download, part: Path, progress: Progress) -> None:
         if error.code == 416 and have:
             if _total_length(error.headers) == have:
                 return
-            # The part is longer than the file, or of another file: begin anew.
+            # The part is longer than the file, or belongs to another file: start again.
             _discard(part)
             return _download(download, part, progress)
         raise DataError(f"the server answered {error.code} {error.reason}: {download.url}") from None
@@ -95,7 +113,7 @@ def _download(download: Download, part: Path, progress: Progress) -> None:
     with response:
         if response.headers.get_content_type() == "text/html" and not download.file_name.endswith(".html"):
             raise DataError(f"the server sent a web page in place of the file; open it in a browser: {download.url}")
-        if response.status != 206:  # the whole file, whatever was asked for
+        if response.status != 206:  # the server sends the whole file
             have = 0
         elif _first_byte(response.headers) != have:
             if not have:
@@ -122,13 +140,13 @@ def _receive(response: Any, part: Path, have: int, download: Download, progress:
             progress(download.file_name, have, total)
     if piece is None or (total is not None and have < total):
         raise DataError(
-            f"the connection broke after {have} of {total or 'unknown'} bytes; the same command goes on from there: "
+            f"the connection broke after {have} of {total or 'unknown'} bytes; run the same command to continue: "
             f"{download.url}"
         )
 
 
 def _read_piece(response: Any) -> bytes | None:
-    """The next bytes: empty at the end, None if the connection broke."""
+    """Return the next bytes: empty at the end, None if the connection broke."""
     try:
         return bytes(response.read(_PIECE))
     except (OSError, http.client.HTTPException):
@@ -136,31 +154,39 @@ def _read_piece(response: Any) -> bytes | None:
 
 
 def _resumable_bytes(download: Download, part: Path) -> int:
-    """How much of an earlier attempt can be used: nothing, if there is no way to tell that it is of the same file."""
+    """Return how many bytes of an earlier attempt can be used: 0 if nothing proves that they are of the same file."""
     if not part.is_file():
         return 0
     have = part.stat().st_size
     is_too_long = download.size is not None and have > download.size
-    if is_too_long or (download.sha256 is None and _read_validator(part) is None):
+    if is_too_long or (_checksum(download) is None and _read_validator(part) is None):
         _discard(part)
         return 0
     return have
 
 
+def _checksum(download: Download) -> tuple[str, str] | None:
+    """Return the algorithm and the expected checksum."""
+    if download.sha256 is not None:
+        return "sha256", download.sha256
+    return None if download.md5 is None else ("md5", download.md5)
+
+
 def _verify(download: Download, part: Path) -> None:
-    size = part.stat().st_size
-    with part.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    wrong = ""
+    size, wrong = part.stat().st_size, ""
     if download.size is not None and size != download.size:
         wrong = f"it has {size} bytes and should have {download.size}"
-    elif download.sha256 is not None and sha256 != download.sha256:
-        wrong = f"its SHA-256 is {sha256} and should be {download.sha256}"
+    elif checksum := _checksum(download):
+        algorithm, expected = checksum
+        with part.open("rb") as file:
+            found = hashlib.file_digest(file, algorithm).hexdigest()
+        if found != expected:
+            wrong = f"its {'SHA-256' if algorithm == 'sha256' else 'MD5'} is {found} and should be {expected}"
     if wrong:
         _discard(part)
         raise DataError(
-            f"what {download.url} sent is not the file expected: {wrong}. It was thrown away; "
-            "what was in the folder before is untouched"
+            f"{download.url} sent another file than expected: {wrong}. The download was deleted; the folder is "
+            "unchanged otherwise"
         )
 
 
@@ -170,12 +196,17 @@ def _put_in_place(entry: Entry, download: Download, part: Path, folder: Path) ->
         move_into_place(part, folder / download.file_name)
         _discard(part)
         return
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as temporary:
-        files = unpack(part, download.file_name, Path(temporary))
+    with tempfile.TemporaryDirectory(prefix=_UNPACKING, dir=folder) as temporary:
+        unpacked = Path(temporary) / download.unpacked
+        files = unpack(part, download.file_name, unpacked)
         for file in files:
-            _verify_content(entry, str(file), Path(temporary) / file)
-        for file in files:
-            move_into_place(Path(temporary) / file, folder / file)
+            _verify_content(entry, str(file), unpacked / file)
+        if download.unpacked:  # all files at once, so that the folder is there only when it is complete
+            os.sync()
+            replace_folder(unpacked, folder / download.unpacked)
+        else:
+            for file in files:
+                move_into_place(unpacked / file, folder / file)
     _discard(part)
 
 
@@ -183,10 +214,7 @@ def _verify_content(entry: Entry, name: str, path: Path) -> None:
     plain = name.removesuffix(".gz").removesuffix(".bz2")
     wanted = entry.sha256.get(plain)
     if wanted is not None and (found := content_sha256(path)) != wanted:
-        raise DataError(
-            f"{name}, as downloaded, has SHA-256 {found} and should have {wanted}. "
-            "What was in the folder before is untouched"
-        )
+        raise DataError(f"{name}, as downloaded, has SHA-256 {found} and should have {wanted}. The folder is unchanged")
 
 
 def _validator_file(part: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedalc.data.catalog.entry import Entry, ImageSet
+from fedalc.data.catalog.entry import Download, Entry, ImageSet
 
 _VOC = "http://host.robots.ox.ac.uk/pascal/VOC"
 _COCO = "https://cocodataset.org/#download"
@@ -11,6 +11,23 @@ _PACKED_OR_NOT = "Archives can stay packed (.tar, .tar.gz), or be unpacked there
 _GET_FLAIR = (
     "The page's download_dataset.py gets it. Put labels_and_metadata.json and the folder small_images, or the archives "
     "small_images-00.tar.gz to small_images-42.tar.gz as they are, into <data folder>/flair/."
+)
+
+
+def _voc(year: int, archive: str, md5: str, split: str) -> Download:
+    shown_by = f"VOCdevkit/VOC{year}/ImageSets/Main/{split}.txt"
+    return Download(f"{_VOC}/voc{year}/{archive}", archive, md5=md5, unpacked=shown_by)
+
+
+def _coco(path: str, md5: str, folder: str) -> Download:
+    name = path.rpartition("/")[2]
+    return Download(f"http://images.cocodataset.org/{path}", name, md5=md5, unpack=True, unpacked=folder)
+
+
+_VOC2012 = _voc(2012, "VOCtrainval_11-May-2012.tar", "6cd6e144f989b92b3379bac3b3de84fd", "trainval")
+_COCO_VAL = (
+    _coco("annotations/annotations_trainval2017.zip", "f4bbac642086de4f52a3fdda2de5fa2c", "annotations"),
+    _coco("zips/val2017.zip", "442b8da7639aecaf257c1dceb8ba8c80", "val2017"),
 )
 
 PICTURES: tuple[Entry, ...] = (
@@ -38,6 +55,10 @@ PICTURES: tuple[Entry, ...] = (
             "Trained on trainval, tested on test, as in the paper. Validation data, where asked for, is a share of "
             "trainval (the paper's: 250 of 5,011)."
         ),
+        downloads=(
+            _voc(2007, "VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64", "trainval"),
+            _voc(2007, "VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f", "test"),
+        ),
         images=ImageSet("voc", "2007", 5011, 4952, 20, markers=("VOCdevkit/VOC2007", "VOC2007", "ImageSets")),
     ),
     Entry(
@@ -51,6 +72,7 @@ PICTURES: tuple[Entry, ...] = (
             "Trained on train, tested on val: the labels of its test pictures were never published. Not the paper's "
             "split: that is voc2012-leaking."
         ),
+        downloads=(_VOC2012,),
         images=ImageSet(
             "voc",
             "2012",
@@ -73,6 +95,7 @@ PICTURES: tuple[Entry, ...] = (
             "Only for comparison with the paper (10,963 and 577 of these to train and validate); voc2012 is the honest "
             "split."
         ),
+        downloads=(_VOC2012,),
         images=ImageSet(
             "voc",
             "2012-leaking",
@@ -100,6 +123,7 @@ PICTURES: tuple[Entry, ...] = (
             "validate, 40,136 to test. It does not say of which year; by their number they may be those of 2014 with "
             "a label."
         ),
+        downloads=(*_COCO_VAL, _coco("zips/train2017.zip", "cced6f7f71b7629ddf16f17bbcfab6b2", "train2017")),
         images=ImageSet("coco", "2017", 118287, 5000, 80, markers=("annotations/instances_train2017.json",)),
     ),
     Entry(
@@ -116,6 +140,7 @@ PICTURES: tuple[Entry, ...] = (
             "A stand-in where train2017 cannot be had: results compare with nothing published. A hash of a picture's "
             "number says which part it is in. 48 pictures have no label."
         ),
+        downloads=_COCO_VAL,
         images=ImageSet(
             "coco",
             "val2017",

@@ -7,7 +7,6 @@ neither noise nor exact counts; the marks of data are keyed digests, with the ke
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 import numpy as np
+from filelock import lock_descriptor
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.sparse import csr_matrix
 
@@ -144,7 +144,7 @@ class Ledger:
                 f"set {LEDGER} to a file that can"
             ) from None
         with failures_named(self.path), os.fdopen(descriptor, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_descriptor(file.fileno())
             self._drop_torn_line(file)
             if not file.seek(0, os.SEEK_END):
                 self._append(file, {"fedalc-privacy-ledger": _VERSION, "key": secrets.token_hex(32)})

@@ -1,4 +1,4 @@
-"""The cells of the communication table: a method on a dataset of the paper's, or all methods on a text dataset."""
+"""Cells of the communication table: a method on an image dataset of the paper, or all methods on a text dataset."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class ImageCell(Settings):
     dim: Count
     rounds: Count
     published: Published
-    slip: str = ""  # where the convention does not give what was published: what does
+    slip: str = ""  # what gives the published figure, if the convention does not
 
     def paper_embeddings(self) -> tuple[Decimal, Decimal]:
-        """W and a row, as the paper counts them."""
+        """Return the size of W and of a row as the paper counts them."""
         W, row = (paper_megabytes(rows * self.dim * PAPER_NUMBER) for rows in (self.labels, 1))
         return W, row
 
     @property
     def rows_travel(self) -> bool:
-        """In every round."""
+        """Return whether rows are sent in every round."""
         return METHODS[self.method].trains_rows
 
     @property
     def payload(self) -> tuple[bool, int, int]:
-        """What the bytes of a round depend on."""
+        """Return everything that the bytes of a round depend on."""
         return self.rows_travel, self.labels, self.dim
 
     def convention(self) -> Published:
-        """The figures that the paper's way of counting gives: 23 and W, or 23 and a row, a round; a fixed W once."""
+        """Return the figures by the paper's convention: 23 and W, or 23 and a row, per round; a fixed W once."""
         model = self.rounds * PAPER_MODEL
         W, row = self.paper_embeddings()
         if self.rows_travel:
@@ -72,7 +72,7 @@ PAPER_NUMBER = 8  # bytes
 
 
 def paper_megabytes(size: int) -> Decimal:
-    """MiB to one decimal; below one, KiB as thousandths.
+    """Return MiB with one decimal; below 1 MiB, KiB / 1000.
 
     >>> paper_megabytes(1628 * 512 * 8), paper_megabytes(20 * 512 * 8), paper_megabytes(512 * 8)
     (Decimal('6.4'), Decimal('0.08'), Decimal('0.004'))

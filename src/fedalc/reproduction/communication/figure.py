@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def draw_bytes(lines: Sequence[Line], path: Path) -> None:
-    """A PNG of what one client sends and receives in a training: a panel per preset, a lane per dataset and method.
+    """Write a PNG of the bytes that one client sends and receives in a training, one panel per preset.
 
-    Points and not bars: on a logarithmic axis a bar's length means nothing.
+    Points and not bars: on a logarithmic axis a bar's length has no meaning.
     """
     presets, datasets, methods = (
         list(dict.fromkeys(getattr(line, key) for line in lines)) for key in ("preset", "dataset", "method")

@@ -1,6 +1,4 @@
-"""One round with a real network on a few made-up pictures: what its ledger counts, and what the arrays weigh when
-they are packed for the network.
-"""
+"""Run one round with a real network on a few random images, and compare the counted bytes with the packed arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from fedalc.engines.traffic import Ledger
 from fedalc.models.encoders import Chance
 from fedalc.training.federated import knowledge_for, simulated
 
-CLIENTS, PICTURES, SIZE = 3, 2, 32  # so many clients with so many pictures each, of so many pixels a side
+CLIENTS, PICTURES, SIZE = 3, 2, 32  # clients, images per client, and pixels per side
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one client receives (down) and sends (up) in a round, in bytes."""
+    """The bytes that one client receives (down) and sends (up) in a round."""
 
     parameters: int  # of θ
     counted: Ledger  # by the engine
@@ -35,7 +33,7 @@ class Round:
 
 
 def measured_round(settings: Experiment, labels: int) -> Round:
-    """All labels have a row in W, but only `CLIENTS` of them a client: a client's bytes do not depend on the others."""
+    """Run the round. All labels have a row in W, but only `CLIENTS` a client: its bytes do not depend on the others."""
     split = made_up_pictures(labels)
     training = simulated(settings, split, knowledge_for(settings, split))
     model, clients = training.model, training.federation.clients
@@ -51,7 +49,7 @@ def measured_round(settings: Experiment, labels: int) -> Round:
 
 
 def made_up_pictures(labels: int) -> Split:
-    """Noise. Picture j belongs to client j mod `CLIENTS`."""
+    """Return random images. Image j belongs to client j mod `CLIENTS`."""
     count = CLIENTS * PICTURES
     pixels = np.random.default_rng(0).integers(0, 256, (count, SIZE, SIZE, CHANNELS), dtype=np.uint8)
     owners = (np.ones(count, np.float32), (np.arange(count), np.arange(count) % CLIENTS))

@@ -1,4 +1,4 @@
-"""The communication table: bytes from the real payload, beside the paper's figures and the way they were counted."""
+"""The communication table: bytes of the real payload beside the paper's figures, and how the paper counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line:
 
     @property
     def total(self) -> int:
-        """What one client sends and receives in a whole training."""
+        """Return the bytes that one client sends and receives in a whole training."""
         each = self.traffic.each(self.traffic.training)
         return each.down + each.up
 
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RoundLine:
-    """A round that was run, with the cells whose payload it is: the same sizes, and rows that travel or do not."""
+    """A round that was run, and the cells with this payload: same sizes, and rows sent in every round or not."""
 
     cells: tuple[ImageCell, ...]
     norm: str
@@ -84,12 +84,12 @@ LINE_HEADINGS = (
     "dataset", "method", "rounds", "a round, down", "a round, up", "once, down", "once, up",
     "training, down", "training, up", "all clients, down", "all clients, up",
 )  # fmt: skip
-NAMES = ("dataset", "method", "norm", "")  # columns of words
+NAMES = ("dataset", "method", "norm", "")  # text columns
 PAPER_HEADINGS = ("dataset", "method", "server", "as counted", "client", "as counted", "")
 
 
 class Heading(Settings):
-    """table.toml."""
+    """The contents of table.toml."""
 
     kind: str
     title: str
@@ -101,13 +101,13 @@ class Heading(Settings):
 
 @dataclass(frozen=True)
 class Communication:
-    """What the folder's files say, and the lines that follow."""
+    """The folder's files, and the table's lines computed from them."""
 
     heading: Heading
     cells: tuple[ImageCell, ...]
     images: tuple[Line, ...]
     texts: tuple[Line, ...]
-    rounds: tuple[RoundLine, ...] = ()  # run, as soon as they are
+    rounds: tuple[RoundLine, ...] = ()  # empty until `measured` runs them
 
     @property
     def presets(self) -> list[str]:
@@ -115,7 +115,7 @@ class Communication:
 
 
 def read_communication(folder: Path) -> Communication:
-    """`table.toml`, and beside it a file per cell of the paper's table and per text dataset."""
+    """Read `table.toml` and the files beside it: one per cell of the paper's table, one per text dataset."""
     files = {path: read_toml(path, Decimal) for path in sorted(folder.glob("*.toml")) if path.name != FILE}
     heading = validated(Heading, read_toml(folder / FILE), folder / FILE)
     cells = [validated(ImageCell, values, path) for path, values in files.items() if "published" in values]
@@ -140,14 +140,14 @@ def read_communication(folder: Path) -> Communication:
 
 
 def measured(table: Communication) -> Communication:
-    """With one real round for each kind of cell, and the image datasets' bytes as counted in it.
+    """Run one real round for each kind of cell, and take the image datasets' bytes from it.
 
-    The network of the paper's, with batch normalisation, is run once too: its statistics travel with θ.
+    The paper's network, with batch normalisation, runs once too: its statistics are sent with θ.
     """
     kinds: dict[tuple[bool, int, int], list[ImageCell]] = {}
     for cell in table.cells:
         kinds.setdefault(cell.payload, []).append(cell)
-    of_both_norms = min(kinds, key=lambda payload: (not payload[0], payload[1:]))  # the smallest with rows that travel
+    of_both_norms = min(kinds, key=lambda payload: (not payload[0], payload[1:]))  # the smallest that sends rows
     rounds, counted = [], {}
     for payload, cells in kinds.items():
         for norm in ("batch", "group") if payload == of_both_norms else ("group",):
@@ -194,24 +194,24 @@ def markdown(table: Communication) -> str:
     parts = [
         f"# {table.heading.title}",
         "## The paper's table, in its own convention",
-        'Published, and as its convention counts it ("MB").',
+        'Published, and counted by its convention ("MB").',
         md.table(PAPER_HEADINGS, paper_rows(table.cells), NAMES),
         "## Slips",
         md.bullets(table.heading.slips),
         "## One round with the real network",
-        "Bytes of one client, counted by the engine in a round that was run, and packed as Flower's records hold them.",
+        "Bytes of one client in a round that was run: counted by the engine, and packed in Flower's records.",
         md.table(ROUND_HEADINGS, [line.row() for line in table.rounds], NAMES),
         "## Bytes of the image datasets",
-        "Per client unless it says all clients. A round as it was counted above.",
+        "Per client, except the columns for all clients. A round is the one counted above.",
         md.table(LINE_HEADINGS, [line.cells() for line in table.images], NAMES),
     ]
     for preset in table.presets:
         lines = [line for line in table.texts if line.preset == preset]
         parts += [
             f"## Text, preset {preset}",
-            "Down and up together, per client, whole training:",
+            "Down plus up per client, whole training:",
             md.table(*total_rows(lines), NAMES),
-            "In full:",
+            "Details:",
             md.table(LINE_HEADINGS, [line.cells() for line in lines], NAMES),
         ]
     parts += ["![Bytes per client](bytes.png)", "## What is counted", md.bullets(table.heading.notes)]
@@ -232,16 +232,16 @@ def _figure(value: Decimal) -> str:
 
 
 def total_rows(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-    """A row per method, a column per dataset: what one client sends and receives."""
+    """Return headings and rows (one per method, one column per dataset) of what one client sends and receives."""
     totals = {(line.method, line.dataset): human_bytes(line.total) for line in lines}
     methods, datasets = (list(dict.fromkeys(key[i] for key in totals)) for i in (0, 1))
     return ["method", *datasets], [[method, *(totals[method, name] for name in datasets)] for method in methods]
 
 
 def rich_tables(table: Communication) -> list[Table]:
-    """For the terminal: the paper's table, the rounds that were run, then each preset's bytes on text."""
+    """Return tables for the terminal: the paper's, the rounds that were run, and each preset's bytes on text."""
     tables = [
-        _rich("The paper's table, published and as counted in its convention", PAPER_HEADINGS, paper_rows(table.cells)),
+        _rich("The paper's table: published, and counted by its convention", PAPER_HEADINGS, paper_rows(table.cells)),
         _rich("Bytes of one client in a round that was run", ROUND_HEADINGS, [line.row() for line in table.rounds]),
     ]
     for preset in table.presets:

@@ -1,4 +1,4 @@
-"""Bytes of a whole training from the shapes of what travels: no data is read, and no tensor holds a number."""
+"""Compute the bytes of a whole training from tensor shapes, without data or values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedalc.labels.collection.messages import PSEUDONYM_BYTES
 from fedalc.methods import METHODS
 from fedalc.models.encoders import make_encoder
 
-PLACE_BYTES = 4  # of a label among its client's pseudonyms
-SET_SIZE_BYTES = 2  # the server's answer to a message, where clients are told m
+PLACE_BYTES = 4  # index of a label among its client's pseudonyms
+SET_SIZE_BYTES = 2  # the server's answer to a message, if clients learn m
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What bytes depend on of the data. A pair is an instance and one of its labels: one message of the collection."""
+    """The data's counts that determine the bytes. A pair (instance, label) is one message of the label collection."""
 
     labels: int
     clients: int
@@ -29,11 +29,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one training in which every client takes part in every round. The ledgers are of all clients together."""
+    """The bytes of a training with all clients in every round. The ledgers sum over all clients."""
 
     clients: int
     rounds: int
-    once: Ledger  # before round 1: the collection of labels, and the rows of a fixed W
+    once: Ledger  # before round 1: label collection, and the rows of a fixed W
     round: Ledger
 
     @property
@@ -41,23 +41,23 @@ class Traffic:
         return Ledger(self.once.down + self.rounds * self.round.down, self.once.up + self.rounds * self.round.up)
 
     def with_round(self, each: Ledger) -> Traffic:
-        """The same, with the round of one client that was counted elsewhere."""
+        """Return a copy with the round of one client replaced by a measured one."""
         return replace(self, round=Ledger(self.clients * each.down, self.clients * each.up))
 
     def each(self, ledger: Ledger) -> Ledger:
-        """The mean client's part: what is collected of a client grows with what it holds, the rest is alike."""
+        """Return the mean per client. Label collection grows with a client's data; all else is equal for all."""
         return Ledger(round(ledger.down / self.clients), round(ledger.up / self.clients))
 
 
 def encoder_traffic(settings: Experiment, features: int, shape: Shape) -> Traffic:
-    """With the real encoder of these settings. A resnet's does not depend on the number of features."""
+    """Return the traffic with the encoder of these settings. A ResNet ignores the number of features."""
     with torch.device("meta"):
         encoder = make_encoder(features, settings.encoder, torch.Generator("cpu"))
     return traffic(settings, list(encoder.to(getattr(torch, settings.dtype)).parameters()), shape)
 
 
 def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traffic:
-    """What `FederatedTraining` would have in its ledger after all rounds; a test holds the two equal."""
+    """Return what `FederatedTraining` would count in all rounds; a test holds the two equal."""
     method, models = METHODS[settings.method], METHODS[settings.method].sub_models(settings)
     W = torch.empty(shape.labels, settings.encoder.dim, dtype=theta[0].dtype, device="meta")
     once = collection(settings, shape)
@@ -71,7 +71,7 @@ def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traf
 
 
 def collection(settings: Experiment, shape: Shape) -> Ledger:
-    """A digest and the label's place per pair, a pseudonym per label; nothing, where label sets are not collected."""
+    """Return the bytes of label collection: a digest and an index per pair, a pseudonym per label; none if not used."""
     if not settings.uses_labels:
         return Ledger()
     told = settings.client.loss == "square" and settings.client.set_size == "exact"
