@@ -168,7 +168,7 @@ def test_a_file_with_the_noise_of_earlier_versions_promises_nothing(large_place:
     floats = Correlations(known.instances, known.counts.astype(np.float64), known.together.astype(np.float64))
     facts = {name: value for name, value in made.facts["privacy"].items() if name != "distribution"}
     Collected(floats, made.pseudonyms, made.protocol, {"privacy": facts}).save("old")
-    with pytest.warns(UserWarning, match="treat them as disclosed"):
+    with pytest.warns(UserWarning, match="treat the counts as disclosed"):
         spent = run_result("old", "--correlations", "old", "--key", "key")["privacy"]
     assert spent["epsilon"] is None and "earlier version" in spent["why"]  # type: ignore[index]
 
@@ -194,7 +194,7 @@ def test_a_run_does_not_go_on_with_other_correlations(large_place: Path) -> None
     run_result("first", "--correlations", "c", "--key", "key")
     Path("runs", "first", "result.json").unlink()
     run("collect", "server", "a.msg", "--out", "c", "--epsilon", "1", "--overwrite")
-    with pytest.raises(FedalcError, match="not the correlations this run began with"):
+    with pytest.raises(FedalcError, match="the correlations have changed since this run began"):
         run("train", "--resume", "runs/first")
 
 
