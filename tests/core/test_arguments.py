@@ -68,7 +68,7 @@ def test_a_model_is_saved_under_a_text_and_nothing_else_is_replaced(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     (tmp_path / "file").write_text("more of it")
-    for place, message in (("mine", "has other files in it, such as thesis.txt"), ("file", "is a file")):
+    for place, message in (("mine", "contains other files, such as thesis.txt"), ("file", "is a file")):
         with pytest.raises(FedalcError, match=message):
             model.save(place)
     with pytest.raises(FedalcError, match="cannot be written"):
@@ -116,7 +116,7 @@ def test_predict_takes_what_numpy_takes(model: fedalc.TrainedModel) -> None:
     for wrong, message in (
         (np.where(X > 0, np.nan, X), "is not a finite number"),
         (X[0], r"x.reshape\(1, -1\)"),
-        (X[:, :3], "20 features, this has 3"),
+        (X[:, :3], "20 features, but these have 3"),
         (DATA.test, "expected two dimensions"),
     ):
         with pytest.raises(DataError, match=message):
