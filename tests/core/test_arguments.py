@@ -83,7 +83,7 @@ def test_what_stands_beside_a_saved_model_stays(model: fedalc.TrainedModel, tmp_
     for name in ("m1.part", "m1.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.txt").write_text("years of work")
-    with pytest.raises(FedalcError, match=r"m1\.old: in the way, .* rename or remove it"):
+    with pytest.raises(FedalcError, match=r"m1\.old: saving needs this name temporarily; rename or remove it"):
         model.save(tmp_path / "m1")
     (tmp_path / "m1.old").rename(tmp_path / "m1.mine")
     model.save(tmp_path / "m1")
