@@ -68,7 +68,7 @@ def test_a_model_is_saved_under_a_text_and_nothing_else_is_replaced(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     (tmp_path / "file").write_text("more of it")
-    for place, message in (("mine", "has other files in it, such as thesis.txt"), ("file", "is a file")):
+    for place, message in (("mine", "contains other files, such as thesis.txt"), ("file", "is a file")):
         with pytest.raises(FedalcError, match=message):
             model.save(place)
     with pytest.raises(FedalcError, match="cannot be written"):
@@ -83,7 +83,7 @@ def test_what_stands_beside_a_saved_model_stays(model: fedalc.TrainedModel, tmp_
     for name in ("m1.part", "m1.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.txt").write_text("years of work")
-    with pytest.raises(FedalcError, match=r"m1\.old: in the way, .* rename or remove it"):
+    with pytest.raises(FedalcError, match=r"m1\.old: saving needs this name temporarily; rename or remove it"):
         model.save(tmp_path / "m1")
     (tmp_path / "m1.old").rename(tmp_path / "m1.mine")
     model.save(tmp_path / "m1")
@@ -116,7 +116,7 @@ def test_predict_takes_what_numpy_takes(model: fedalc.TrainedModel) -> None:
     for wrong, message in (
         (np.where(X > 0, np.nan, X), "is not a finite number"),
         (X[0], r"x.reshape\(1, -1\)"),
-        (X[:, :3], "20 features, this has 3"),
+        (X[:, :3], "20 features, but these have 3"),
         (DATA.test, "expected two dimensions"),
     ):
         with pytest.raises(DataError, match=message):

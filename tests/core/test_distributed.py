@@ -214,13 +214,13 @@ def test_stopped_by_one_process_and_resumed_by_another_number(folder: Path, tmp_
 def test_processes_that_differ_or_are_gone_are_told(folder: Path) -> None:
     said = json.loads((folder / "said").read_text())
     assert said["differ"] == (
-        "the processes' copies of the model differ after round 7: have the same processors, torch and settings on all "
-        "machines (and OMP_NUM_THREADS), then go on with --resume"
+        "the processes' copies of the model differ after round 7: use the same processors, torch version, settings and "
+        "OMP_NUM_THREADS on all machines, then continue with --resume"
     )
     assert said["alone"].startswith("process 0 of 2: another process has ended or does not answer (")
     assert said["alone"].endswith(
-        "If it has said why, that is the cause; if it needs longer, set FEDALC_TIMEOUT_MINUTES. "
-        "A run that has begun goes on with --resume"
+        "Look for its error message; if it needs longer, set FEDALC_TIMEOUT_MINUTES. "
+        "A run that has begun continues with --resume"
     )
 
 
@@ -270,7 +270,7 @@ def test_other_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     error = CliRunner().invoke(app, ["compare", "--preset", "demo"]).exception
     assert str(error) == "compare runs in one process: start it without torchrun, which is for `fedalc train`"
     monkeypatch.setenv("RANK", "one")
-    with pytest.raises(FedalcError, match="torchrun sets them to numbers, and one of them is none"):
+    with pytest.raises(FedalcError, match="torchrun sets these to numbers, but one is not a number"):
         distributed.started_as()
 
 

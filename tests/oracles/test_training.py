@@ -211,10 +211,10 @@ def test_damaged_models_are_errors_that_say_so(tmp_path: Path, method: str) -> N
         with pytest.raises(FedalcError, match=message):
             load_model(tmp_path / "r" / "model")
     facts_file.write_text("[]")
-    with pytest.raises(FedalcError, match="holds no table"):
+    with pytest.raises(FedalcError, match="is not a JSON object"):
         load_model(tmp_path / "r" / "model")
     facts_file.write_text(json.dumps(facts))
-    with pytest.raises(DataError, match="200 features, this has 3"):
+    with pytest.raises(DataError, match="200 features, but these have 3"):
         load_model(tmp_path / "r" / "model").predict(np.ones((1, 3)))
     (tmp_path / "r" / "model" / "tensors.safetensors").write_bytes(b"x" * 20)
     with pytest.raises(FedalcError, match="damaged"):

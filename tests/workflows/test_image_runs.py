@@ -182,7 +182,7 @@ def test_a_saved_model_comes_back(tmp_path: Path, norm: str) -> None:
     assert same_bits(run, loaded)
     predicted = (each.model.predict(DATA.test.features) for each in (run, loaded))
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(*predicted, strict=True))
-    with pytest.raises(DataError, match=r"^the model was trained on pictures of 16 × 16, these are of 24$"):
+    with pytest.raises(DataError, match=r"^the model was trained on pictures of 16 × 16, but these have 24$"):
         loaded.model.predict(random_pictures(2, 24, 4, seed=0).features)
 
 

@@ -1,4 +1,4 @@
-"""`fedalc privacy`: what was spent, in all runs. (Not in the package `privacy`, which loads torch.)"""
+"""`fedalc privacy`: list what all runs spent. (Not in labels.privacy, which loads torch.)"""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _SERVER_STATE = Path("fedalc-server")
 def privacy(
     state: Annotated[
         Path | None,
-        typer.Option(help="a server's state folder: what its runs spent (default: ./fedalc-server, if it is there)"),
+        typer.Option(help="state folder of a server, to list its runs (default: ./fedalc-server, if it exists)"),
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="another ledger (default: $FEDALC_PRIVACY_LEDGER, then the user's own)")
+        Path | None, typer.Option(help="ledger file (default: $FEDALC_PRIVACY_LEDGER, or the one in your state folder)")
     ] = None,
-    delta: Annotated[float, typer.Option(min=1e-15, max=0.1, help="the δ of the totals")] = 1e-5,
+    delta: Annotated[float, typer.Option(min=1e-15, max=0.1, help="δ of the totals")] = 1e-5,
 ) -> None:
-    """List what differential privacy was spent, on each dataset and by each deployment, in all runs."""
+    """List the differential privacy (ε, δ) that all runs spent, by dataset and deployment, with totals."""
     from fedalc.labels.privacy.ledger import Ledger, by_subject, default_path
 
     if state is not None and ledger is not None:
-        raise FedalcError("--state and --ledger: give one of them")
+        raise FedalcError("give either --state or --ledger, not both")
     if ledger is not None:
         paths = [ledger]
     elif state is not None:
@@ -49,7 +49,7 @@ def privacy(
         console.print(f"privacy ledger: {path}", markup=False)
         groups = by_subject(Ledger(path).charges())
         if not groups:
-            console.print("nothing was spent yet")
+            console.print("nothing spent yet")
         for group in groups:
             _show(console, group, delta)
 

@@ -1,1 +1,1 @@
-"""What every layer uses: files, seeds, blocks of rows, several processes. Knows nothing of federated learning."""
+"""Helpers for every layer: files, seeds, blocks of rows, several processes. Independent of federated learning."""

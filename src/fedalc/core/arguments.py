@@ -1,4 +1,4 @@
-"""What callers of the Python API give, checked: a clear error rather than one from deep inside."""
+"""Check arguments of the Python API, so that errors are clear and early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedalc.errors import ConfigError, DataError, FedalcError
 
 
 def as_path(value: Any, name: str) -> Path:
-    """A path from a text or any path object."""
+    """Return a path from a string or path object."""
     try:
         return Path(os.fspath(value))
     except TypeError:
@@ -22,7 +22,7 @@ def as_path(value: Any, name: str) -> Path:
 
 
 def as_count(value: Any, name: str) -> int:
-    """A whole number from 1 on; numpy's are fine, 2.0 and True are not."""
+    """Return a whole number of at least 1. Accepts numpy integers, refuses 2.0 and True."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -33,29 +33,29 @@ def as_count(value: Any, name: str) -> int:
 
 
 def model_folder(value: Any) -> Path:
-    """Where a model may be saved: a new or empty folder, or an older model's, which it replaces."""
+    """Return the folder to save a model in: a new or empty folder, or that of an older model, which is replaced."""
     from fedalc.core.tensor_folder import FACTS  # loads torch
 
     folder = as_path(value, "folder")
     try:
         if (before := previous(folder)).exists():
-            raise FedalcError(f"{before}: in the way, saving needs this name for a moment; rename or remove it")
+            raise FedalcError(f"{before}: saving needs this name temporarily; rename or remove it")
         if folder.is_dir():
             others = [path.name for path in folder.iterdir()]
             if others and FACTS not in others:
-                raise FedalcError(f"{folder}: has other files in it, such as {min(others)}; give a folder of its own")
+                raise FedalcError(f"{folder}: contains other files, such as {min(others)}; give a new folder")
         elif folder.exists():
-            raise FedalcError(f"{folder}: is a file, and a model is saved as a folder")
+            raise FedalcError(f"{folder}: is a file, but a model is saved as a folder")
     except OSError as error:
         raise FedalcError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return folder
 
 
 def check_scores(scores: np.ndarray) -> None:
-    """Refuse scores that rank nothing. Finite features can give them, where their products overflow."""
+    """Refuse scores that are not numbers. Finite features can cause them if their products overflow."""
     wrong = np.flatnonzero(np.isnan(scores).any(axis=1))
     if len(wrong):
         raise DataError(
-            f"features: row {wrong[0]} has values so large that its scores are not numbers; scale the features as "
+            f"features: row {wrong[0]} has values so large that its scores are not numbers; scale the features like "
             "those the model was trained on"
         )

@@ -1,4 +1,4 @@
-"""Processors and GPUs."""
+"""Check the device to compute on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Several processes for one training, as `torchrun` starts them: the work of a round is split, the model is in each.
+"""Train with several processes, started by `torchrun`: they share the work of a round, and each has the model.
 
-All functions may be called in a run of one process too, where a share is everything and a sum is what is there already.
-Nothing of torch is loaded by importing this. See docs/cluster.md.
+All functions also work in a single process, where a share is everything and a sum changes nothing. Importing this
+module does not load torch. See docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-MINUTES = "FEDALC_TIMEOUT_MINUTES"  # how long a process waits for the others; the first may have data to parse
-BUCKET = 1 << 20  # bytes: smaller tensors travel together
+MINUTES = "FEDALC_TIMEOUT_MINUTES"  # how long a process waits for the others; the first may have to parse data
+BUCKET = 1 << 20  # bytes: smaller tensors are sent together
 
 
 class LostOthers(FedalcError):
-    """A process cannot go on because another has ended, or does not answer."""
+    """This process cannot continue because another has ended or does not answer."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """Which of the processes this is: of all, and of those on its machine."""
+    """This process's number among all processes, and among those on its machine."""
 
     rank: int = 0
     count: int = 1
@@ -43,37 +43,37 @@ class Process:
         return f"process {self.rank} of {self.count}"
 
 
-_here = Process()  # until the others have been met, each is alone
+_here = Process()  # a single process until `joined` has connected the others
 
 
 def started_as() -> Process:
-    """What `torchrun` says in the environment; one process where it says nothing."""
+    """Return what `torchrun` set in the environment, or a single process."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return Process()
-    told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     try:
-        rank, count, local_rank, local_count = (int(os.environ.get(name, value)) for name, value in told.items())
+        rank, count, local_rank, local_count = (int(os.environ.get(name, value)) for name, value in defaults.items())
     except ValueError:
-        raise FedalcError(f"{', '.join(told)}: torchrun sets them to numbers, and one of them is none") from None
+        raise FedalcError(f"{', '.join(defaults)}: torchrun sets these to numbers, but one is not a number") from None
     return Process(rank, count, local_rank, local_count)
 
 
 def here() -> Process:
-    """This process among those that have met."""
+    """Return this process's number among the connected processes."""
     return _here
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and shows."""
+    """Return whether this process is the one that writes files and shows output."""
     return _here.rank == 0
 
 
 @contextmanager
 def joined(device: str) -> Iterator[None]:
-    """Within it, the processes that `torchrun` has started work on one training, on CPUs or on a GPU each."""
+    """Connect the processes that `torchrun` started: within it they work on one training, on CPUs or on a GPU each."""
     global _here
-    place = started_as()
-    if place.count == 1 or _here.count > 1:
+    process = started_as()
+    if process.count == 1 or _here.count > 1:
         yield
         return
     import torch
@@ -81,21 +81,21 @@ def joined(device: str) -> Iterator[None]:
 
     cuda = device == "cuda"
     if cuda:
-        if place.local_rank >= torch.cuda.device_count():
+        if process.local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"{place.local_count} processes on a machine with {torch.cuda.device_count()} GPUs: start as many "
-                "processes as it has (torchrun --nproc-per-node)",
+                f"{process.local_count} processes on a machine with {torch.cuda.device_count()} GPUs: start one "
+                "process per GPU (torchrun --nproc-per-node)",
                 "device",
             )
-        torch.cuda.set_device(place.local_rank)
-    with _talking(place):
+        torch.cuda.set_device(process.local_rank)
+    with _talking(process):
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(minutes=_minutes()))
-    _here = place
+    _here = process
     try:
         yield
     except BaseException:
         _here = Process()
-        if not cuda:  # NCCL may wait here for those that have gone; the process's end closes everything as well
+        if not cuda:  # NCCL may wait for processes that have ended; the end of this process closes everything anyway
             dist.destroy_process_group()
         raise
     _here = Process()
@@ -107,27 +107,25 @@ def _minutes() -> float:
     with suppress(ValueError):
         if float(text) > 0:
             return float(text)
-    raise FedalcError(f"{MINUTES}: a positive number of minutes is expected, not {text!r}")
+    raise FedalcError(f"{MINUTES}: expected a positive number of minutes, found {text!r}")
 
 
 @contextmanager
-def _talking(place: Process | None = None) -> Iterator[None]:
-    """What goes wrong between processes, told as what it nearly always is."""
+def _talking(process: Process | None = None) -> Iterator[None]:
+    """Turn errors of communication into a message with their most likely cause."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # the latter where the environment is incomplete
-        reason = (
-            re.sub(r"^\[[^]]*\] *", "", str(error)).split(". ")[0].split("\n")[0]
-        )  # without torch's own place in it
+    except (RuntimeError, ValueError) as error:  # ValueError: the environment is incomplete
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error)).split(". ")[0].split("\n")[0]  # without torch's file and line
         raise LostOthers(
-            f"{(place or _here).name}: another process has ended or does not answer ({reason}). If it has said why, "
-            f"that is the cause; if it needs longer, set {MINUTES}. A run that has begun goes on with --resume"
+            f"{(process or _here).name}: another process has ended or does not answer ({reason}). Look for its error "
+            f"message; if it needs longer, set {MINUTES}. A run that has begun continues with --resume"
         ) from None
 
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """The first process of each machine, then its others: what is kept on disk is made once."""
+    """Run in the first process of each machine, then in its others: files are made once."""
     first = _here.local_rank == 0
     if not first:
         barrier()
@@ -144,22 +142,22 @@ def barrier() -> None:
 # --- shares of the work ---
 
 
-def own_range(size: int, place: Process | None = None) -> slice:
-    """This process's part of 0 … size-1, in one piece: the parts follow each other in the order of the processes."""
-    at = place or _here
+def own_range(size: int, process: Process | None = None) -> slice:
+    """Return this process's part of 0 … size-1 as one range. The parts are in the order of the processes."""
+    at = process or _here
     return slice(size * at.rank // at.count, size * (at.rank + 1) // at.count)
 
 
 def own_part(items: np.ndarray) -> np.ndarray:
-    """Every count-th of them: equal shares, also where their order goes with their size."""
+    """Return this process's part of the items, one in `count`: equal shares even if they are sorted by size."""
     return items[_here.rank :: _here.count]
 
 
-# --- what the processes tell each other ---
+# --- communication ---
 
 
 def sum_over(tensors: Sequence[Tensor]) -> None:
-    """Each tensor becomes the sum over processes, in place, and the same bits in all of them."""
+    """Replace each tensor by its sum over all processes, in place. The result is bitwise equal in all of them."""
     if _here.count == 1 or not tensors:
         return
     import torch
@@ -190,9 +188,9 @@ def maximum(number: float) -> float:
     return _reduced(number, "MAX")
 
 
-def any_of(asked: bool) -> bool:
-    """Whether any process says so: all come to the same answer."""
-    return bool(_reduced(float(asked), "MAX"))
+def any_of(condition: bool) -> bool:
+    """Return whether the condition is true in any process. All processes get the same answer."""
+    return bool(_reduced(float(condition), "MAX"))
 
 
 def _reduced(number: float, how: str) -> float:
@@ -208,7 +206,7 @@ def _reduced(number: float, how: str) -> float:
 
 
 def gather_rows(part: Tensor, size: int) -> Tensor:
-    """All rows, in order, from each process's `own_range` of `size`."""
+    """Return all rows in order, where each process gives its `own_range` of `size` rows."""
     if _here.count == 1:
         return part
     import torch
@@ -221,7 +219,7 @@ def gather_rows(part: Tensor, size: int) -> Tensor:
 
 
 def gather_equal(part: Tensor) -> list[Tensor]:
-    """Every process's tensor, in their order. All have one shape."""
+    """Return the tensors of all processes, in their order. All must have the same shape."""
     if _here.count == 1:
         return [part]
     import torch.distributed as dist
@@ -233,7 +231,7 @@ def gather_equal(part: Tensor) -> list[Tensor]:
 
 
 def broadcast(tensor: Tensor, source: int) -> None:
-    """In place: what process `source` has, in all."""
+    """Copy the tensor of process `source` to all processes, in place."""
     if _here.count > 1:
         import torch.distributed as dist
 
@@ -242,7 +240,7 @@ def broadcast(tensor: Tensor, source: int) -> None:
 
 
 def shared_key() -> bytes:
-    """32 bytes from the system's randomness, the same in all processes: the key of a generator they share."""
+    """Return 32 random bytes from the system, the same in all processes: the key of a shared generator."""
     drawn = [secrets.token_bytes(32)]
     if _here.count > 1:
         import torch.distributed as dist
@@ -253,7 +251,7 @@ def shared_key() -> bytes:
 
 
 def check_equal(tensors: Sequence[Tensor], when: str) -> None:
-    """Refuse to go on where the processes' copies of the model are not the same bits."""
+    """Raise an error if the processes' copies of the model are not bitwise equal."""
     if _here.count == 1:
         return
     import torch
@@ -266,8 +264,8 @@ def check_equal(tensors: Sequence[Tensor], when: str) -> None:
         dist.all_reduce(mine, dist.ReduceOp.MAX)
     if mine[0] != -mine[1]:
         raise FedalcError(
-            f"the processes' copies of the model differ {when}: have the same processors, torch and settings on all "
-            "machines (and OMP_NUM_THREADS), then go on with --resume"
+            f"the processes' copies of the model differ {when}: use the same processors, torch version, settings and "
+            "OMP_NUM_THREADS on all machines, then continue with --resume"
         )
 
 

@@ -1,7 +1,7 @@
-"""Stopping politely: the first Ctrl-C (or SIGTERM) asks the loop to finish its round and save.
+"""Stop gracefully: the first Ctrl-C (or SIGTERM) asks the training loop to finish its round and save.
 
-A second Ctrl-C stops at once. A second SIGTERM does not, and nothing does in one of several processes: there a signal
-comes twice, from the cluster and from `torchrun`, which itself ends those that take too long.
+A second Ctrl-C stops at once. A second SIGTERM does not, and with several processes no second signal does: there each
+signal comes twice, from the cluster and from `torchrun`, which itself kills processes that take too long.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fedalc.core import distributed
 
 
 class Interrupt:
-    """Within the `with`, `asked` turns true on the first signal. Outside the main thread it never does."""
+    """In its `with` block, the first signal sets `asked`. Outside the main thread signals do nothing."""
 
     def __init__(self) -> None:
         self.asked = False
-        self.on_asked: Callable[[], None] = lambda: None  # to say that it was heard
+        self.on_asked: Callable[[], None] = lambda: None  # to tell the user
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -41,5 +41,5 @@ class Interrupt:
             raise KeyboardInterrupt
         if not self.asked:
             self.asked = True
-            with suppress(RuntimeError):  # a signal in the middle of a line that is being written: then without a word
+            with suppress(RuntimeError):  # the signal came while a line was being written: say nothing
                 self.on_asked()

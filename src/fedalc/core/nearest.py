@@ -1,10 +1,10 @@
-"""The nearest classes of a class, by cosine: exactly, in blocks; among a sample of classes; or by an index.
+"""Find the nearest classes of a class by cosine: exactly, in blocks; among a sample of classes; or with an index.
 
-To compare R rows with C classes of D numbers takes 2·R·C·D operations. The rule (`search = "auto"`): exactly as long as
-that is `AFFORDABLE`, and else by an index of cells, in which a class is compared with those of the nearest cells only.
-A sample of classes is taken where `candidates` asks for one, as FedAwS does. docs/scale.md has the recall of each.
+Comparing R rows with C classes of D numbers takes 2·R·C·D operations. With `search = "auto"` the search is exact up to
+`AFFORDABLE` operations, and beyond that uses an index of cells, which compares a class only with those in the nearest
+cells. `candidates` limits the search to a sample of classes, as FedAwS does. docs/scale.md has the recall of each.
 
-Memory: within `budget` for a block of similarities, and for an index a copy of W in single precision.
+Memory: `budget` for a block of similarities, and for an index a copy of W in single precision.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedalc.errors import ConfigError
 Search = Literal["auto", "exact", "index"]
 AFFORDABLE = 4 * 10**12
 """Operations: 20 seconds on two cores, one on a GPU. All of 62,000 classes with 512 numbers, or 5,800 of 670,091."""
-PROBED = 16  # cells that are looked at for a class
+PROBED = 16  # cells that the index searches for a class
 _GROUP = 64  # see `largest`
 
 ROWS_BUDGET = 16 * 2**20  # a thousand rows of 512 numbers at a time
 
 Hide = Callable[[Tensor, slice], object]
 Found = tuple[Tensor, Tensor, Tensor]
-"""Some rows of W, the similarities of their nearest classes, nearest first, and which classes these are."""
+"""Numbers of some rows of W, the similarities of their nearest classes (nearest first), and the numbers of these."""
 
 
 def operations(rows: int, classes: int, dim: int) -> int:
@@ -44,10 +44,10 @@ def nearest(
     search: Search = "auto",
     budget: int = DEFAULT_BUDGET,
 ) -> Iterator[Found]:
-    """The k classes nearest to each of `rows` (all, if not given), never the class itself, block by block.
+    """Yield the k classes nearest to each of `rows` (default: all), without the class itself, block by block.
 
-    With `candidates` (class numbers, ascending) only those are looked at. Where there are fewer than k others, the rest
-    have the similarity -inf.
+    With `candidates` (class numbers, ascending) only those are searched. If there are fewer than k other classes, the
+    remaining similarities are -inf.
     """
     rows = torch.arange(len(W), device=W.device) if rows is None else rows
     if candidates is None and takes_index(search, len(rows), *W.shape):
@@ -56,48 +56,48 @@ def nearest(
     among = W if candidates is None else W[candidates]
     numbers = torch.arange(len(W), device=W.device) if candidates is None else candidates
     for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
-        own = rows[part]
-        place = torch.searchsorted(numbers, own).clamp(max=len(numbers) - 1)
-        place = torch.where(numbers[place] == own, place, -1)
-        value, index = largest_products(W[own], among, min(k, len(among)), hide_places(place), budget)
-        yield own, value, numbers[index]
+        queries = rows[part]
+        itself = torch.searchsorted(numbers, queries).clamp(max=len(numbers) - 1)
+        itself = torch.where(numbers[itself] == queries, itself, -1)
+        value, index = largest_products(W[queries], among, min(k, len(among)), hide_places(itself), budget)
+        yield queries, value, numbers[index]
 
 
-def hide_places(place: Tensor) -> Hide:
-    """In row i the column place[i]: the class itself."""
+def hide_places(column: Tensor) -> Hide:
+    """Return a function that hides column[i] in row i: the class itself."""
 
     def hide(scores: Tensor, columns: slice) -> None:
-        inside = ((place >= columns.start) & (place < columns.stop)).nonzero().squeeze(1)
-        scores[inside, place[inside] - columns.start] = -torch.inf
+        inside = ((column >= columns.start) & (column < columns.stop)).nonzero().squeeze(1)
+        scores[inside, column[inside] - columns.start] = -torch.inf
 
     return hide
 
 
 def largest_products(A: Tensor, W: Tensor, k: int, hide: Hide, budget: int = DEFAULT_BUDGET) -> tuple[Tensor, Tensor]:
-    """The k largest of each row of A Wᵀ, largest first, and their columns. `hide` sets to -inf what does not count.
+    """Return the k largest of each row of A Wᵀ, largest first, and their columns. `hide` sets excluded ones to -inf.
 
-    By columns, so that a block is many rows by many columns, as fast multiplication wants it: W is read once. The
-    blocks share their memory: to get it from the system each time took a fifth of the time, with 131,072 classes.
+    Works by columns, so that a block has many rows and many columns, which multiply fast, and reads W once. The blocks
+    share their memory: allocating it each time took a fifth of the time with 131,072 classes.
     """
     value = A.new_full((len(A), k), -torch.inf)
     index = torch.zeros(len(A), k, dtype=torch.int64, device=A.device)
     parts = list(blocks(len(W), 2 * len(A) * A.element_size(), budget))
-    room = A.new_empty(len(A) * max((part.stop - part.start for part in parts), default=0))
+    buffer = A.new_empty(len(A) * max((part.stop - part.start for part in parts), default=0))
     for columns in parts:
         count = columns.stop - columns.start
-        scores = torch.mm(A, W[columns].T, out=room[: len(A) * count].view(len(A), count))
+        scores = torch.mm(A, W[columns].T, out=buffer[: len(A) * count].view(len(A), count))
         hide(scores, columns)
-        best, place = largest(scores, min(k, scores.shape[1]))
-        value, kept = torch.cat([value, best], dim=1).topk(k, dim=1)
-        index = torch.cat([index, place + columns.start], dim=1).gather(1, kept)
+        block_value, block_index = largest(scores, min(k, scores.shape[1]))
+        value, best = torch.cat([value, block_value], dim=1).topk(k, dim=1)
+        index = torch.cat([index, block_index + columns.start], dim=1).gather(1, best)
     return value, index
 
 
 def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, largest first, and where they are.
+    """Return the k largest of each row, largest first, and their columns.
 
-    For long rows: the k largest are in the k groups with the largest maxima, and maxima are found at the speed of
-    memory, which sorting is far from.
+    In long rows the k largest are in the k groups with the largest maxima. Maxima are found at the speed of memory,
+    much faster than sorting.
     """
     length = scores.shape[1]
     groups = length // _GROUP
@@ -109,11 +109,12 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     columns = (best.unsqueeze(2) * _GROUP + inside).flatten(1)
     rest = torch.arange(whole, length, device=scores.device).expand(len(scores), -1)
     columns = torch.cat([columns, rest], dim=1)
-    value, place = scores.gather(1, columns).topk(k, dim=1)
-    return value, columns.gather(1, place)
+    value, index = scores.gather(1, columns).topk(k, dim=1)
+    return value, columns.gather(1, index)
 
 
 def takes_index(search: Search, rows: int, classes: int, dim: int, section: str = "regularizer") -> bool:
+    """Return whether to search with an index. `section` is the section of the setting `search`, for errors."""
     cost = operations(rows, classes, dim)
     if search == "exact" or (search == "auto" and cost <= AFFORDABLE):
         return False
@@ -124,16 +125,16 @@ def takes_index(search: Search, rows: int, classes: int, dim: int, section: str 
             raise ConfigError('needs faiss: pip install "fedalc[scale]"', f"{section}.search") from None
         fewer = 'set regularizer.candidates, regularizer.rows = "participants", or ' if section == "regularizer" else ""
         raise ConfigError(
-            f"the nearest of {classes:,} classes for {rows:,} of them take {cost:.1e} operations, more than the "
-            f'{AFFORDABLE:.0e} up to which they are found exactly; install an index (pip install "fedalc[scale]"), or '
-            f'{fewer}{section}.search = "exact" and wait',
+            f"finding the nearest of {classes:,} classes for {rows:,} of them takes {cost:.1e} operations, more than "
+            f'the limit of {AFFORDABLE:.0e} for an exact search; install an index (pip install "fedalc[scale]"), or '
+            f'{fewer}set {section}.search = "exact" and wait',
             f"{section}.search",
         ) from None
     return True
 
 
 def _by_index(W: Tensor, k: int, rows: Tensor, budget: int) -> Iterator[Found]:
-    """In single precision and on the CPU, wherever W is. Cells: four times √C, from ten rounds of k-means on a part."""
+    """Search with an index, in single precision on the CPU. It has 4·√C cells, from ten rounds of k-means on a part."""
     import faiss
 
     values = np.ascontiguousarray(W.detach().to("cpu", torch.float32).numpy())
@@ -142,14 +143,14 @@ def _by_index(W: Tensor, k: int, rows: Tensor, budget: int) -> Iterator[Found]:
     index.train(values)
     index.add(values)
     index.nprobe = PROBED
-    asked = rows.cpu().numpy()
-    for part in blocks(len(asked), 4 * (W.shape[1] + 8 * k), min(budget, ROWS_BUDGET)):
-        similarity, found = (torch.from_numpy(a).to(W.device) for a in index.search(values[asked[part]], k + 1))
-        own = rows[part].unsqueeze(1)
-        nobody = (found < 0) | (found == own)
-        value, place = similarity.to(W.dtype).masked_fill(nobody, -torch.inf).topk(k, dim=1)
-        yield rows[part], value, torch.where(nobody, own, found).gather(1, place)
+    queries = rows.cpu().numpy()
+    for part in blocks(len(queries), 4 * (W.shape[1] + 8 * k), min(budget, ROWS_BUDGET)):
+        similarity, found = (torch.from_numpy(a).to(W.device) for a in index.search(values[queries[part]], k + 1))
+        itself = rows[part].unsqueeze(1)
+        excluded = (found < 0) | (found == itself)
+        value, best = similarity.to(W.dtype).masked_fill(excluded, -torch.inf).topk(k, dim=1)
+        yield rows[part], value, torch.where(excluded, itself, found).gather(1, best)
 
 
 def _cells(classes: int) -> int:
-    return max(1, min(round(4 * classes**0.5), classes // 40))  # k-means wants some forty points for each
+    return max(1, min(round(4 * classes**0.5), classes // 40))  # k-means needs about forty points per cell

@@ -1,3 +1,3 @@
-"""How small and how large pictures may be. Here, as settings, commands and data need it, and none may load another."""
+"""Limits for the side of a picture. Settings, commands and data use them without loading each other."""
 
 SMALLEST_SIDE, LARGEST_SIDE = 8, 1024  # pixels

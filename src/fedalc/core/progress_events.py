@@ -1,9 +1,9 @@
-"""How far a long step has come, told to whoever watches, without a callback through every function in between.
+"""Report the progress of long steps to an observer, without passing a callback through every function.
 
 for part in watched("scoring", parts, size=len, total=len(instances)):   # within the step
     ...
 
-with watching(show):   # around it, where there is somebody to look
+with watching(show):   # around it, where progress is shown
     step()
 """
 
@@ -16,14 +16,14 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Watcher = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is, and of how much. The last word on a step is that all of it is."""
+"""Called with the name of a step, how much is done, and the total. The last call of a step says that all is done."""
 
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Within it, `watcher` is told of every step, and nobody else."""
+    """Report all steps to `watcher`, and to no other watcher."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -32,7 +32,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def watched(what: str, items: Iterable[Item], total: int, size: Callable[[Item], int] = lambda _: 1) -> Iterator[Item]:
-    """The items, as they are asked for. An item is done when the next one is asked for."""
+    """Yield the items and report progress. An item counts as done when the next one is requested."""
     watcher = _watcher.get()
     if watcher is None:
         yield from items

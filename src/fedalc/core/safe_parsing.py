@@ -1,7 +1,7 @@
-"""JSON and TOML from files that somebody else may have written or damaged: everything wrong is one kind of error.
+"""Parse JSON and TOML from files that others may have written or damaged. Every fault raises the same error.
 
-Python's parsers raise more than they document: `RecursionError` for deep nesting, a plain `ValueError` for a number of
-thousands of digits. What they accept can still fail later, when it is printed or written. So both are bounded here.
+Python's parsers raise more than they document: `RecursionError` for deep nesting, and a plain `ValueError` for a number
+of thousands of digits. What they accept can still fail later, when printed or written. So both are limited here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from fedalc.errors import FedalcError
 
 DEEPEST = 64
-"""Levels of tables and lists. No file of ours has ten."""
+"""Maximum depth of nested tables and lists. No file of fedalc has ten levels."""
 _LARGEST = 1 << 64
 
 
 class Unreadable(Exception):
-    """What is wrong with a text, without a word on where it came from."""
+    """A text cannot be parsed. The message does not name the file."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value, or `Unreadable`."""
+    """Return the value, or raise `Unreadable`."""
     try:
         return _checked(json.loads(_decoded(text)))
     except json.JSONDecodeError as error:
@@ -36,7 +36,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str | bytes, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
-    """The table, or `Unreadable`."""
+    """Return the table, or raise `Unreadable`."""
     try:
         return dict(_checked(tomllib.loads(_decoded(text), parse_float=parse_float)))
     except tomllib.TOMLDecodeError as error:
@@ -48,18 +48,18 @@ def parse_toml(text: str | bytes, parse_float: Callable[[str], Any] = float) -> 
 
 
 def read_json_object(path: Path, what_to_do: str) -> dict[str, Any]:
-    """The object in a JSON file. A missing file is FileNotFoundError, anything else wrong a FedalcError."""
+    """Return the object in a JSON file. A missing file raises FileNotFoundError, any other fault a FedalcError."""
     try:
-        found = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise
     except OSError as error:
         raise FedalcError(f"{path}: cannot be read: {error.strerror}") from None
     except Unreadable as error:
         raise FedalcError(f"{path}: damaged: {error}; {what_to_do}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise FedalcError(f"{path}: damaged: not a JSON object; {what_to_do}")
-    return found
+    return content
 
 
 def _decoded(text: str | bytes) -> str:
@@ -72,7 +72,7 @@ def _decoded(text: str | bytes) -> str:
 
 
 def _checked(value: Any) -> Any:
-    """The value, if it is nested no deeper than `DEEPEST` and its whole numbers have at most 64 bits."""
+    """Return the value if it is nested at most `DEEPEST` levels and its whole numbers have at most 64 bits."""
     level = [value]
     for _ in range(DEEPEST):
         if not level:

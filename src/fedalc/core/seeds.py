@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, numbers): no running state, so a resumed run draws what it would have."""
+"""Random numbers as a function of (seed, purpose, numbers). No running state, so a resumed run draws the same."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 def derived_seed(seed: int, purpose: str, *numbers: int) -> int:
-    """A 63-bit seed; different purposes or numbers (round, client) give unrelated ones."""
+    """Return a 63-bit seed. Different purposes or numbers (round, client) give unrelated seeds."""
     text = ":".join([str(seed), purpose, *map(str, numbers)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def torch_generator(seed: int, purpose: str, *numbers: int) -> torch.Generator:
-    """Always on the CPU, so that the same numbers are drawn whatever the device."""
+    """Return a generator on the CPU, so that the numbers are the same on every device."""
     return torch.Generator().manual_seed(derived_seed(seed, purpose, *numbers))
 
 

@@ -1,4 +1,4 @@
-"""Products of sparse and dense matrices, at the speed of memory, and without anything larger between."""
+"""Multiply sparse and dense matrices at the speed of memory, without large intermediate results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-_CACHED = 2**21  # bytes that stay near the processor
+_CACHED = 2**21  # bytes that fit into the processor's cache
 
 
 @dataclass(frozen=True)
 class WeightedBags:
-    """A sparse matrix as bags of weighted rows: its product with a dense one is an embedding bag's weighted sum.
+    """A sparse matrix as bags of weighted rows: its product with a dense matrix is a weighted embedding bag.
 
-    That kernel is two to three times as fast here as torch's own sparse product, and runs on every device.
+    This kernel is two to three times as fast as torch's sparse product, and runs on every device.
     """
 
     index: Tensor
@@ -40,7 +40,7 @@ class WeightedBags:
 
 
 def products_at(X: Tensor, Z: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """X[u]ᵀZ[v] for the pairs (u, v) only, a few MB of them at a time: more would not be faster."""
+    """Return X[u]ᵀZ[v] for the pairs (u, v) only, a few MB at a time: larger blocks are not faster."""
     at_once = max(1, _CACHED // (X.shape[1] * X.element_size()))
     out = X.new_empty(len(first))
     for start in range(0, len(first), at_once):

@@ -1,7 +1,7 @@
-"""Saving tensors and facts so that a run can go on where it stopped, or a model be used later. No pickle anywhere.
+"""Save tensors and facts in a folder, for checkpoints and models. No pickle.
 
 SHA256SUMS has the digest of each file in the folder, in the form that `sha256sum -c SHA256SUMS` checks. Folders of
-older versions have none, and are read without.
+older versions have no SHA256SUMS and are read without the check.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from fedalc.core.atomic_files import failures_named, make_folder, previous, repl
 from fedalc.errors import FedalcError
 
 TENSORS, FACTS, SUMS = "tensors.safetensors", "facts.json", "SHA256SUMS"
-OTHER_SUM = f"a file has another checksum than {SUMS} says"
+OTHER_SUM = f"a file does not match its checksum in {SUMS}"
 
 
 class Damaged(FedalcError):
-    """A saved folder that is not what was written: something is missing, unreadable, or has another checksum."""
+    """A saved folder has changed: a file is missing, unreadable, or does not match its checksum."""
 
 
 def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], keep_previous: bool = False) -> None:
-    """Write tensors and facts as one folder. It is on the disk, whole, before it takes the place of an older one,
-    which goes, or is kept as `folder`.old.
+    """Write tensors and facts to a folder atomically: it is complete on disk before it replaces an older one.
+
+    The older folder is deleted, or with `keep_previous` kept as `folder`.old.
     """
     part = temporary(folder)
     with failures_named(folder):
@@ -52,14 +53,14 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        if found is None:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
 def load_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_folder` wrote, or `Damaged`. If it was interrupted between its two renames, the older folder is it."""
+    """Load what `save_folder` wrote, or raise `Damaged`. After an interrupted save this is the older folder."""
     facts = load_facts(folder)
     folder = _whole(folder)
     try:
@@ -71,7 +72,7 @@ def load_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_facts(folder: Path) -> dict[str, Any]:
-    """The facts alone: they say what the tensors are of."""
+    """Load only the facts, which describe the tensors."""
     folder = _whole(folder)
     for name in (TENSORS, FACTS):
         if not (folder / name).is_file():
@@ -83,12 +84,12 @@ def load_facts(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, OSError) as error:
         raise Damaged(f"{folder}: damaged, cannot be read: {error}") from None
     if not isinstance(facts, dict):
-        raise Damaged(f"{folder}: damaged, {FACTS} holds no table")
+        raise Damaged(f"{folder}: damaged, {FACTS} is not a JSON object")
     return facts
 
 
 def _sums(folder: Path) -> str:
-    """The whole of SHA256SUMS, as it has to be: so a change in any byte of any of the files shows."""
+    """Return the exact content of SHA256SUMS. Comparing it detects a change in any byte of any file."""
     return _sum(folder / FACTS) + _sum(folder / TENSORS)
 
 

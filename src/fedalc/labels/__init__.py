@@ -1,1 +1,1 @@
-"""What the server learns of the labels: correlations, how they are collected, and how they are protected."""
+"""What the server learns about labels: correlations, their collection, and their privacy."""

@@ -1,10 +1,10 @@
-"""What the server knows of the labels: how often each occurs, and how often each two occur together.
+"""Label correlations: how often each label occurs, and how often each pair of labels occurs together.
 
-From `n` and the sparse `c` every weight of the paper follows; neither label sets nor negative pairs are stored.
-Memory: one number per label (8 bytes) and one with its place per ordered pair of labels that ever occurs together (8
-bytes). Counting takes beside that at most about 50 bytes for each of `PAIRS_AT_ONCE` pairs (25 MB), or for each label
-where these are more; 5 bytes per instance, 16 per instance of the commonest label, and one per label of an instance.
-Nothing grows with labels².
+All weights of the paper follow from the counts `n` and the sparse `c`; neither label sets nor negative pairs are
+stored. Memory: 8 bytes per label, and 8 bytes per ordered pair of labels that occurs together. Counting additionally
+takes at most about 50 bytes for each of `PAIRS_AT_ONCE` pairs (25 MB), or for each label if there are more labels, plus
+5 bytes per instance, 16 per instance of the most frequent label, and one per label of an instance. Nothing grows with
+labels².
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedalc.data.formats.sparse_builder import GrowingArray
 from fedalc.errors import ConfigError
 
 PAIRS_AT_ONCE = 1 << 19
-"""Ordered pairs of labels of one instance that are counted at a time: bounds memory, changes no result."""
+"""How many ordered pairs of labels are counted at a time. Bounds memory; does not change results."""
 _EXACT_IN_FLOAT32 = 1 << 24
 
 
@@ -36,11 +36,11 @@ class Correlations:
     together: csr_matrix
 
     def __post_init__(self) -> None:
-        self.together.sort_indices()  # looking pairs up is a search
+        self.together.sort_indices()  # so that a pair is found by binary search
 
     @classmethod
     def from_label_sets(cls, labels: csr_matrix, weights: np.ndarray | None = None) -> Correlations:
-        """From Y, one instance per row. Instances without a label are on no client, so the server never hears of them.
+        """Count Y, one instance per row. Instances without a label do not count: they belong to no client.
 
         With `weights`, instance j counts weights[j] times in n and c. N does not change.
 
@@ -58,7 +58,7 @@ class Correlations:
         return cls(instances, counts, _count_together(labels, counts, weights, number))
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a file of tensors, with `instances` beside them."""
+        """Return the counts as tensors to save, together with `instances`. `restored` reads them."""
         c = self.together
         arrays = {"counts": self.counts, "indptr": c.indptr, "indices": c.indices, "together": c.data}
         return {f"labels.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
@@ -76,16 +76,16 @@ class Correlations:
 
     @cached_property
     def _gamma_scale(self) -> np.ndarray:
-        """1 / Σ_{v≠u} (n_u - c_uv); 0 for a label that occurs with all others always, or never."""
+        """1 / Σ_{v≠u} (n_u - c_uv), or 0 where the sum is 0: for labels that occur never, or always with all others."""
         total = (self.label_count - 1) * self.counts - np.asarray(self.together.sum(axis=1)).ravel()
         return np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
 
     def apart(self, rows: slice, weighting: Weighting, like: Tensor) -> Tensor:
-        """Rows of the weights of negative pairs, (n_u - c_uv) times a scale per row, zero on the diagonal.
+        """Return rows of the weights of negative pairs: (n_u - c_uv) times a scale per row, zero on the diagonal.
 
-        The scale makes it σ (1/N), γ (1 over the row's sum), the share of u's instances that lack v (`conditional`,
-        1/n_u: between 0 and 1 whatever the dataset's size) or the plain counts (1). Dense, for a block of rows only;
-        type and device are those of `like`.
+        The scale is 1/N for σ, 1 over the row's sum for γ, 1/n_u for `conditional` (the share of u's instances that
+        lack v, between 0 and 1 for any size of dataset), and 1 for `counts`. The result is dense, so ask for a block of
+        rows only. It has type and device of `like`.
         """
         weight = np.repeat(self.counts[rows, None].astype(np.float64), self.label_count, axis=1)
         block = self.together[rows].tocoo()
@@ -95,18 +95,21 @@ class Correlations:
         return torch.from_numpy(weight).to(like)
 
     def apart_at(self, rows: Tensor, columns: Tensor, weighting: Weighting, like: Tensor) -> Tensor:
-        """The same weights, only at the given columns (one list per row): about 40 bytes for each that is asked for."""
+        """Return these weights only at the given columns (one list per row). Takes about 40 bytes for each."""
         labels, wanted = rows.cpu().numpy(), columns.cpu().numpy()
-        block = self.together[labels]  # scipy looks through all it is given, once per call
-        own = np.repeat(np.arange(len(wanted)), wanted.shape[1])
-        together = np.asarray(block[own, wanted.ravel()]).reshape(wanted.shape)
+        block = self.together[labels]  # scipy searches all rows that it is given, once per call
+        row = np.repeat(np.arange(len(wanted)), wanted.shape[1])
+        together = np.asarray(block[row, wanted.ravel()]).reshape(wanted.shape)
         weight = (self.counts[labels, None] - together) * self._scale(labels, weighting)[:, None]
         return torch.from_numpy(weight).to(like)
 
     def pairs_together(
         self, at_once: int, like: Tensor, within: slice | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The ordered pairs that occur together, `at_once` at a time: (u, v, c_uv / N). `within`: of these only."""
+        """Yield the ordered pairs that occur together, `at_once` at a time, as (u, v, c_uv / N).
+
+        `within` limits them to a range of the pairs.
+        """
         c = self.together
         begin, end = (0, c.nnz) if within is None else (within.start, within.stop)
         for start in range(begin, end, at_once):
@@ -119,14 +122,14 @@ class Correlations:
             )
 
     def weight_of_one(self, weighting: Weighting) -> float:
-        """What one more instance with u and without v adds to the weight of the pair (u, v), whatever the others are.
+        """Return how much one more instance with u and without v adds to the weight of the pair (u, v).
 
-        γ and `conditional` have no such number: they divide by counts, which every other instance moves as well.
+        This is not defined for γ and `conditional`: they divide by counts, which all other instances change too.
         """
         if weighting not in ("sigma", "counts"):
             raise ConfigError(
                 f"the gradient of one instance needs weighting 'sigma' or 'counts': {weighting!r} divides by counts "
-                "that are private themselves"
+                "that are themselves private"
             )
         return 1.0 if weighting == "counts" else 1.0 / max(self.instances, 1)
 
@@ -139,7 +142,7 @@ class Correlations:
 
 
 def narrowed(known: Correlations) -> Correlations:
-    """The same with whole numbers as narrow as they are when counted: files may have wider ones."""
+    """Return the correlations with the narrowest integer type that fits: files may have a wider one."""
     c, number = known.together, count_type(known.instances)
     if c.dtype.kind != "i" or c.dtype == number:
         return known
@@ -147,38 +150,38 @@ def narrowed(known: Correlations) -> Correlations:
 
 
 def count_type(instances: int) -> type[np.signedinteger]:
-    """What holds any count of so many instances."""
+    """Return the integer type for counts of up to `instances`."""
     return np.int32 if instances < 1 << 31 else np.int64
 
 
 def _count_together(
     labels: csr_matrix, counts: np.ndarray, weights: np.ndarray | None, number: type[np.number]
 ) -> csr_matrix:
-    """c = YᵀY without its diagonal, some rows at a time; with weights, Yᵀ diag(weights) Y.
+    """Return c = YᵀY without its diagonal, computed in blocks of rows; with weights, Yᵀ diag(weights) Y.
 
-    The products are of float32 ones where no sum can be rounded, so that Y itself can be used as it is.
+    Uses float32 where all sums are exact, so that Y need not be copied.
     """
     kind = np.float32 if weights is None and counts.max(initial=0) < _EXACT_IN_FLOAT32 else np.float64
-    as_it_is = labels.dtype == kind and bool((labels.data == 1).all())
-    ones = labels.data if as_it_is else np.ones(labels.nnz, dtype=kind)
+    usable = labels.dtype == kind and bool((labels.data == 1).all())
+    ones = labels.data if usable else np.ones(labels.nnz, dtype=kind)
     Y = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape)
-    where, how_often, lengths = GrowingArray(np.int32), GrowingArray(number), GrowingArray(np.int64)
+    columns, pair_counts, lengths = GrowingArray(np.int32), GrowingArray(number), GrowingArray(np.int64)
     for rows in _label_blocks(labels):
         block = _carriers(labels, rows, weights, kind) @ Y
         block.sort_indices()
-        own = np.repeat(np.arange(rows.start, rows.stop), np.diff(block.indptr))
-        kept = (block.indices != own) & (block.data != 0)
-        where.append(block.indices[kept])
-        how_often.append(block.data[kept])
-        lengths.append(np.bincount(own[kept] - rows.start, minlength=rows.stop - rows.start))
+        row = np.repeat(np.arange(rows.start, rows.stop), np.diff(block.indptr))
+        off_diagonal = (block.indices != row) & (block.data != 0)
+        columns.append(block.indices[off_diagonal])
+        pair_counts.append(block.data[off_diagonal])
+        lengths.append(np.bincount(row[off_diagonal] - rows.start, minlength=rows.stop - rows.start))
     pointers = np.append(0, np.cumsum(lengths.take()))
     if pointers[-1] < 1 << 31:
         pointers = pointers.astype(np.int32)
-    return csr_matrix((how_often.take(), where.take(), pointers), shape=(len(counts), len(counts)), copy=False)
+    return csr_matrix((pair_counts.take(), columns.take(), pointers), shape=(len(counts), len(counts)), copy=False)
 
 
 def _label_blocks(labels: csr_matrix) -> Iterator[slice]:
-    """Runs of labels whose instances have together about `PAIRS_AT_ONCE` labels, and at least one label each."""
+    """Yield ranges of labels whose instances have about `PAIRS_AT_ONCE` labels in all; at least one label each."""
     before, start = np.append(0, np.cumsum(_per_label(labels, np.diff(labels.indptr)))), 0
     while start < labels.shape[1]:
         stop = max(start + 1, int(np.searchsorted(before, before[start] + PAIRS_AT_ONCE, side="right")) - 1)
@@ -187,24 +190,24 @@ def _label_blocks(labels: csr_matrix) -> Iterator[slice]:
 
 
 def _per_label(labels: csr_matrix, values: np.ndarray) -> np.ndarray:
-    """For each label, the sum of its instances' values."""
+    """Return for each label the sum of its instances' values."""
     sums = np.zeros(labels.shape[1])
     for part in _instance_blocks(labels):
-        own = slice(labels.indptr[part.start], labels.indptr[part.stop])
+        entries = slice(labels.indptr[part.start], labels.indptr[part.stop])
         sizes = np.diff(labels.indptr[part.start : part.stop + 1])
-        sums += np.bincount(labels.indices[own], np.repeat(values[part], sizes), minlength=len(sums))
+        sums += np.bincount(labels.indices[entries], np.repeat(values[part], sizes), minlength=len(sums))
     return sums
 
 
 def _carriers(labels: csr_matrix, rows: slice, weights: np.ndarray | None, kind: type[np.floating]) -> csr_matrix:
-    """Yᵀ for these labels: which instances carry each, and with which weight."""
+    """Return the rows of Yᵀ for these labels: their instances, weighted."""
     instances, carried = [], []
     for part in _instance_blocks(labels):
-        own = labels.indices[labels.indptr[part.start] : labels.indptr[part.stop]]
-        chosen = np.flatnonzero((own >= rows.start) & (own < rows.stop))
-        at = labels.indptr[part.start] + chosen
-        instances.append(np.searchsorted(labels.indptr, at, side="right").astype(np.int32) - 1)
-        carried.append(own[chosen] - rows.start)
+        label_of = labels.indices[labels.indptr[part.start] : labels.indptr[part.stop]]
+        chosen = np.flatnonzero((label_of >= rows.start) & (label_of < rows.stop))
+        entries = labels.indptr[part.start] + chosen
+        instances.append(np.searchsorted(labels.indptr, entries, side="right").astype(np.int32) - 1)
+        carried.append(label_of[chosen] - rows.start)
     instance = np.concatenate(instances) if instances else np.zeros(0, dtype=np.int32)
     label = np.concatenate(carried) if carried else instance
     value = np.ones(len(instance), dtype=kind) if weights is None else np.asarray(weights, dtype=kind)[instance]
@@ -212,7 +215,7 @@ def _carriers(labels: csr_matrix, rows: slice, weights: np.ndarray | None, kind:
 
 
 def _instance_blocks(labels: csr_matrix) -> Iterator[slice]:
-    """Runs of instances with about `PAIRS_AT_ONCE` labels together."""
+    """Yield ranges of instances with about `PAIRS_AT_ONCE` labels in all."""
     start = 0
     while start < labels.shape[0]:
         end = int(labels.indptr[start]) + PAIRS_AT_ONCE

@@ -1,5 +1,7 @@
-"""What the server knows of the labels, and at what privacy: collected under keys, then used exactly, noised once
-(`counts`), or kept for steps that are noised each (`gradients`).
+"""What the server knows about the labels, and with which privacy.
+
+Label sets are collected under keys. Then they are used exactly, noised once (`counts`), or kept for training steps that
+are noised one by one (`gradients`).
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ from fedalc.labels.privacy import (
 from fedalc.labels.privacy.ledger import Account, Charge
 
 DISCRETE = "discrete Gaussian"
-SEEDED = "the noise follows from the seed: who knows the seed can take it off again (privacy.noise = 'seeded')"
+SEEDED = "the noise follows from the seed: anyone who knows the seed can remove it (privacy.noise = 'seeded')"
 CONTINUOUS = (
-    "these counts were noised by an earlier version, whose noise was not in whole numbers and showed which pairs of "
-    "labels occur: treat them as disclosed (docs/privacy.md)"
+    "an earlier version of fedalc noised these counts with fractional noise, which shows which pairs of labels occur: "
+    "treat the counts as disclosed (docs/privacy.md)"
 )
 
 
 @dataclass
 class LabelKnowledge:
-    """`labels` is what a method learns from. The rest says what it took and what was spent."""
+    """`labels` is what a method learns from. The other fields say how it was collected and what privacy was spent."""
 
     labels: Correlations | PrivateLabelSets
-    set_sizes: np.ndarray | None = None  # m of every instance, where clients are told
+    set_sizes: np.ndarray | None = None  # m of every instance, if the server tells the clients
     bytes_up: int = 0
     bytes_down: int = 0
     collection: dict[str, Any] = field(default_factory=dict)
@@ -63,13 +65,13 @@ class LabelKnowledge:
 
     @property
     def looks(self) -> int:
-        """How often noised figures were taken from the label sets so far."""
+        """How often the label sets were accessed with noise so far."""
         if isinstance(self.labels, PrivateLabelSets):
             return self.labels.looks
         return 0 if self.noise_multiplier is None else 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """Counts that were noised, for a checkpoint: drawn again they would cost their ε again."""
+        """Return noised counts for a checkpoint: drawing them again would spend ε again."""
         if not isinstance(self.labels, Correlations) or self.noise_multiplier is None:
             return {}
         return self.labels.tensors()
@@ -83,9 +85,9 @@ class LabelKnowledge:
         }
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Go on with what was drawn before: the noised counts, or the noise level of the steps."""
+        """Restore the noised counts, or the noise level of the steps, from a checkpoint."""
         if facts["file"] != self.collection.get("sha256"):
-            raise FedalcError(f"{self.collection['file']}: not the correlations this run began with")
+            raise FedalcError(f"{self.collection['file']}: the correlations have changed since this run began")
         self.noise_multiplier = facts["noise_multiplier"]
         if isinstance(self.labels, PrivateLabelSets):
             self.labels.looks, self.labels.noise_multiplier = facts["looks"], facts["noise_multiplier"]
@@ -101,10 +103,10 @@ def learn_labels(
     phase: str = "fit",
     needed: np.ndarray | None = None,
 ) -> LabelKnowledge:
-    """Collect, in simulation or from a file, and protect as the settings ask.
+    """Collect the labels by simulation or read them from a file, and protect them as the settings say.
 
-    `looks` is how often noised figures may be taken from label sets, over all phases of the run. `needed` marks the
-    labels that a file has to cover: those with an instance in `train`, unless another phase has more.
+    `looks` is how often the label sets may be accessed with noise, over all phases of the run. `needed` marks the
+    labels that a file must have (default: those with an instance in `train`).
     """
     names = [str(label) for label in range(train.labels.shape[1])] if names is None else list(names)
     if settings.collection.correlations is not None:
@@ -115,16 +117,16 @@ def learn_labels(
 
 
 def protected(settings: Experiment, collection: Collection, looks: int, phase: str = "fit") -> LabelKnowledge:
-    """What the server may take from the label sets it has joined."""
+    """Return what the server may learn from the label sets it has joined."""
     privacy = settings.privacy
     if privacy.mechanism is None:
         exact = Correlations.from_label_sets(collection.label_sets)
-        told = settings.client.loss == "square" and settings.client.set_size == "exact"
-        sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if told else (None, 0)
+        with_sizes = settings.client.loss == "square" and settings.client.set_size == "exact"
+        sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if with_sizes else (None, 0)
         return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
     z = _multiplier(settings, looks)
     seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
-    repeatable = seed is not None or distributed.here().count > 1  # all processes must come to the same
+    repeatable = seed is not None or distributed.here().count > 1  # all processes must get the same result
     label_sets = _in_fixed_order(collection.label_sets) if repeatable else collection.label_sets
     labels: Correlations | PrivateLabelSets
     if privacy.mechanism == "counts":
@@ -132,9 +134,9 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
         labels = noisy_correlations(label_sets, privacy.labels_per_instance, z, generator)
     else:
         labels = PrivateLabelSets(label_sets, privacy, z, seed)
-    # How many messages there were, and so their bytes, would tell what noise hides.
-    kept = {key: value for key, value in collection.facts.items() if key not in ("messages", "instances")}
-    return LabelKnowledge(labels, collection=kept, noise_multiplier=z)
+    # The number of messages, and so their bytes, would reveal what the noise hides.
+    public = {key: value for key, value in collection.facts.items() if key not in ("messages", "instances")}
+    return LabelKnowledge(labels, collection=public, noise_multiplier=z)
 
 
 def _from_file(settings: Experiment, path: Path, names: list[str], needed: np.ndarray) -> LabelKnowledge:
@@ -142,7 +144,7 @@ def _from_file(settings: Experiment, path: Path, names: list[str], needed: np.nd
     hasher = make_hasher(settings.collection, collected.protocol.run)
     used, ours = collected.protocol, hasher.protocol(collected.protocol.identity)
     if used.algorithm != ours.algorithm:
-        raise ConfigError(f"{path} was made with {used.algorithm}", "collection.algorithm")
+        raise ConfigError(f"{path} was made with {used.algorithm}: set the same algorithm", "collection.algorithm")
     if used.key_check != ours.key_check:
         raise ConfigError(f"{path} was made with another key (check value {used.key_check})", "collection.key")
     facts = {"file": str(path), "sha256": collected.checksum, **collected.facts}
@@ -150,34 +152,34 @@ def _from_file(settings: Experiment, path: Path, names: list[str], needed: np.nd
         warnings.warn(f"{path}: {CONTINUOUS}", stacklevel=2)
         facts["privacy"] = facts["privacy"] | {"epsilon": None, "why": CONTINUOUS}
     pseudonyms = hasher.labels(names)
-    known = collected.for_labels(pseudonyms)  # refuses a file that has none of them
+    known = collected.for_labels(pseudonyms)  # refuses a file that has none of these labels
     if missing := [names[label] for label in np.flatnonzero(collected.lacks(pseudonyms) & needed)]:
-        _tell_missing(settings, path, missing, int(needed.sum()))
+        _report_missing(settings, path, missing, int(needed.sum()))
         facts["missing_labels"] = len(missing)
     return LabelKnowledge(known, collection=facts)
 
 
-def _tell_missing(settings: Experiment, path: Path, missing: list[str], needed: int) -> None:
-    """Without its counts a label is to the method as if it never occurred with any other."""
+def _report_missing(settings: Experiment, path: Path, missing: list[str], needed: int) -> None:
+    """Refuse or warn, as the settings say: the method treats a label without counts as one that never co-occurs."""
     shown = ", ".join(map(repr, missing[:3])) + (", …" if len(missing) > 3 else "")
-    found = f"{path} has no counts of {len(missing)} of the {needed} labels with training instances ({shown})"
+    problem = f"{path} has no counts of {len(missing)} of the {needed} labels with training instances ({shown})"
     if settings.collection.missing_labels == "refuse":
         raise ConfigError(
-            f"{found}: collect them too, or take them as labels that occur with no other: "
+            f"{problem}: collect them too, or treat them as labels that never occur with another: "
             "--set collection.missing_labels=allow",
             "collection.correlations",
         )
-    warnings.warn(f"{found}; the method takes them as labels that occur with no other", stacklevel=2)
+    warnings.warn(f"{problem}; the method treats them as labels that never occur with another", stacklevel=2)
 
 
 def _in_fixed_order(label_sets: csr_matrix) -> csr_matrix:
-    """Sorted by their labels: the join's own order is the digests', which change with the key."""
-    written = [label_sets.indices[a:b].tobytes() for a, b in pairwise(label_sets.indptr)]
-    return label_sets[sorted(range(len(written)), key=written.__getitem__)]
+    """Return the label sets sorted by their labels. The join sorts by digest, which changes with the key."""
+    sets = [label_sets.indices[a:b].tobytes() for a, b in pairwise(label_sets.indptr)]
+    return label_sets[sorted(range(len(sets)), key=sets.__getitem__)]
 
 
 def _multiplier(settings: Experiment, looks: int) -> float:
-    """The noise, in units of the sensitivity, that so many looks at the label sets take."""
+    """Return the noise for this many looks at the label sets, in units of the sensitivity."""
     privacy = settings.privacy
     if privacy.mechanism == "counts":
         return counts_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), privacy.labels_per_instance)
@@ -185,7 +187,7 @@ def _multiplier(settings: Experiment, looks: int) -> float:
 
 
 def _spent(settings: Experiment, multiplier: float, looks: int) -> float:
-    """The ε that so many looks amount to."""
+    """Return the ε that this many looks spend."""
     privacy = settings.privacy
     if privacy.mechanism == "counts":
         return counts_epsilon(multiplier, privacy.delta, max(looks, 1), privacy.labels_per_instance)
@@ -193,14 +195,14 @@ def _spent(settings: Experiment, multiplier: float, looks: int) -> float:
 
 
 def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: int, account: Account) -> Collected:
-    """What the server may hand on under (ε, δ): the counts, noised once, from the system's randomness.
+    """Return counts that the server may publish under (ε, δ), noised once with the system's randomness.
 
-    Half of δ is for the noise. The other half is for the list of labels, which has those whose noised count is large.
+    Half of δ is for the noise, half for the list of labels, which has only those with a large noised count.
     """
     half = delta / 2
     for_noise = epsilon + math.log1p(-half)  # see `epsilon_of`
     if for_noise <= 0 < epsilon:
-        raise ConfigError(f"{epsilon:g} is too small beside a δ of {delta:g}: lower δ", "epsilon")
+        raise ConfigError(f"{epsilon:g} is too small for a δ of {delta:g}: lower δ", "epsilon")
     z = counts_multiplier(for_noise, half, 1, labels_per_instance)
     least = label_threshold(labels_per_instance, z, half)
     release = replace(counts_release(z, 1, labels_per_instance), selection=half)
@@ -222,7 +224,7 @@ def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: in
 
 
 def planned_charge(settings: Experiment, account: Account, looks: int, run: Path | None = None) -> Charge:
-    """What a run of these settings is charged, for all looks it may take."""
+    """Return the charge for a run with these settings, for all looks that it may take."""
     privacy, what = settings.privacy, f"{settings.method}, {settings.privacy.mechanism}"
     folder = None if run is None else str(run.resolve())
     if privacy.noise == "seeded":
@@ -238,13 +240,13 @@ def planned_charge(settings: Experiment, account: Account, looks: int, run: Path
 def privacy_spent(
     settings: Experiment, knowledge: LabelKnowledge | None, planned: int, looks: int
 ) -> dict[str, Any] | None:
-    """(ε, δ) of a run, for result.json. None where no label was looked at under differential privacy.
+    """Return (ε, δ) of a run for result.json, or None if it did not use labels under differential privacy.
 
-    ε is that of all looks that were planned: how many were taken depends on data that is not noised. It is None, and
-    `why` says why, where the noise protects nothing.
+    ε is for all planned looks, because the number of looks taken depends on data without noise. It is None where the
+    noise does not protect; then `why` gives the reason.
     """
     privacy = settings.privacy
-    if knowledge is not None and "privacy" in knowledge.collection:  # counts that were noised when they were made
+    if knowledge is not None and "privacy" in knowledge.collection:  # the file's counts already had noise
         return dict(knowledge.collection["privacy"])
     if knowledge is None or knowledge.noise_multiplier is None:
         return None

@@ -1,1 +1,1 @@
-"""The model: an encoder, the class embeddings W, and what a trained one needs to predict."""
+"""The model: an encoder, the class embeddings W, and prediction with trained models."""

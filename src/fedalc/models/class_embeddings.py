@@ -1,4 +1,4 @@
-"""The geometry of class embeddings: unit rows, how they start, and how collapsed they are."""
+"""The geometry of class embeddings: unit rows, initial rows, and measures of collapse."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fedalc.models.model import Model
 
 LOOKED_AT = 10**12
-"""Operations that the largest cosine is worth: a few seconds."""
+"""Limit of operations for finding the largest cosine: a few seconds."""
 
 
 def unit_rows(W: Tensor) -> Tensor:
-    """Each row scaled to length 1. A row of zeros, which has no direction, stays zero and gets no gradient."""
+    """Return the rows scaled to length 1. A row of zeros has no direction: it stays zero and gets no gradient."""
     length = W.norm(dim=-1, keepdim=True)
     has_direction = length > 1e-12
     return W * (has_direction / length.where(has_direction, 1.0))
@@ -30,10 +30,11 @@ def unit_rows(W: Tensor) -> Tensor:
 def orthogonal_rows(
     rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype, own: slice | None = None
 ) -> Tensor:
-    """Random unit rows, exactly orthogonal within each run of `dim` rows (so all of them, where rows ≤ dim).
+    """Return random unit rows, exactly orthogonal within each run of `dim` rows (so all of them if rows ≤ dim).
 
-    `own`: which of them to give, where not all are wanted here."""
-    W = _Kept(rows, dim, dtype, own)
+    `own` limits the result to a range of the rows.
+    """
+    W = _RowRange(rows, dim, dtype, own)
     for start in watched("class embeddings", range(0, rows, dim), rows, lambda start: min(dim, rows - start)):
         drawn = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
         if not W.wants(start, start + dim):
@@ -44,8 +45,8 @@ def orthogonal_rows(
     return W.rows
 
 
-class _Kept:
-    """Those of many rows that are wanted, put in piece by piece."""
+class _RowRange:
+    """A range of many rows, filled piece by piece."""
 
     def __init__(self, rows: int, dim: int, dtype: torch.dtype, own: slice | None) -> None:
         self.own = slice(0, rows) if own is None else own
@@ -61,12 +62,12 @@ class _Kept:
 
 
 def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Unit rows that interfere least where it costs most: frequent labels have an axis of their own.
+    """Return unit rows in which frequent labels interfere least: each has an axis of its own.
 
-    Where all labels fit (rows ≤ dim) each has one. Otherwise the k commonest have, as long as one's count times the
-    axes left is more than all counts that are left (the condition under which giving it a whole axis lowers Σ n_u n_v
-    (w_uᵀw_v)², the sum of squared cross-talk); at least an eighth of the axes remain. The others share these, in
-    random orthogonal runs in the order of their counts.
+    If rows ≤ dim, every label has its own axis. Otherwise the k most frequent labels have one, as long as a label's
+    count times the number of axes left exceeds the sum of all counts left (the condition under which a whole axis
+    lowers Σ n_u n_v (w_uᵀw_v)², the sum of squared cross-talk). At least an eighth of the axes remain. The other labels
+    share these, in random orthogonal runs in the order of their counts.
     """
     rows = len(counts)
     order = counts.argsort(descending=True, stable=True)
@@ -88,9 +89,9 @@ def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: 
 def random_rows(
     rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype, own: slice | None = None
 ) -> Tensor:
-    """Independent unit rows, uniform over directions. `own`: which of them to give."""
-    W = _Kept(rows, dim, dtype, own)
-    at_once = max(16, DEFAULT_BUDGET // (32 * dim) // 16 * 16)  # torch draws numbers in sixteens: so these are the same
+    """Return independent unit rows, uniform over directions. `own` limits the result to a range of the rows."""
+    W = _RowRange(rows, dim, dtype, own)
+    at_once = max(16, DEFAULT_BUDGET // (32 * dim) // 16 * 16)  # torch draws in sixteens: multiples give the same rows
     for start in range(0, rows, at_once):
         drawn = torch.randn(min(at_once, rows - start), dim, generator=generator, dtype=torch.float64)
         W.put(start, unit_rows(drawn))
@@ -98,7 +99,7 @@ def random_rows(
 
 
 def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) -> dict[str, float]:
-    """`collapse` of the rows of the labels that have a client, wherever they are."""
+    """Return `collapse` for the labels that have a client, also if W is sharded over processes."""
     labels = torch.from_numpy(np.flatnonzero(held)).to(model.W.device)
     if model.shard is None:
         return collapse(model.W, budget, labels)
@@ -112,12 +113,12 @@ def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) ->
 
 
 def collapse(W: Tensor, budget: int = DEFAULT_BUDGET, labels: Tensor | None = None) -> dict[str, float]:
-    """How close the rows, all or those of `labels`, have come to one point: mean and max cosine between different rows,
-    and effective rank.
+    """Measure how close the rows (all, or those of `labels`) are to a single point.
 
-    The effective rank is exp(entropy of the normalised singular values): 1 when all rows are one direction, up to
-    min(rows, dim) when they spread evenly. With very many rows (31,000 of 512 numbers) the max is that of every second,
-    third … row with all others, as many as `LOOKED_AT` allows. Memory: D² numbers, some 30 bytes per row, and `budget`.
+    Returns mean and max cosine between different rows, and the effective rank exp(entropy of the normalised singular
+    values): 1 if all rows have one direction, up to min(rows, dim) if they spread evenly. With very many rows (31,000
+    of 512 numbers) the max compares only every second, third … row with all others, as many as `LOOKED_AT` allows.
+    Memory: D² numbers, some 30 bytes per row, and `budget`.
     """
     W = W.detach()
     labels = torch.arange(len(W), device=W.device) if labels is None else labels
@@ -125,7 +126,7 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET, labels: Tensor | None = No
     if C < 2:
         return _figures(C)
     total, gram = _moments(W, labels[distributed.own_range(C)], budget)
-    if C < D:  # the smaller one has no zeros that are not quite zero
+    if C < D:  # the smaller matrix has no eigenvalues that should be zero but are not quite
         rows = unit_rows(W[labels])
         gram = (rows @ rows.T).double().cpu()
     looked_at = labels[:: _step(C, D)]
@@ -134,8 +135,10 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET, labels: Tensor | None = No
 
 
 def _largest_cosine(W: Tensor, looked_at: Tensor, labels: Tensor, budget: int) -> float:
-    """Between a row that is looked at and another of `labels`. Products with W as it is are divided by its rows'
-    lengths, and those with other rows hidden: no copy of W."""
+    """Return the largest cosine between a row of `looked_at` and another row of `labels`.
+
+    Divides products with W by the lengths of its rows and hides other rows, so that W is not copied.
+    """
     length = W.norm(dim=1)
     scale = torch.where(length > 1e-12, 1 / length, 0.0)
     others = torch.ones(len(W), dtype=torch.bool, device=W.device)
@@ -154,7 +157,7 @@ def _largest_cosine(W: Tensor, looked_at: Tensor, labels: Tensor, budget: int) -
 
 
 def _moments(W: Tensor, own: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    """Σ w and Σ w wᵀ of unit rows, over all processes, each of which takes its `own` rows of its W."""
+    """Return Σ w and Σ w wᵀ of unit rows, summed over all processes; each adds its `own` rows of its W."""
     D = W.shape[1]
     total, gram = torch.zeros(D, dtype=torch.float64), torch.zeros(D, D, dtype=torch.float64)
     for part in blocks(len(own), 32 * D, budget):
@@ -166,7 +169,7 @@ def _moments(W: Tensor, own: Tensor, budget: int) -> tuple[Tensor, Tensor]:
 
 
 def _step(C: int, D: int) -> int:
-    """Each how many-th row is compared with all others."""
+    """Return n if every n-th row is to be compared with all others."""
     return -(-operations(C, C, D) // LOOKED_AT)
 
 

@@ -14,7 +14,7 @@ from fedalc.models.sharding import Shard
 
 @dataclass
 class Model:
-    """θ (inside the encoder) and W, one row per label; with a `shard`, the rows that this process has."""
+    """θ (inside the encoder) and W with one row per label. With a `shard`, W has only the rows of this process."""
 
     encoder: Encoder
     W: Tensor
@@ -26,24 +26,24 @@ class Model:
 
     @property
     def values(self) -> list[Tensor]:
-        """All that rounds change."""
+        """All tensors that a round changes."""
         return [*self.theta, *self.statistics, self.W]
 
     @property
     def copies(self) -> list[Tensor]:
-        """All that every process has, of several."""
+        """The tensors of which every process has a full copy."""
         return self.values if self.shard is None else self.values[:-1]
 
     def own_rows(self, of_labels: Tensor) -> Tensor:
-        """What is here, of something with a row for every label."""
+        """Return this process's rows of a tensor that has a row for every label."""
         return of_labels if self.shard is None else of_labels[self.shard.own]
 
     def all_rows(self, W: Tensor) -> Tensor:
-        """All rows of what is here: in the first process, where several have a part each."""
+        """Return all rows of a tensor like W. If it is sharded, only the first process gets them."""
         return W if self.shard is None else self.shard.whole(W)
 
     def gathered(self) -> Model:
-        """With all of W, in main memory, in the first process; the others stay as they are."""
+        """Return the model with all of W in main memory, in the first process. Other processes return it unchanged."""
         if self.shard is None:
             return self
         W = self.all_rows(self.W)
@@ -51,20 +51,20 @@ class Model:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The encoder's numbers that are not learnt: statistics, observed or frozen."""
+        """The encoder's numbers that are not learnt: statistics, running or frozen."""
         return [buffer for buffer in self.encoder.buffers() if buffer.is_floating_point()]
 
     @property
     def statistics(self) -> list[Tensor]:
-        """What clients observe rather than learn: the running averages of batch normalisation, unless frozen."""
+        """The running averages of batch normalisation, which clients observe rather than learn, unless frozen."""
         observing = [part for part in self.encoder.modules() if isinstance(part, Encoder) and part.statistics]
         return [buffer for part in observing for buffer in part.buffers() if buffer.is_floating_point()]
 
 
 @torch.no_grad()
 def model_with(like: Model, values: list[Tensor]) -> Model:
-    """A model of its own with these values, in the order of the other's, and on its device."""
+    """Return a copy of the model `like` with these `values`, on its device."""
     model = Model(copy.deepcopy(like.encoder), like.W.clone(), like.shard)
-    for kept, value in zip(model.values, values, strict=True):
-        kept.copy_(value)
+    for target, value in zip(model.values, values, strict=True):
+        target.copy_(value)
     return model

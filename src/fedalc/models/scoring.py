@@ -1,4 +1,4 @@
-"""Scoring instances with a model: in one process, in several, and where each has a part of W."""
+"""Score instances with a model: in one process, in several, or with W sharded over processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedalc.models.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.models.model import Model
 from fedalc.models.sharding import best_of_all
 
-AT_ONCE = 2048  # instances encoded and scored at a time; pictures are encoded fewer at a time
+AT_ONCE = 2048  # instances encoded and scored at a time; pictures are encoded in smaller batches
 
 
 class Scorer:
-    """Scores of instances under a model: f(x) = W g(x). Labels without a client are out of the running (-inf).
+    """Computes scores of instances: f(x) = W g(x). Labels without a client get -inf.
 
-    Memory of `top`: half of `budget` for a block of scores, and a quarter for the embeddings of all instances, where
-    they fit. `of_labels` keeps them in any case.
+    Memory of `top`: half of `budget` for a block of scores, and a quarter for the embeddings of all instances, if they
+    fit. `of_labels` always keeps the embeddings.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Scorer:
 
     @torch.no_grad()
     def of_labels(self, labels: slice) -> Tensor:
-        """Instances × labels, for a block of labels."""
+        """Return scores, instances × labels, for a block of labels."""
         return self.masked(self.encoded @ self.W[labels].T, labels)
 
     @torch.no_grad()
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best labels and their scores; fewer where fewer labels have a client."""
+        """Return the k best labels and their scores, or fewer if fewer labels have a client."""
         k, count = min(k, len(self.W) - self._absent_count), self._features.shape[0]
         index, value = torch.zeros(count, k, dtype=torch.int64), torch.zeros(count, k, dtype=torch.float64)
         encode = self.encoded.__getitem__ if self._keeps else self.encode
@@ -72,17 +72,17 @@ class Scorer:
         return index, value
 
     def masked(self, scores: Tensor, labels: slice) -> Tensor:
-        """Labels without a client are out of the running."""
+        """Set the scores of labels without a client to -inf."""
         return scores.masked_fill_(self._absent[labels], -torch.inf) if self._absent_count else scores
 
     @property
     def _keeps(self) -> bool:
-        """Whether the embeddings of all instances are few enough to be worked out once."""
+        """Whether the embeddings of all instances fit into memory, so that they are computed once."""
         return self._features.shape[0] * self.W.shape[1] * self.W.element_size() <= self._budget // 4
 
 
 class SharedScorer:
-    """The same of several processes together: each encodes and ranks its share of the instances."""
+    """A scorer for several processes: each encodes and ranks its share of the instances."""
 
     def __init__(
         self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
@@ -96,14 +96,14 @@ class SharedScorer:
 
     @property
     def of_labels(self) -> Callable[[slice], Tensor]:
-        """The embeddings are gathered now, by all processes: not all of them may have labels to score."""
+        """Return the scoring function. All processes must take part: it gathers the embeddings at once."""
         scorer = copy.copy(self._own)
         scorer.encoded = distributed.gather_rows(self._own.encoded, self._size)
         return scorer.of_labels
 
 
 class ShardedScorer:
-    """The same where each process has a part of W: each scores all instances, some at a time, for its own labels."""
+    """A scorer for a sharded W: each process scores all instances, block by block, for its own labels."""
 
     def __init__(
         self, model: Model, features: csr_matrix | Images, held: np.ndarray, budget: int = DEFAULT_BUDGET
@@ -124,13 +124,13 @@ class ShardedScorer:
 
     @property
     def of_labels(self) -> Callable[[slice], Tensor]:
-        """For the labels of this process. The embeddings are gathered now, by all processes."""
+        """Return the scoring function for this process's labels. All processes must call it."""
         scorer, start = copy.copy(self._scorer), self._own.start
         scorer.encoded = self._encoded(slice(0, self._size))
         return lambda labels: scorer.of_labels(slice(labels.start - start, labels.stop - start))
 
     def _encoded(self, rows: slice) -> Tensor:
-        """Of all these instances, each process having encoded some."""
+        """Return the embeddings of these instances. Each process encodes a share."""
         size = rows.stop - rows.start
         own = distributed.own_range(size)
         return distributed.gather_rows(self._scorer.encode(slice(rows.start + own.start, rows.start + own.stop)), size)
@@ -142,5 +142,5 @@ def _slices(rows: slice, at_once: int) -> Iterator[slice]:
 
 
 def _portions(what: str, rows: slice, at_once: int) -> Iterator[slice]:
-    """The same, telling who watches."""
+    """Yield slices of `rows`, and report progress."""
     return watched(what, _slices(rows, at_once), rows.stop - rows.start, lambda part: part.stop - part.start)

@@ -1,4 +1,4 @@
-"""A trained model on its own: what is needed to predict, saved as safetensors and JSON."""
+"""A trained model: everything needed to predict, saved as safetensors and JSON."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedalc.models.model import Model
 from fedalc.models.scoring import Scorer
 
 FORMAT = 1
-KIND = "encoder"  # what a saved model is that does not say: older ones do not
+KIND = "encoder"  # the default kind: models of older versions do not name theirs
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """An encoder with its class embeddings, the labels' names, and which labels had a client."""
+    """An encoder, its class embeddings, the label names, and which labels had a client."""
 
     model: Model
     encoder: EncoderSettings
@@ -43,11 +43,11 @@ class TrainedModel:
 
     @property
     def picture_size(self) -> int | None:
-        """Width and height of the pictures it takes, in pixels; None where it takes rows of features."""
+        """Width and height of its input pictures in pixels, or None if it takes rows of features."""
         return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
 
     def predict(self, features: csr_matrix | Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The k best labels of each instance, best first, and their scores; fewer where fewer labels had a client.
+        """Return the k best labels of each instance, best first, and their scores; fewer if fewer labels had a client.
 
         `features`: instances × features, as a sparse matrix, array, list of rows or data frame; pictures as `Images`.
         Values that are not finite are refused. A score is the product of the encoder's output with the label's
@@ -57,21 +57,23 @@ class TrainedModel:
         k = as_count(k, "k")
         size = self.picture_size
         if size is not None and not isinstance(features, Images):
-            raise DataError("the model was trained on pictures: make some with fedalc.read_pictures")
+            raise DataError("the model was trained on pictures: load them with fedalc.read_pictures")
         if size is not None and features.size != size:
-            raise DataError(f"the model was trained on pictures of {size} × {size}, these are of {features.size}")
+            raise DataError(f"the model was trained on pictures of {size} × {size}, but these have {features.size}")
         if size is None and isinstance(features, Images):
-            raise DataError("the model was trained on features, and these are pictures")
+            raise DataError("the model was trained on features, but these are pictures")
         features = features if isinstance(features, Images) else feature_matrix(features)
         if features.shape[1] != self.feature_count:
-            raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
+            raise DataError(
+                f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
+            )
         scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
         labels, scores = scorer.top(k)
         check_scores(scores.numpy())
         return labels.numpy(), scores.numpy()
 
     def save(self, folder: Path | str) -> None:
-        """As a folder of its own; an older model there is replaced."""
+        """Save the model as a folder. Replaces an older model there."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
         tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held)}
         facts = {
@@ -91,7 +93,7 @@ class TrainedModel:
         check_device(device)
         tensors, facts = load_folder(folder)
         if facts.get("format") != FORMAT:
-            raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
+            raise FedalcError(f"{folder}: model format {facts.get('format')}, but this version reads {FORMAT}")
         try:
             settings = EncoderSettings.model_validate(facts["encoder"])
             names, held = labels_of(tensors, facts)
@@ -106,7 +108,7 @@ class TrainedModel:
             without_weights = settings.model_copy(update={"pretrained": None})
             prefix = "encoder."
             weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            with torch.device("meta"):  # without memory: facts that do not fit the weights could ask for any amount
+            with torch.device("meta"):  # takes no memory: wrong facts could ask for any amount
                 shape = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
             check_shapes(shape.state_dict(), weights)
             encoder = make_encoder(facts["features"], without_weights, torch.Generator(), copies)
@@ -122,5 +124,5 @@ class TrainedModel:
 def check_shapes(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     for name, tensor in wanted.items():
         if name not in found or found[name].shape != tensor.shape:
-            has = tuple(found[name].shape) if name in found else "not there"
-            raise ValueError(f"{name} should be {tuple(tensor.shape)}, and is {has}")
+            has = tuple(found[name].shape) if name in found else "missing"
+            raise ValueError(f"{name} should be {tuple(tensor.shape)}, but is {has}")

@@ -134,10 +134,12 @@ class TrainedOracle:
         """
         k = as_count(k, "k")
         if isinstance(features, Images):
-            raise DataError("the model was trained on features, and these are pictures")
+            raise DataError("the model was trained on features, but these are pictures")
         features = feature_matrix(features)
         if features.shape[1] != self.feature_count:
-            raise DataError(f"the model was trained on {self.feature_count} features, this has {features.shape[1]}")
+            raise DataError(
+                f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
+            )
         labels, scores = self.scorer(features).top(k)
         check_scores(scores.numpy())
         return labels.numpy(), scores.numpy()
@@ -153,7 +155,7 @@ class TrainedOracle:
         folder = Path(folder)
         tensors, facts = load_folder(folder)
         if facts.get("format") != FORMAT:
-            raise FedalcError(f"{folder}: model format {facts.get('format')}, this version reads {FORMAT}")
+            raise FedalcError(f"{folder}: model format {facts.get('format')}, but this version reads {FORMAT}")
         try:
             names, held = labels_of(tensors, facts)
             rows = facts["rows"]

@@ -75,10 +75,10 @@ def header(arrays: Any, facts: Any = None) -> bytes:
         (b'{"arrays": [], "facts": {"x": NaN}}', "not JSON"),
         (b"[]", "lacks"),
         (b'{"arrays": []}', "lacks"),
-        (b'{"arrays": {}, "facts": {}}', "not what they should be"),
-        (header([1]), "without name"),
-        (header([{"name": 1, "dtype": "uint8", "shape": [1]}]), "name of its own"),
-        (header([{"name": "x", "dtype": "uint8", "shape": [0]}] * 2), "name of its own"),
+        (b'{"arrays": {}, "facts": {}}', "must have a list"),
+        (header([1]), "lacks its name"),
+        (header([{"name": 1, "dtype": "uint8", "shape": [1]}]), "repeated or not text"),
+        (header([{"name": "x", "dtype": "uint8", "shape": [0]}] * 2), "repeated or not text"),
         (header([{"name": "x", "dtype": "object", "shape": [1]}]), "type"),
         (header([{"name": "x", "dtype": ["uint8"], "shape": [1]}]), "type"),
         (header([{"name": "x", "dtype": "uint8", "shape": [-1]}]), "shape"),
@@ -87,9 +87,9 @@ def header(arrays: Any, facts: Any = None) -> bytes:
         (header([{"name": "x", "dtype": "uint8", "shape": []}]), "shape"),
         (header([{"name": "x", "dtype": "uint8", "shape": [1, 1, 1]}]), "shape"),
         (header([{"name": "x", "dtype": "uint8", "shape": [0, 10**30]}]), "shape"),
-        (header([{"name": "x", "dtype": "int64", "shape": [2**39, 2**39]}]), "cut short"),
-        (header([{"name": "x", "dtype": "int64", "shape": [2**35]}]), "cut short"),
-        (b" " * (MAX_HEADER + 1), "header has more"),
+        (header([{"name": "x", "dtype": "int64", "shape": [2**39, 2**39]}]), "truncated"),
+        (header([{"name": "x", "dtype": "int64", "shape": [2**35]}]), "truncated"),
+        (b" " * (MAX_HEADER + 1), "header is longer"),
     ],
 )
 def test_a_header_is_not_believed(tmp_path: Path, line: bytes, says: str) -> None:
@@ -105,9 +105,9 @@ def test_a_header_is_not_believed(tmp_path: Path, line: bytes, says: str) -> Non
     ("first", "says"),
     [
         (b"fedalc-messages 3\n", "version"),
-        (b"fedalc-correlations 1\n", "a file of correlations"),
-        (b"PK\x03\x04", "not a file of messages"),
-        (b"", "not a file of messages"),
+        (b"fedalc-correlations 1\n", "a correlations file"),
+        (b"PK\x03\x04", "not a messages file"),
+        (b"", "not a messages file"),
     ],
 )
 def test_another_first_line_is_refused(tmp_path: Path, first: bytes, says: str) -> None:
@@ -170,13 +170,13 @@ def test_messages_survive_their_file(tmp_path: Path) -> None:
         ({"client": ""}, "printable"),
         ({"client": "x" * 65}, "printable"),
         ({"client": "red\x1b[31m"}, "printable"),
-        ({"client": " x"}, "blank"),
+        ({"client": " x"}, "space"),
         ({"digests": rows_of("x", "y", "y")[:, :8]}, "digests are"),
         ({"digests": rows_of("x", "y")}, "labels are"),
         ({"digests": rows_of("x", "y", "y").astype(np.int8)}, "digests are"),
         ({"pseudonyms": rows_of("u", "u")}, "same pseudonym"),
-        ({"pseudonyms": rows_of("u")}, "label 1, of 1"),
-        ({"labels": np.array([0, 1, 2**32 - 1], dtype=np.uint32)}, "label 4294967295, of 2"),
+        ({"pseudonyms": rows_of("u")}, "label 1 of 1"),
+        ({"labels": np.array([0, 1, 2**32 - 1], dtype=np.uint32)}, "label 4294967295 of 2"),
         ({"labels": np.array([0, 1, 1])}, "labels are int64"),
         ({"labels": np.empty(0, np.uint32), "digests": np.empty((0, 16), np.uint8)}, "no messages"),
     ],
@@ -226,4 +226,4 @@ def test_damaged_and_repeated_files_get_a_note(tmp_path: Path) -> None:
     messages, notes = read_messages(paths, seen.append)
     assert [part.client for part in messages] == ["a", "b"] and seen == paths
     assert [note.split(": ")[0] for note in notes] == [str(tmp_path / name) for name in ("cut", "again", "none")]
-    assert "cut short" in notes[0] and f"same file as {tmp_path / 'a'}" in notes[1] and "no such file" in notes[2]
+    assert "truncated" in notes[0] and f"same file as {tmp_path / 'a'}" in notes[1] and "no such file" in notes[2]

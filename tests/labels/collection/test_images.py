@@ -34,7 +34,7 @@ def test_the_bytes_written_out() -> None:
 
 
 def test_a_name_for_every_picture() -> None:
-    with pytest.raises(DataError, match=r"^1 records' names for 12 instances$"):
+    with pytest.raises(DataError, match=r"^1 record names for 12 instances$"):
         list(canonical_pictures(ALL.features, ["alone"]))
 
 

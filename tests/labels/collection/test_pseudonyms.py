@@ -55,7 +55,7 @@ def test_a_model_gets_its_names(tmp_path: Path, key: Path, names: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert TrainedModel.load(out).label_names == ("gout", "ff" * 16, "flu")
-    assert "2 of 3 labels were given names" in result.output
+    assert "named 2 of 3 labels" in result.output
 
 
 def test_another_key_is_noticed_and_nothing_is_written(tmp_path: Path, key: Path, names: Path) -> None:
@@ -65,7 +65,7 @@ def test_another_key_is_noticed_and_nothing_is_written(tmp_path: Path, key: Path
     result = CliRunner().invoke(
         app, ["key", "name-model", str(tmp_path / "model"), str(key), str(names), "--out", str(out)]
     )
-    assert result.exit_code != 0 and "another key" in str(result.exception)
+    assert result.exit_code != 0 and "check the key" in str(result.exception)
     assert not out.exists()
 
 

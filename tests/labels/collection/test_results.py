@@ -35,7 +35,7 @@ def test_unknown_labels_are_empty_and_others_dropped() -> None:
 
 
 def test_no_label_in_common_is_an_error() -> None:
-    with pytest.raises(FedalcError, match="another key"):
+    with pytest.raises(FedalcError, match="check the key"):
         Collected.from_joined(JOINED).for_labels(rows_of("n", "m"))
     with pytest.raises(FedalcError, match="same name"):
         Collected.from_joined(JOINED).for_labels(rows_of("u", "u"))
@@ -66,13 +66,13 @@ def test_every_cut_and_every_changed_byte_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"together_data": [1, 1, 2, 1]}, "rows of the counts"),
-        ({"together_indices": [1, 0, 9]}, "label's place"),
-        ({"together_indices": [1, -1]}, "label's place"),
+        ({"together_data": [1, 1, 2, 1]}, "rows of the pair counts"),
+        ({"together_indices": [1, 0, 9]}, "refers to a label"),
+        ({"together_indices": [1, -1]}, "refers to a label"),
         ({"together_indices": [0, 1]}, "with itself"),
-        ({"together_indptr": [0, 2, 1]}, "rows of the counts"),
-        ({"together_indptr": [0, 1]}, "rows of the counts"),
-        ({"together_indptr": [0, 2, 2], "together_indices": [1, 1]}, "twice"),
+        ({"together_indptr": [0, 2, 1]}, "rows of the pair counts"),
+        ({"together_indptr": [0, 1]}, "rows of the pair counts"),
+        ({"together_indptr": [0, 2, 2], "together_indices": [1, 1]}, "repeated"),
         ({"together_data": [1, 0]}, "symmetric"),
         ({"together_data": [3, 3]}, "more often than one of them alone"),
         ({"together_data": [-1, -1]}, "negative"),
@@ -80,10 +80,10 @@ def test_every_cut_and_every_changed_byte_is_seen(tmp_path: Path) -> None:
         ({"together_data": [np.nan, np.nan]}, "finite"),
         ({"counts": [2, -3]}, "negative"),
         ({"counts": [2, 10]}, "larger than"),
-        ({"counts": [2, 3, 4]}, "rows of the counts"),
-        ({"counts": [[2, 3]]}, "not a list"),
+        ({"counts": [2, 3, 4]}, "rows of the pair counts"),
+        ({"counts": [[2, 3]]}, "not one-dimensional"),
         ({"pseudonyms": rows_of("u", "u")}, "same pseudonym"),
-        ({"pseudonyms": rows_of("u")}, "do not fit"),
+        ({"pseudonyms": rows_of("u")}, "do not match"),
         ({"instances": "4"}, "number of instances"),
         ({"instances": True}, "number of instances"),
         ({"facts": []}, "not a table"),

@@ -1,1 +1,1 @@
-"""Collecting label sets once, under a key: clients hash, the server joins, and neither sees what the other holds."""
+"""Collect label sets once, under a key that the clients share: clients hash, the server joins equal digests."""

@@ -1,4 +1,4 @@
-"""`fedalc audit`: the attacks of attack.py on real message files, or on messages made here in every mode."""
+"""`fedalc audit`: run the attacks of attack.py on message files, or on messages made here with every algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODES: tuple[Algorithm, ...] = ("md5", "sha256", "sha512", "hmac-md5", "hmac-sha
 
 @dataclass(frozen=True)
 class Attempt:
-    """One row of the audit's table."""
+    """One row of the audit's table: an attack with `weapon` on `messages` of one algorithm."""
 
     messages: str
     weapon: str
@@ -30,7 +30,10 @@ class Attempt:
 
 
 def attack_every_mode(split: Split, names: Sequence[str]) -> list[Attempt]:
-    """The candidates themselves are collected, plain and keyed, and then guessed: the best dictionary there can be."""
+    """Collect the candidates with every algorithm, and attack with a dictionary of exactly these candidates.
+
+    This is the worst case: no dictionary can be better.
+    """
     key = Key.fresh()
     attempts = []
     for algorithm in MODES:
@@ -48,20 +51,20 @@ def _collected(hasher: Hasher, split: Split, names: Sequence[str]) -> Messages:
 def attack_files(
     files: Sequence[Path], split: Split, names: Sequence[str], key: Path | None
 ) -> tuple[list[Attempt], list[str]]:
-    """What the server finds in the files it has been sent."""
+    """Attack message files. Return the attempts, and notes on files that were refused."""
     messages, notes = read_messages(files)
     if not messages:
         raise FedalcError("none of the files could be read:\n  " + "\n  ".join(notes))
     kind = features_identity("content", split.features)
-    others = {sent.protocol.identity for sent in messages} - {kind}
-    if others:
+    other_kinds = {sent.protocol.identity for sent in messages} - {kind}
+    if other_kinds:
         raise FedalcError(
-            f"the audit guesses instances by their content ({kind}); these messages identify them otherwise "
-            f"({', '.join(sorted(others))})"
+            f"the audit guesses instances by their content ({kind}), but these messages use another identity: "
+            f"{', '.join(sorted(other_kinds))}"
         )
     stolen = None if key is None else Key.read(key)
     if stolen is not None and not any(_made_with(stolen, sent) for sent in messages):
-        raise FedalcError(f"{key}: not the key any of these messages were made with")
+        raise FedalcError(f"{key}: none of these messages were made with this key")
     return list(_attempts(messages, split, names, stolen)), notes
 
 
@@ -74,7 +77,7 @@ def _attempts(messages: list[Messages], split: Split, names: Sequence[str], stol
     joined = join(messages, shared_labels=True)
     messages = [sent for sent in messages if sent.protocol == joined.protocol]
     algorithm = joined.protocol.algorithm
-    suspected = join([_collected(Hasher("sha256", None), split, names)]).label_sets  # equal candidates are one
+    suspected = join([_collected(Hasher("sha256", None), split, names)]).label_sets  # merges equal candidates
     learnt, frequency = what_the_server_learns(joined), frequency_attack(joined, suspected)
     guesses = list(canonical_features(split.features))
     found = dictionary_attack(messages, guesses, names)
@@ -85,15 +88,15 @@ def _attempts(messages: list[Messages], split: Split, names: Sequence[str], stol
 
 
 def describe(learnt: Learnt) -> Iterator[str]:
-    """What no key hides, in plain words."""
-    yield "What the server learns in every mode (it needs this, or part of it, to do its work):"
-    yield f"  how many: {learnt.instances:,} instances, {learnt.labels:,} labels"
-    yield f"  label frequencies: the commonest occur {', '.join(f'{n:,}' for n in learnt.commonest)} times"
+    """Yield lines of text that say what the server learns with any key."""
+    yield "What the server learns with every algorithm and key (some of it is necessary for the protocol):"
+    yield f"  size: {learnt.instances:,} instances, {learnt.labels:,} labels"
+    yield f"  label frequencies: the most frequent labels occur {', '.join(f'{n:,}' for n in learnt.commonest)} times"
     yield f"  co-occurrence: {learnt.pairs:,} pairs of labels occur together, each with its count"
     yield (
         "  labels per instance: "
-        + ", ".join(f"{size}: {often:,}" for size, often in list(learnt.set_sizes.items())[:8])
+        + ", ".join(f"{size}: {instances:,}" for size, instances in list(learnt.set_sizes.items())[:8])
         + (", …" if len(learnt.set_sizes) > 8 else "")
     )
-    yield f"  label sets: {learnt.unique_sets:,} instances have a set of labels that no other instance has"
-    yield "'names by frequency': what a server can name that knows how often each label occurs among the candidates"
+    yield f"  label sets: {learnt.unique_sets:,} instances have a label set that no other instance has"
+    yield "'names by frequency': labels that the server can name if it knows how often each occurs among the candidates"

@@ -1,12 +1,12 @@
-"""The one binary file format of the collection: a line that says what it is, a JSON header, arrays, a checksum.
+"""The binary file format of the collection: a magic line, a JSON header, arrays, a checksum.
 
     fedalc-messages 2\\n            or fedalc-correlations 2\\n
     {"arrays": [{"dtype": …, "name": …, "shape": …}, …], "facts": {…}}\\n
     the arrays, raw, little-endian, row by row, in the header's order
     SHA-256 of everything before, 32 bytes
 
-Files come from other parties, so nothing in them is believed: no pickle, a header of bounded length, and sizes that
-must fit the file's length before anything is allocated. docs/collection-format.md is the full description.
+Files come from other parties, so the reader trusts nothing: no pickle, a header of bounded length, and sizes that must
+match the file's length before memory is allocated. docs/collection-format.md has the full description.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedalc.core.atomic_files import failures_named, whole_binary
 from fedalc.errors import DataError
 
 Kind = Literal["messages", "correlations"]
-VERSION = 2  # what is written. 1 had no run id, and is read too
+VERSION = 2  # the version that is written; version 1 had no run id and can still be read
 _READABLE = (1, VERSION)
 MAX_HEADER = 1 << 20
 MAX_ARRAYS = 8
@@ -36,11 +36,11 @@ _CHUNK = 1 << 24
 
 
 def write_container(path: Path | str, kind: Kind, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """Write the file whole or not at all, and return its checksum in hex."""
+    """Write the file atomically, and return its checksum in hex."""
     listed = [{"name": name, "dtype": str(a.dtype), "shape": list(a.shape)} for name, a in arrays.items()]
     for entry in listed:
         if entry["dtype"] not in _DTYPES:
-            raise DataError(f"array {entry['name']} has type {entry['dtype']}, which this format does not have", path)
+            raise DataError(f"array {entry['name']} has type {entry['dtype']}, which the format does not support", path)
     try:
         header = json.dumps({"arrays": listed, "facts": facts}, sort_keys=True, allow_nan=False).encode("ascii") + b"\n"
     except (TypeError, ValueError) as error:
@@ -59,10 +59,10 @@ def write_container(path: Path | str, kind: Kind, facts: dict[str, Any], arrays:
 
 
 def read_container(path: Path | str, kind: Kind) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
-    """Facts, arrays and checksum (hex) of a file, or a DataError: there is no damage that goes unseen."""
+    """Return facts, arrays and checksum (hex) of a file. Any damage raises a DataError."""
     path = Path(path)
     try:
-        # Opening a pipe must not wait for a writer.
+        # O_NONBLOCK: opening a pipe must not wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
@@ -80,15 +80,15 @@ def _read(file: BufferedReader, size: int, path: Path, kind: Kind) -> tuple[dict
         raise DataError(_wrong_magic(magic, kind), path)
     header = file.readline(MAX_HEADER + 1)
     if len(header) > MAX_HEADER:
-        raise DataError(f"the header has more than the {MAX_HEADER} bytes allowed", path)
+        raise DataError(f"the header is longer than the {MAX_HEADER} bytes allowed", path)
     if not header.endswith(b"\n"):
-        raise DataError("cut short: it ends within its header", path)
+        raise DataError("truncated: the file ends within its header", path)
     facts, layout = _parsed(header, path)
     expected = len(magic) + len(header) + _CHECKSUM
     expected += sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in layout)
     if size != expected:
-        how = "cut short" if size < expected else "longer than it should be"
-        raise DataError(f"{how}: {size} bytes, where its header announces {expected}", path)
+        problem = "truncated" if size < expected else "too long"
+        raise DataError(f"{problem}: {size} bytes, but its header announces {expected}", path)
     digest = hashlib.sha256(magic + header)
     arrays = {}
     for name, dtype, shape in layout:
@@ -97,11 +97,11 @@ def _read(file: BufferedReader, size: int, path: Path, kind: Kind) -> tuple[dict
         for start in range(0, len(view), _CHUNK):
             piece = view[start : start + _CHUNK]
             if file.readinto(piece) != len(piece):
-                raise DataError("cut short while it was being read", path)
+                raise DataError("truncated while it was being read", path)
             digest.update(piece)
         arrays[name] = array.astype(dtype.newbyteorder("="), copy=False)
     if file.read(_CHECKSUM + 1) != digest.digest():
-        raise DataError("damaged: its checksum is not that of its content; have it sent again", path)
+        raise DataError("damaged: the checksum does not match the content; ask the sender for the file again", path)
     return facts, arrays, digest.hexdigest()
 
 
@@ -114,18 +114,18 @@ def _parsed(header: bytes, path: Path) -> tuple[dict[str, Any], list[tuple[str, 
         raise DataError("damaged: its header lacks arrays or facts", path)
     facts, listed = content["facts"], content["arrays"]
     if not isinstance(facts, dict) or not isinstance(listed, list):
-        raise DataError("damaged: arrays or facts of its header are not what they should be", path)
+        raise DataError("damaged: its header must have a list of arrays and a table of facts", path)
     if len(listed) > MAX_ARRAYS:
         raise DataError(f"its header lists {len(listed)} arrays, more than the {MAX_ARRAYS} allowed", path)
     layout: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     for entry in listed:
         if not isinstance(entry, dict) or set(entry) != {"name", "dtype", "shape"}:
-            raise DataError("damaged: an array without name, dtype or shape", path)
+            raise DataError("damaged: an array lacks its name, dtype or shape", path)
         name, dtype, shape = entry["name"], entry["dtype"], entry["shape"]
-        if not isinstance(name, str) or any(name == known for known, _, _ in layout):
-            raise DataError("damaged: an array without a name of its own", path)
+        if not isinstance(name, str) or any(name == earlier for earlier, _, _ in layout):
+            raise DataError("damaged: the name of an array is repeated or not text", path)
         if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise DataError(f"array {name[:40]!r} has a type this format does not have", path)
+            raise DataError(f"array {name[:40]!r} has a type that the format does not support", path)
         if not isinstance(shape, list) or len(shape) not in (1, 2) or not all(_is_size(length) for length in shape):
             raise DataError(f"array {name[:40]!r} has an impossible shape", path)
         layout.append((name, _DTYPES[dtype], tuple(shape)))
@@ -143,10 +143,10 @@ def _magic(kind: str, version: int = VERSION) -> bytes:
 def _wrong_magic(magic: bytes, kind: Kind) -> str:
     for other in ("messages", "correlations"):
         if magic in [_magic(other, version) for version in _READABLE]:
-            return f"a file of {other}, where one of {kind} is wanted"
+            return f"is a {other} file, but a {kind} file is expected"
         if magic.startswith(f"fedalc-{other} ".encode()) and magic.endswith(b"\n"):
-            return "a file of a version this fedalc does not know; a newer fedalc may read it"
-    return f"not a file of {kind}"
+            return "has a file version that this fedalc does not know; a newer fedalc may read it"
+    return f"is not a {kind} file"
 
 
 def _no_constant(name: str) -> None:

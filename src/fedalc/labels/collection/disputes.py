@@ -1,4 +1,4 @@
-"""Labels that more than one client claims: who is refused, and which labels are set aside."""
+"""Labels that several clients claim: decide which clients to refuse and which labels to leave out."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 _CROWD = 1000
-"""A label that more clients claim than this is nobody's, and not held against any: it bounds the pairs to look at."""
+"""A label that more clients claim than this is left out but counts as no conflict. This bounds the number of pairs."""
 
 
 def settle(
     label: np.ndarray, claimant: np.ndarray, pseudonyms: np.ndarray, clients: list[str]
 ) -> tuple[np.ndarray, list[str]]:
-    """Which claims (of `label[i]` by `claimant[i]`, perhaps several times) stand, and notes on the others.
+    """Return which claims stand, as a mask, and notes on the others.
 
-    A client in conflict with two or more others, and with more than any of these is itself, is the odd one out: it is
-    refused whole, with all its labels. Labels that are still contested, between equals, are set aside; their
-    claimants' other labels stay.
+    Claim i says that client `claimant[i]` holds `label[i]`; claims may be repeated. A client that conflicts with two or
+    more others, and with more clients than each of these does, is refused with all its labels. Labels that are still
+    contested are left out; the other labels of their claimants stay.
     """
     shape = (len(clients), len(pseudonyms))
     claims = csr_matrix((np.ones(len(label), dtype=np.int32), (claimant, label)), shape=shape)
-    claims.data[:] = 1  # duplicates were added up: a client may send its messages in several parts
+    claims.data[:] = 1  # csr_matrix sums repeated claims: a client may send its messages in several parts
     claimants = claims.getnnz(axis=0)
     if claimants.max() <= 1:
         return np.ones(len(label), dtype=bool), []
@@ -34,20 +34,20 @@ def settle(
     notes = []
     for client in np.flatnonzero(refused):
         opponents = listed([clients[other] for other in conflicts[client].indices])
-        notes.append(f"client {clients[client]} claims labels of {opponents}: none of its messages are taken")
+        notes.append(f"client {clients[client]} claims labels of {opponents}: all its messages are refused")
     labels_of: dict[tuple[int, ...], list[str]] = {}
     for u in np.flatnonzero(contested):
-        who = tuple(sorted(standing.indices[standing.indptr[u] : standing.indptr[u + 1]].tolist()))
-        labels_of.setdefault(who, []).append(pseudonyms[u].tobytes().hex()[:8])
-    for who, labels in sorted(labels_of.items()):
-        several = f"{len(labels)} labels" if len(labels) > 1 else "1 label"
-        claiming = listed([clients[client] for client in who])
-        notes.append(f"{several} ({listed(labels)}) set aside: claimed by {claiming}")
+        rivals = tuple(sorted(standing.indices[standing.indptr[u] : standing.indptr[u + 1]].tolist()))
+        labels_of.setdefault(rivals, []).append(pseudonyms[u].tobytes().hex()[:8])
+    for rivals, labels in sorted(labels_of.items()):
+        count = f"{len(labels)} labels" if len(labels) > 1 else "1 label"
+        names = listed([clients[client] for client in rivals])
+        notes.append(f"{count} ({listed(labels)}) left out: claimed by {names}")
     return ~refused[claimant] & ~contested[label], notes
 
 
 def _conflicts(claims: csr_matrix) -> csr_matrix:
-    """Clients × clients: an entry where two claim the same label."""
+    """Return a matrix of clients × clients with an entry where two claim the same label."""
     conflicts = (claims @ claims.T).tocsr()
     conflicts.setdiag(0)
     conflicts.eliminate_zeros()
@@ -56,9 +56,10 @@ def _conflicts(claims: csr_matrix) -> csr_matrix:
 
 
 def _odd_ones_out(conflicts: csr_matrix) -> np.ndarray:
-    """Refusing a client only lowers the numbers of its opponents, which were lower than its own.
+    """Return which clients to refuse.
 
-    So another that was to be refused still is, and the outcome does not depend on who is refused first.
+    Refusing a client only lowers the conflict counts of its opponents, which were below its own. So a client that was
+    to be refused still is, and the outcome does not depend on the order.
     """
     refused = np.zeros(conflicts.shape[0], dtype=bool)
     first = np.repeat(np.arange(conflicts.shape[0]), np.diff(conflicts.indptr))
@@ -76,7 +77,7 @@ def _odd_ones_out(conflicts: csr_matrix) -> np.ndarray:
 
 
 def listed(names: Sequence[str], at_most: int = 5) -> str:
-    """Names for a note: a few, and how many more there are."""
+    """Return the first names as text, and how many more there are."""
     shown, more = list(names[:at_most]), len(names) - at_most
     if more > 0:
         return f"{', '.join(shown)} and {more} more"

@@ -1,4 +1,4 @@
-"""What a party holds: its instances under its own labels, read from its files."""
+"""Read a party's instances and labels from its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedalc.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Holding:
-    """Only instances that carry one of the labels `names`. `records` are the instances' names, where they have some."""
+    """A party's instances that carry at least one of its labels `names`. `records` are their record names, if given."""
 
     split: Split
     names: tuple[str, ...]
@@ -28,45 +28,56 @@ def load_holding(
     data_dir: Path | None = None,
     images: ImageOptions | None = None,
 ) -> Holding:
-    """`labels`: the party's, by name, comma-separated; those in its data, if it does not say. `images`: how pictures
-    are read, if it holds pictures."""
+    """Load a party's data.
+
+    `labels` are the party's label names, comma-separated (default: all labels in its data). `records` is a file of
+    record names, one per line. `images` says how to read pictures.
+    """
     split, names = load_held(data, data_dir, images)
     if (name := repeated_name(names)) is not None:
-        raise DataError(f"two labels have the same name, {name!r}, and others know labels by name only", data)
-    own = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()
-    held = split.labels[:, own]
-    kept = held.getnnz(axis=1) > 0
-    if not kept.any():
-        raise DataError("no instance here carries one of these labels: nothing to send", data)
-    every = None if records is None else _read_records(records, len(split))
-    chosen = None if every is None else tuple(every[row] for row in kept.nonzero()[0])
-    return Holding(Split(split.features[kept], held[kept]), tuple(names[label] for label in own), chosen)
+        raise DataError(f"two labels have the same name, {name!r}; other parties know labels only by name", data)
+    columns = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()
+    label_matrix = split.labels[:, columns]
+    labelled = label_matrix.getnnz(axis=1) > 0
+    if not labelled.any():
+        raise DataError("nothing to send: no instance carries one of these labels", data)
+    record_names = None
+    if records is not None:
+        every_record = _read_records(records, len(split))
+        record_names = tuple(every_record[row] for row in labelled.nonzero()[0])
+    label_names = tuple(names[column] for column in columns)
+    return Holding(Split(split.features[labelled], label_matrix[labelled]), label_names, record_names)
 
 
 def _columns_of(wanted: str, names: tuple[str, ...]) -> list[int]:
-    place = {name: column for column, name in enumerate(names)}
-    asked = [wanted] if wanted in place else [name.strip() for name in wanted.split(",") if name.strip()]
-    unknown = [name for name in asked if name not in place]
-    if unknown or not asked:
+    column_of = {name: column for column, name in enumerate(names)}
+    chosen = [wanted] if wanted in column_of else [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in column_of]
+    if unknown:
         known = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        raise ConfigError(
-            f"--labels: there is no label {unknown[0]!r}; there are {known}" if unknown else "--labels: names no label"
-        )
-    return sorted({place[name] for name in asked})
+        raise ConfigError(f"--labels: there is no label {unknown[0]!r}; the labels are {known}")
+    if not chosen:
+        raise ConfigError("--labels: give at least one label name")
+    return sorted({column_of[name] for name in chosen})
 
 
 def _read_records(path: Path, count: int) -> list[str]:
+    names = read_lines(path)
+    if len(names) != count:
+        raise DataError(f"has {len(names)} record names (one per line) for {count} instances", path)
+    line_of: dict[str, int] = {}
+    for line, name in enumerate(names, 1):
+        if name in line_of:
+            raise DataError(f"the same record as in line {line_of[name]}", path, line)
+        line_of[name] = line
+    return names
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 text file."""
     try:
-        names = path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise DataError("is not UTF-8 text", path) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path) from None
-    if len(names) != count:
-        raise DataError(f"has {len(names)} record names, one per line, for {count} instances", path)
-    seen: dict[str, int] = {}
-    for line, name in enumerate(names, 1):
-        if name in seen:
-            raise DataError(f"the same record as in line {seen[name]}", path, line)
-        seen[name] = line
-    return names

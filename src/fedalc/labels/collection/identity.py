@@ -1,4 +1,4 @@
-"""A party's side of the collection, whatever its data: which bytes stand for its instances, and under which key."""
+"""How a party identifies its instances in the collection: the bytes to hash, and the key."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ BLOCK_ROWS = 2048  # instances encoded at a time
 def collection_settings(
     algorithm: str, digest_bytes: int, identity: str, key: Path | str | None, quantum: float = 1e-3
 ) -> CollectionSettings:
-    """As a party asks for them. An error names the field, as it is called on a command line."""
+    """Check a party's settings and return them. A ConfigError names the field as on the command line."""
     for value, known, field in ((algorithm, Algorithm, "algorithm"), (identity, IdentityName, "identity")):
         if value not in get_args(known):
-            raise ConfigError(f"unknown {value!r}; there are {', '.join(get_args(known))}", field)
+            raise ConfigError(f"unknown {value!r}; choose from {', '.join(get_args(known))}", field)
     keyed = is_keyed(algorithm)
     if keyed and key is None:
-        raise ConfigError("give the key file the clients share (make one: fedalc key new FILE)", "key")
+        raise ConfigError("give the key file that the clients share (make one: fedalc key new FILE)", "key")
     if not keyed and key is not None:
         raise ConfigError(f"{algorithm} uses no key; did you mean hmac-{algorithm}?", "key")
     try:
@@ -60,7 +60,7 @@ def collection_settings(
 
 
 def make_hasher(settings: CollectionSettings, run: str = "") -> Hasher:
-    """With the clients' key file, for this run; or else a key that nobody else ever has."""
+    """Return a hasher with the key file of the settings, or with a fresh random key if they name none."""
     key = None
     if is_keyed(settings.algorithm):
         key = Key.fresh() if settings.key is None else Key.read(settings.key)
@@ -69,7 +69,7 @@ def make_hasher(settings: CollectionSettings, run: str = "") -> Hasher:
 
 @dataclass(frozen=True)
 class SharedEncoder:
-    """The encoder all clients start from: what the paper's embedding hash is taken under."""
+    """The encoder that all clients start from. The paper hashes embeddings under it."""
 
     settings: EncoderSettings
     seed: int
@@ -87,31 +87,31 @@ class SharedEncoder:
 
     @property
     def _spread_out(self) -> EncoderSettings:
-        """The same encoder from a start at which instances differ: from zero all would have one embedding."""
+        """The settings with a start at which instances differ: from zero all have the same embedding."""
         start = "he" if self.settings.start == "zero" else self.settings.start
         return self.settings.model_copy(update={"start": start, "shortcut": False})
 
     def tag(self, feature_count: int) -> str:
-        """Differs where embeddings would."""
+        """Return a short digest that differs between encoders with different embeddings."""
         facts = [self._spread_out.model_dump(mode="json"), self.seed, feature_count]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes two parties' instances the same."""
+    """Decides when the instances of two parties are the same."""
 
     settings: CollectionSettings
     encoder: SharedEncoder
 
     def canonical(self, features: csr_matrix | Images, records: Sequence[str] | None) -> Iterable[bytes]:
-        """The bytes that stand for each instance: the same wherever the same instance is held."""
+        """Return the bytes to hash for each instance: the same at every party that holds the instance."""
         if self.settings.identity == "embedding":
             return canonical_embeddings(self.encoder.embeddings(features), self.settings.quantum)
         return canonical_features(features, records if self.settings.identity == "record" else None)
 
     def name(self, features: csr_matrix | Images) -> str:
-        """As messages say it: embeddings of another encoder, or rounded otherwise, must not be joined."""
+        """Return the identity's name in messages. It differs for other encoders and roundings, which must not join."""
         if self.settings.identity != "embedding":
             return features_identity(self.settings.identity, features)
         return f"{embedding_identity(self.settings.quantum)}/{self.encoder.tag(features.shape[1])}"

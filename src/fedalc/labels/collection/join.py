@@ -1,12 +1,12 @@
-"""Server side: equal digests become one instance with a set of labels. The server holds no key and no names.
+"""Server side: join messages with equal digests into one instance with a set of labels. Needs no key and no names.
 
-The result depends only on *which* messages there are: their order, how a client splits them into files, and how often
-one arrives make no difference. Memory: about 80 bytes per message beside the messages themselves (digests of 16
-bytes), so 5.7 million messages take under half a gigabyte.
+The result depends only on the set of messages: not on their order, on how a client splits them into files, or on
+repeated messages. Memory: about 80 bytes per message in addition to the messages (digests of 16 bytes), so 5.7 million
+messages take under half a gigabyte.
 
-Messages come from parties that nobody vouches for. One that errs or cheats is refused with a note that says who and
-why, and the others' messages are joined without it. The rules hold against single parties; several that agree with
-each other, or one under many names, can still get an honest client's label set aside.
+The server does not trust the parties. It refuses a party that errs or cheats, with a note that says who and why, and
+joins the messages of the others. This holds against single parties. Several parties that collude, or one under many
+names, can still cause an honest client's label to be left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedalc.labels.collection.messages import Messages, Protocol, as_words, load
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """`label_sets` is Y, float32 ones: row j is the instance of `digests[j]` (ascending), column u `pseudonyms[u]`."""
+    """`label_sets` is Y with float32 ones: row j is the instance `digests[j]` (ascending), column u `pseudonyms[u]`."""
 
     label_sets: csr_matrix
     digests: np.ndarray
@@ -39,7 +39,7 @@ class Joined:
 def read_messages(
     paths: Sequence[Path], progress: Callable[[Path], None] | None = None
 ) -> tuple[list[Messages], list[str]]:
-    """The messages in these files. A damaged file is refused, a file given twice is read once; notes say so."""
+    """Return the messages in these files, and notes. A damaged file is refused, a repeated file is read once."""
     messages: list[Messages] = []
     notes: list[str] = []
     seen: dict[str, Path] = {}
@@ -48,7 +48,7 @@ def read_messages(
             part, checksum = load_messages(path)
             if empty := len(part.labels_without_messages):
                 notes.append(
-                    f"{path}: client {part.client} claims {empty} labels without a message; they are not taken"
+                    f"{path}: client {part.client} claims {empty} labels without a message; these labels are ignored"
                 )
                 part = part.with_messages_only()
             if checksum in seen:
@@ -71,12 +71,12 @@ def join(
     max_labels_per_client: int | None = None,
     say_counts: bool = True,
 ) -> Joined:
-    """Label sets from messages. See `Joined.notes` for what was refused, and why.
+    """Join messages into label sets. `Joined.notes` says what was refused and why.
 
-    An instance with more than `max_labels` labels is left out: no real one has so many, and one alone could fill the
-    memory with pairs. A client that alone puts so many on an instance is refused whole. A label is one client's, and is
-    contested when several claim it, unless `shared_labels`. A client that claims more than `max_labels_per_client` is
-    refused whole. `say_counts`: whether notes may say how many instances something was the matter with.
+    An instance with more than `max_labels` labels is left out: its pairs could fill the memory. A client that alone
+    puts more than `max_labels` labels on an instance is refused, and so is a client that claims more than
+    `max_labels_per_client` labels. A label that several clients claim is contested, unless `shared_labels`. With
+    `say_counts=False` notes do not say how many instances they concern.
     """
     protocol, parts, refused = _same_protocol(list(messages))
     if max_labels_per_client is not None:
@@ -89,26 +89,27 @@ def join(
     claims = [part.pseudonyms for part in parts]
     pseudonyms, label = distinct(np.concatenate(claims))
     sizes = np.fromiter(map(len, claims), dtype=np.intp, count=len(claims))
-    claimant = np.repeat(_places(parts, clients), sizes)
+    number_of = {name: number for number, name in enumerate(clients)}
+    claimant = np.repeat([number_of[part.client] for part in parts], sizes)
     digests = np.concatenate([part.digests for part in parts])
     labels = _claims_of_messages([part.labels for part in parts], sizes)
     if not shared_labels:
-        kept, more_notes = settle(label, claimant, pseudonyms, clients)
+        standing, more_notes = settle(label, claimant, pseudonyms, clients)
         notes += more_notes
-        if not kept.all():
-            chosen = kept[labels]
-            labels = (np.cumsum(kept) - 1)[labels[chosen]]
-            digests, label, claimant = digests[chosen], label[kept], claimant[kept]
+        if not standing.all():
+            accepted = standing[labels]
+            labels = (np.cumsum(standing) - 1)[labels[accepted]]
+            digests, label, claimant = digests[accepted], label[standing], claimant[standing]
             remaining, label = np.unique(label, return_inverse=True)
             pseudonyms = pseudonyms[remaining]
     if len(labels) == 0:
         raise _nothing_left(notes)
-    Y, found = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
+    Y, instances = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
     crowded = np.diff(Y.indptr) > max_labels
     if crowded.any():
         flooding = _flooding(digests, claimant[labels], label[labels], max_labels, clients)
         if flooding:
-            refused.append(f"{_clients(flooding)} put more than {max_labels} labels on one instance: all is refused")
+            refused.append(f"{_clients(flooding)} put more than {max_labels} labels on one instance: refused")
             honest = [part for part in parts if part.client not in flooding]
             if not honest:
                 raise _nothing_left(refused)
@@ -116,31 +117,31 @@ def join(
             return replace(joined, notes=(*refused, *joined.notes))
         note = _crowded_note(Y[crowded], max_labels, label, claimant, clients)
         notes.append(note if say_counts else f"instances with more than {max_labels} labels left out")
-        Y, found = Y[~crowded], found[~crowded]
+        Y, instances = Y[~crowded], instances[~crowded]
         if Y.shape[0] == 0:
             raise _nothing_left(notes)
-    return Joined(Y, found, pseudonyms, protocol, tuple(notes))
+    return Joined(Y, instances, pseudonyms, protocol, tuple(notes))
 
 
 def _few_enough_labels(parts: list[Messages], most: int) -> tuple[list[Messages], list[str]]:
-    """Those of clients that claim at most so many labels, over all their parts."""
-    labels: dict[str, set[bytes]] = {}
+    """Return the parts of clients that claim at most `most` labels over all their parts, and notes on the others."""
+    claims: dict[str, set[bytes]] = {}
     for part in parts:
-        labels.setdefault(part.client, set()).update(row.tobytes() for row in part.pseudonyms)
-    greedy = {client: len(own) for client, own in labels.items() if len(own) > most}
+        claims.setdefault(part.client, set()).update(row.tobytes() for row in part.pseudonyms)
+    greedy = {client: len(claimed) for client, claimed in claims.items() if len(claimed) > most}
     notes = [f"client {client} {too_many_labels(count, most)}" for client, count in sorted(greedy.items())]
     return [part for part in parts if part.client not in greedy], notes
 
 
 def too_many_labels(count: int, most: int) -> str:
-    """Why a party with so many labels is refused."""
+    """Return the reason for refusing a party with `count` labels."""
     return f"claims {count:,} labels, more than the {most:,} that one party may have (--max-labels-per-party)"
 
 
 def set_sizes(joined: Joined, digests: np.ndarray) -> np.ndarray:
-    """What the server answers a client that asks: how many labels the instance behind each of its digests has.
+    """Return how many labels the instance of each digest has: the server's answer to a client.
 
-    1 for an instance that was left out of the join: its owner's own label.
+    It is 1 for an instance that was left out of the join: its owner's own label.
     """
     every, which = distinct(np.concatenate([joined.digests, digests]))
     sizes = np.ones(len(every), dtype=np.int64)
@@ -149,21 +150,15 @@ def set_sizes(joined: Joined, digests: np.ndarray) -> np.ndarray:
 
 
 def distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different rows, sorted, and for each given row which of them it is."""
+    """Return the distinct rows, sorted, and for each given row the number of its distinct row."""
     order, first = _grouped(rows)
     which = np.empty(len(rows), dtype=np.intp)
     which[order] = np.cumsum(first) - 1
     return rows[order[first]], which
 
 
-def _places(parts: list[Messages], clients: list[str]) -> list[int]:
-    """Which client each part is from."""
-    place = {name: index for index, name in enumerate(clients)}
-    return [place[part.client] for part in parts]
-
-
 def _claims_of_messages(labels: list[np.ndarray], claims: np.ndarray) -> np.ndarray:
-    """Which claim each message belongs to; a claim is a pseudonym in a part, counted over all parts."""
+    """Return the claim that each message belongs to. A claim is a pseudonym in a part, numbered over all parts."""
     sizes = np.fromiter(map(len, labels), dtype=np.intp, count=len(labels))
     return np.concatenate(labels) + np.repeat(np.cumsum(claims) - claims, sizes)
 
@@ -173,7 +168,7 @@ def _nothing_left(notes: list[str]) -> FedalcError:
 
 
 def _same_protocol(messages: list[Messages]) -> tuple[Protocol, list[Messages], list[str]]:
-    """The messages made as most clients made theirs."""
+    """Return the protocol that most clients used, the messages made with it, and notes on the others."""
     if not messages:
         raise FedalcError("there are no messages to join")
     users: dict[Protocol, set[str]] = {}
@@ -184,15 +179,15 @@ def _same_protocol(messages: list[Messages]) -> tuple[Protocol, list[Messages], 
     ranked = sorted(users, key=lambda protocol: -len(users[protocol]))
     chosen = ranked[0]
     if len(users[ranked[1]]) == len(users[chosen]):
-        sides = (p for p in ranked if len(users[p]) == len(users[chosen]))
-        said = sorted(
+        sides = sorted(
             f"{listed(sorted(users[p]))} ({p.algorithm}, {p.identity}, {p.digest_bytes} bytes, "
             f"key {p.key_check or 'none'}, run {p.run or 'none'})"
-            for p in sides
+            for p in ranked
+            if len(users[p]) == len(users[chosen])
         )
         raise FedalcError(
             "the clients made their digests in different ways, and none is the most frequent: "
-            f"{'; '.join(said)}. Leave out those that are wrong, or have them sent again"
+            f"{'; '.join(sides)}. Leave out the wrong files, or ask for correct ones"
         )
     notes = [f"{_clients(sorted(users[protocol]))} used {_difference(protocol, chosen)}" for protocol in ranked[1:]]
     return chosen, [part for part in messages if part.protocol == chosen], sorted(notes)
@@ -225,11 +220,11 @@ def _label_sets(digests: np.ndarray, labels: np.ndarray, label_count: int) -> tu
 
 
 def _grouped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order that sorts rows of bytes, and where in that order a new row begins.
+    """Return the order that sorts rows of bytes, and where in that order a new row begins.
 
-    Digests are spread evenly, so a row's first bits are nearly its place: they sort it into a bucket of a few rows, and
-    the next 30 bits sort it there. Rows that still look alike are compared in full; hardly ever are they not the same,
-    and then only those are sorted by all their words. Rows that someone made look alike take longer, and that is all.
+    Digests are uniformly distributed, so a row's first bits sort it into a bucket of a few rows, and the next 30 bits
+    sort it there. Rows equal in these bits are compared in full. The few that still differ are sorted by all their
+    words. Rows that an attacker made similar take longer; the result is the same.
     """
     words = as_words(rows)
     head = words[:, 0]
@@ -237,19 +232,19 @@ def _grouped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     bucket = (head >> np.uint64(64 - bits)).astype(np.int32)
     rest = (head << np.uint64(bits) >> np.uint64(34)).astype(np.int32)
     nothing = np.empty(len(rows), dtype=bool)
-    # Sparse matrices do the sorting, in compiled code: by column when they are turned, within a row on demand.
-    turned = csr_matrix((nothing, bucket, np.arange(len(rows) + 1)), shape=(len(rows), 1 << bits)).tocsc()
-    buckets = csr_matrix((turned.indices, rest[turned.indices], turned.indptr), shape=(1 << bits, 1 << 30))
+    # Sparse matrices sort in compiled code: `tocsc` by column (bucket), `sort_indices` within a row.
+    by_bucket = csr_matrix((nothing, bucket, np.arange(len(rows) + 1)), shape=(len(rows), 1 << bits)).tocsc()
+    buckets = csr_matrix((by_bucket.indices, rest[by_bucket.indices], by_bucket.indptr), shape=(1 << bits, 1 << 30))
     buckets.sort_indices()
     order = buckets.data
     ordered = words.take(order, axis=0)
     same = _equal(ordered[1:], ordered[:-1])
-    looks = ordered[:, 0] >> np.uint64(34 - bits)
-    alike = looks[1:] == looks[:-1]
-    torn = alike & ~same
-    if torn.any():
-        run = np.cumsum(np.append(True, ~alike))
-        at = np.flatnonzero(np.isin(run, run[1:][torn]))
+    prefix = ordered[:, 0] >> np.uint64(34 - bits)
+    same_prefix = prefix[1:] == prefix[:-1]
+    unsorted = same_prefix & ~same
+    if unsorted.any():
+        run = np.cumsum(np.append(True, ~same_prefix))
+        at = np.flatnonzero(np.isin(run, run[1:][unsorted]))
         inside = order[at]
         order[at] = inside[np.lexsort(words[inside].T[::-1])]
         at = at[at > 0]
@@ -258,7 +253,7 @@ def _grouped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Which rows are the same in all words."""
+    """Return which rows are equal in all words."""
     equal = first[:, 0] == second[:, 0]
     for word in range(1, first.shape[1]):
         equal &= first[:, word] == second[:, word]
@@ -268,22 +263,22 @@ def _equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _flooding(
     digests: np.ndarray, client: np.ndarray, label: np.ndarray, max_labels: int, clients: list[str]
 ) -> list[str]:
-    """The clients that alone have put more labels on an instance than it may have. One entry per message."""
+    """Return the clients that alone put more than `max_labels` labels on an instance. Arrays: one entry per message."""
     _, instance = distinct(digests)
-    said = np.unique(np.stack([instance, client, label]), axis=1)
-    starts = np.flatnonzero(np.r_[True, (said[:2, 1:] != said[:2, :-1]).any(axis=0)])
-    often = np.diff(np.r_[starts, said.shape[1]])
-    return [clients[place] for place in np.unique(said[1, starts[often > max_labels]])]
+    triples = np.unique(np.stack([instance, client, label]), axis=1)
+    starts = np.flatnonzero(np.r_[True, (triples[:2, 1:] != triples[:2, :-1]).any(axis=0)])
+    label_counts = np.diff(np.r_[starts, triples.shape[1]])
+    return [clients[number] for number in np.unique(triples[1, starts[label_counts > max_labels]])]
 
 
 def _crowded_note(
     crowded: csr_matrix, max_labels: int, label: np.ndarray, claimant: np.ndarray, clients: list[str]
 ) -> str:
-    """Whose labels most of those are that the instances left out carry."""
+    """Return a note on the instances left out. It names the clients that hold most of their labels."""
     per_label = np.bincount(crowded.indices, minlength=crowded.shape[1])
     claims = np.unique(np.stack([label, claimant]), axis=1)  # a client may claim a label in several parts
     per_client = np.bincount(claims[1], weights=per_label[claims[0]], minlength=len(clients))
     most = np.argsort(-per_client, kind="stable")[:3]
-    who = listed([clients[client] for client in most if per_client[client] > 0])
-    several = f"{crowded.shape[0]} instances" if crowded.shape[0] > 1 else "1 instance"
-    return f"{several} with more than {max_labels} labels left out; these are mostly labels of {who}"
+    names = listed([clients[client] for client in most if per_client[client] > 0])
+    count = f"{crowded.shape[0]} instances" if crowded.shape[0] > 1 else "1 instance"
+    return f"{count} with more than {max_labels} labels left out; most of these labels are of {names}"

@@ -1,4 +1,4 @@
-"""What a client sends once: for each of its instances, the digest and the pseudonym of the label it holds it under."""
+"""The messages a client sends once: for each of its instances and labels, the digest and the label's pseudonym."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _KEY_CHECK = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Protocol:
-    """How digests were made. Only digests made alike can be joined. `key_check` is empty for a plain hash, `run` for
-    messages that belong to no run: those of fedalc 0.1, or made without a run id."""
+    """How digests were made. Only digests of the same protocol can be joined.
+
+    `key_check` is empty for a plain hash. `run` is empty for messages without a run id, such as those of fedalc 0.1.
+    """
 
     algorithm: Algorithm
     identity: str
@@ -40,17 +42,17 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.algorithm not in get_args(Algorithm):
-            raise DataError(f"no hash algorithm {str(self.algorithm)[:40]!r}")
+            raise DataError(f"unknown hash algorithm {str(self.algorithm)[:40]!r}")
         if not isinstance(self.identity, str) or not _IDENTITY.fullmatch(self.identity):
             raise DataError(
-                f"no identity {str(self.identity)[:40]!r} of instances; there are content, record and embedding"
+                f"unknown identity {str(self.identity)[:40]!r} of instances; it is content, record or embedding"
             )
         size = {"md5": 16, "sha256": 32, "sha512": 64}[self.algorithm.removeprefix("hmac-")]
         if type(self.digest_bytes) is not int or not 8 <= self.digest_bytes <= size:
             raise DataError(f"a digest of {self.algorithm} has 8 to {size} bytes, not {str(self.digest_bytes)[:40]}")
         wanted = _KEY_CHECK if is_keyed(self.algorithm) else re.compile("")
         if not isinstance(self.key_check, str) or not wanted.fullmatch(self.key_check):
-            raise DataError(f"the check of the key is not one of {self.algorithm}")
+            raise DataError(f"the key check is not valid for {self.algorithm}")
         if self.run != "":
             try:
                 check_run_id(self.run)
@@ -62,7 +64,7 @@ def check_client_name(name: str) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= _MAX_CLIENT or not name.isprintable():
         raise DataError(f"a client's name has 1 to {_MAX_CLIENT} printable characters")
     if name != name.strip():
-        raise DataError("a client's name neither begins nor ends with a blank")
+        raise DataError("a client's name must not begin or end with a space")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,7 @@ class Messages:
     """Message i says: the instance with `digests[i]` carries the label with `pseudonyms[labels[i]]`.
 
     `digests` is uint8 (messages × digest_bytes), `pseudonyms` uint8 (labels × 16), `labels` uint32. `client` is a name
-    that the party chose, or a random one; a party may send its messages in several parts under the same name.
+    that the party chose, or a random name. A party may send several parts under the same name.
     """
 
     protocol: Protocol
@@ -88,23 +90,23 @@ class Messages:
         if len(self.labels) == 0:
             raise DataError(f"client {name}: no messages")
         if int(self.labels.max()) >= len(self.pseudonyms):
-            raise DataError(f"client {name}: a message of label {self.labels.max()}, of {len(self.pseudonyms)} labels")
+            raise DataError(f"client {name}: a message has label {self.labels.max()} of {len(self.pseudonyms)} labels")
         if len(self.pseudonyms) == 1:
             return
         sorted_rows = self.pseudonyms[byte_order(self.pseudonyms)]
         if (sorted_rows[1:] == sorted_rows[:-1]).all(axis=1).any():
-            raise DataError(f"client {name}: the same pseudonym for two labels")
+            raise DataError(f"client {name}: two labels have the same pseudonym")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def labels_without_messages(self) -> np.ndarray:
-        """Places of the labels that are claimed and that no message is about."""
+        """Indices of the labels that no message has."""
         return np.flatnonzero(np.bincount(self.labels, minlength=len(self.pseudonyms)) == 0)
 
     def with_messages_only(self) -> Messages:
-        """The same messages, claiming only labels that one of them is about."""
+        """Return the same messages without labels that no message has."""
         if not len(self.labels_without_messages):
             return self
         used, labels = np.unique(self.labels, return_inverse=True)
@@ -120,10 +122,10 @@ class Messages:
 
 
 def load_messages(path: Path | str) -> tuple[Messages, str]:
-    """A file's messages, and its checksum."""
+    """Return a file's messages and its checksum."""
     facts, arrays, checksum = read_container(path, "messages")
     if set(facts) != {"client", "protocol"} or set(arrays) != {"pseudonyms", "digests", "labels"}:
-        raise DataError("not the facts and arrays that a file of messages has", path)
+        raise DataError("does not have the facts and arrays of a messages file", path)
     try:
         return Messages(protocol_from(facts["protocol"]), facts["client"], **arrays), checksum
     except DataError as error:
@@ -131,19 +133,19 @@ def load_messages(path: Path | str) -> tuple[Messages, str]:
 
 
 def protocol_from(facts: Any) -> Protocol:
-    """A protocol as a file's header says it."""
-    known = {"algorithm", "identity", "digest_bytes", "key_check"}
-    if not isinstance(facts, dict) or set(facts) - {"run"} != known:
-        raise DataError("the protocol lacks something, or has something unknown")
+    """Return the protocol in a file's header."""
+    fields = {"algorithm", "identity", "digest_bytes", "key_check"}
+    if not isinstance(facts, dict) or set(facts) - {"run"} != fields:
+        raise DataError(f"the protocol must have the fields {', '.join(sorted(fields))} and optionally run")
     try:
         return _protocol(**facts)
-    except TypeError:  # a value that is a list or a table
-        raise DataError("the protocol has a value of the wrong kind") from None
+    except TypeError:  # a value is a list or a table
+        raise DataError("the protocol has a value of the wrong type") from None
 
 
 @cache
 def _protocol(**facts: Any) -> Protocol:
-    """One object for all messages made alike: there may be as many parts as labels."""
+    """Return one shared object for equal protocols: there may be as many parts as labels."""
     return Protocol(**facts)
 
 
@@ -155,10 +157,10 @@ def make_messages(
     label_matrix: csr_matrix,
     label_names: Sequence[str],
 ) -> Messages:
-    """The messages of a client that holds these instances (rows) under these labels (columns).
+    """Make the messages of a client that holds these instances (rows) with these labels (columns).
 
-    Each instance is hashed once. The messages are sorted by digest and the labels by pseudonym, so that neither order
-    tells anything of the party's data. A label without an instance is not claimed. Without a name, a random one.
+    Each instance is hashed once. Messages are sorted by digest and labels by pseudonym, so that the order reveals
+    nothing about the party's data. A label without an instance is not claimed. `client=None` draws a random name.
     """
     digests = hasher.instances(canonical, identity)
     return messages_with(hasher, identity, client, digests, label_matrix, label_names).with_messages_only()
@@ -172,16 +174,16 @@ def messages_with(
     label_matrix: csr_matrix,
     label_names: Sequence[str],
 ) -> Messages:
-    """The same, of instances that have been hashed already, and with all labels: also one without instances."""
+    """Like `make_messages`, for instances that are already hashed; also claims labels without an instance."""
     if len(label_names) != label_matrix.shape[1]:
         raise DataError(f"{len(label_names)} label names for {label_matrix.shape[1]} labels")
     if len(digests) != label_matrix.shape[0]:
         raise DataError(f"{len(digests)} instances, but {label_matrix.shape[0]} rows of labels")
-    held = label_matrix.tocoo()
-    present = held.data != 0
-    row, column = held.row[present], held.col[present]
+    entries = label_matrix.tocoo()
+    nonzero = entries.data != 0
+    row, column = entries.row[nonzero], entries.col[nonzero]
     if len(row) == 0:
-        raise FedalcError("there is nothing to send: no instance carries any of these labels")
+        raise FedalcError("nothing to send: no instance carries one of these labels")
     pseudonyms = hasher.labels(label_names)
     order = byte_order(pseudonyms)
     rank = np.empty(len(order), dtype=np.uint32)
@@ -189,15 +191,15 @@ def messages_with(
     pseudonyms, digests, labels = pseudonyms[order], digests[row], rank[column]
     order = np.lexsort((labels, *as_words(digests).T[::-1]))
     digests, labels = digests[order], labels[order]
-    again = (digests[1:] == digests[:-1]).all(axis=1) & (labels[1:] == labels[:-1])
-    if again.any():  # equal instances are one
-        digests, labels = digests[np.r_[True, ~again]], labels[np.r_[True, ~again]]
+    first = np.r_[True, (digests[1:] != digests[:-1]).any(axis=1) | (labels[1:] != labels[:-1])]
+    if not first.all():  # merge equal instances
+        digests, labels = digests[first], labels[first]
     client = secrets.token_hex(8) if client is None else client
     return Messages(hasher.protocol(identity), client, pseudonyms, digests, labels)
 
 
 def as_words(rows: np.ndarray) -> np.ndarray:
-    """Rows of bytes as rows of 64-bit numbers: sorting by these is sorting by the bytes."""
+    """Return rows of bytes as rows of 64-bit numbers that sort in the same order."""
     words = -(-rows.shape[1] // 8)
     if rows.shape[1] != 8 * words:
         rows = np.pad(rows, ((0, 0), (0, 8 * words - rows.shape[1])))
@@ -205,7 +207,7 @@ def as_words(rows: np.ndarray) -> np.ndarray:
 
 
 def byte_order(rows: np.ndarray) -> np.ndarray:
-    """The order that sorts rows of bytes."""
+    """Return the order that sorts rows of bytes."""
     return np.lexsort(as_words(rows).T[::-1])
 
 
@@ -214,4 +216,4 @@ def _check(array: np.ndarray, what: str, dtype: type, shape: tuple[int | None, .
     if not fits or array.dtype != dtype:
         wanted = " × ".join("any" if length is None else str(length) for length in shape)
         has = " × ".join(map(str, array.shape))
-        raise DataError(f"client {client}: {what} are {array.dtype} {has}, and should be {dtype.__name__} {wanted}")
+        raise DataError(f"client {client}: {what} are {array.dtype} {has}, but should be {dtype.__name__} {wanted}")

@@ -1,6 +1,6 @@
-"""What the server has learnt of the labels, as a file: counts under pseudonyms.
+"""The file of correlations that the server writes: counts of labels and pairs, under pseudonyms.
 
-A client, or whoever has the key, finds its labels in it by their pseudonyms; to all others it is a table of numbers.
+Anyone with the key can find labels in it by their pseudonyms. Without the key it is a table of numbers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fedalc.labels.collection.messages import PSEUDONYM_BYTES, Protocol, protoco
 from fedalc.labels.correlations import Correlations, narrowed
 
 NOISE = "privacy"
-"""The fact that says that counts carry noise. Those of earlier versions are then not whole."""
+"""The fact that says that counts carry noise. Noised counts of earlier versions are not whole numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """Correlations whose label u is `pseudonyms[u]`. `facts` holds what else is to be known, such as noise."""
+    """Correlations whose label u is `pseudonyms[u]`. `facts` holds further facts, such as the noise."""
 
     correlations: Correlations
     pseudonyms: np.ndarray
@@ -35,8 +35,8 @@ class Collected:
     def __post_init__(self) -> None:
         known = self.correlations
         if self.pseudonyms.dtype != np.uint8 or self.pseudonyms.shape != (len(known.counts), PSEUDONYM_BYTES):
-            raise DataError(f"{len(known.counts)} counts, with pseudonyms that do not fit them")
-        if len(_places(self.pseudonyms)) != len(self.pseudonyms):
+            raise DataError(f"the pseudonyms do not match the {len(known.counts)} counts")
+        if len(_index_of(self.pseudonyms)) != len(self.pseudonyms):
             raise DataError("two labels have the same pseudonym")
         _check_counts(known, noised=NOISE in self.facts)
 
@@ -46,39 +46,37 @@ class Collected:
         return cls(known, joined.pseudonyms, joined.protocol, facts or {})
 
     def for_labels(self, pseudonyms: np.ndarray) -> Correlations:
-        """The correlations of these labels, in this order.
+        """Return the correlations of these labels, in this order.
 
-        A label that no client sent has counts of zero (`lacks` says which these are). Labels that are not asked for are
-        dropped; the instances that carry only those still count in N.
+        A label that no client sent has counts of zero (see `lacks`). Other labels are dropped, but instances that carry
+        only those still count in N.
         """
-        places = _places(pseudonyms)
-        if len(places) != len(pseudonyms):
+        index_of = _index_of(pseudonyms)
+        if len(index_of) != len(pseudonyms):
             raise FedalcError("two labels have the same pseudonym; do they have the same name?")
-        own = [place for place, known in enumerate(self.pseudonyms) if known.tobytes() in places]
         if not len(self.pseudonyms):
-            raise FedalcError("the file has no label: none has enough instances to be published under its noise")
-        if not own:
+            raise FedalcError("the file has no labels: none has enough instances to be published with its noise")
+        new = np.array([index_of.get(row.tobytes(), -1) for row in self.pseudonyms])
+        wanted = new >= 0
+        if not wanted.any():
             raise FedalcError(
-                "none of these labels is among those collected: another key, another run id, another algorithm or "
-                "other label names?"
+                "none of these labels was collected: check the key, the run id, the algorithm and the label names"
             )
-        new = np.full(len(self.pseudonyms), -1)
-        new[own] = [places[self.pseudonyms[place].tobytes()] for place in own]
         known = self.correlations
         counts = np.zeros(len(pseudonyms), dtype=known.counts.dtype)
-        counts[new[own]] = known.counts[own]
+        counts[new[wanted]] = known.counts[wanted]
         pairs = known.together.tocoo()
         u, v = new[pairs.row], new[pairs.col]
-        asked = (u >= 0) & (v >= 0)
+        both = (u >= 0) & (v >= 0)
         shape = (len(pseudonyms), len(pseudonyms))
-        together = csr_matrix((pairs.data[asked], (u[asked], v[asked])), shape=shape)
+        together = csr_matrix((pairs.data[both], (u[both], v[both])), shape=shape)
         together.sort_indices()
         return Correlations(known.instances, counts, together)
 
     def lacks(self, pseudonyms: np.ndarray) -> np.ndarray:
-        """For each of these labels, whether no client has sent it."""
-        known = _places(self.pseudonyms)
-        return np.array([row.tobytes() not in known for row in pseudonyms], dtype=bool)
+        """Return which of these labels no client sent."""
+        collected = _index_of(self.pseudonyms)
+        return np.array([row.tobytes() not in collected for row in pseudonyms], dtype=bool)
 
     def save(self, path: Path | str) -> None:
         known, together = self.correlations, self.correlations.together.copy()
@@ -98,7 +96,7 @@ class Collected:
         facts, arrays, checksum = read_container(path, "correlations")
         expected = {"pseudonyms", "counts", "together_indptr", "together_indices", "together_data"}
         if set(facts) != {"instances", "protocol", "facts"} or set(arrays) != expected:
-            raise DataError("not the facts and arrays that a file of correlations has", path)
+            raise DataError("does not have the facts and arrays of a correlations file", path)
         try:
             if not isinstance(facts["facts"], dict):
                 raise DataError("its facts are not a table")
@@ -113,36 +111,36 @@ def _together(arrays: dict[str, np.ndarray]) -> csr_matrix:
     counts, indptr = arrays["counts"], arrays["together_indptr"]
     indices, data = arrays["together_indices"], arrays["together_data"]
     if any(array.ndim != 1 for array in (counts, indptr, indices, data)):
-        raise DataError("an array of the counts is not a list")
+        raise DataError("an array of counts is not one-dimensional")
     if indptr.dtype != np.int64 or indices.dtype != np.int32:
-        raise DataError("the places of the counts are not whole numbers")
+        raise DataError("the positions of the pair counts must be int64 (indptr) and int32 (indices)")
     if len(indptr) != len(counts) + 1 or indptr[0] != 0 or indptr[-1] != len(data) or (np.diff(indptr) < 0).any():
-        raise DataError("the rows of the counts of pairs do not fit the labels")
+        raise DataError("the rows of the pair counts do not match the labels")
     if len(indices) != len(data) or (len(indices) and not 0 <= indices.min() <= indices.max() < len(counts)):
-        raise DataError("a count of a pair is not at a label's place")
+        raise DataError("a pair count refers to a label that does not exist")
     if len(indptr) and len(data) < 1 << 31:
-        indptr = indptr.astype(np.int32)  # as scipy has it, so that nothing tells a loaded matrix from a computed one
+        indptr = indptr.astype(np.int32)  # as scipy does, so that a loaded matrix equals a computed one
     together = csr_matrix((data, indices, indptr), shape=(len(counts), len(counts)))
     if not together.has_canonical_format:
-        raise DataError("the counts of pairs are not sorted, or one is there twice")
+        raise DataError("the pair counts are not sorted, or one is repeated")
     return together
 
 
 def _check_counts(known: Correlations, noised: bool) -> None:
     n, c = known.counts, known.together
     if type(known.instances) is not int or known.instances < 0:
-        raise DataError("the number of instances is not a number")
+        raise DataError("the number of instances is not a whole number of at least 0")
     if c.shape != (len(n), len(n)):
-        raise DataError(f"{len(n)} labels, but counts of pairs of {c.shape[0]} × {c.shape[1]}")
+        raise DataError(f"{len(n)} labels, but {c.shape[0]} × {c.shape[1]} pair counts")
     for array, kinds in ((n, (np.int64, np.float64)), (c.data, (np.int32, np.int64, np.float64))):
         if array.dtype not in kinds:
-            raise DataError(f"counts of type {array.dtype}, where int64 or float64 is wanted")
+            raise DataError(f"counts have type {array.dtype}, but should be int64 or float64")
         if not np.isfinite(array).all():
             raise DataError("a count is not a finite number")
     if c.diagonal().any() or (c != c.T).nnz:
-        raise DataError("the counts of pairs are not symmetric, or pair a label with itself")
+        raise DataError("the pair counts are not symmetric, or pair a label with itself")
     if not noised and (n.dtype.kind, c.data.dtype.kind) != ("i", "i"):
-        raise DataError("counts without noise are whole numbers")
+        raise DataError("counts without noise must be whole numbers")
     u = np.repeat(np.arange(len(n)), np.diff(c.indptr))
     if (n < 0).any() or (n > known.instances).any() or (c.data < 0).any():
         raise DataError("a count is negative, or larger than the number of instances")
@@ -150,5 +148,5 @@ def _check_counts(known: Correlations, noised: bool) -> None:
         raise DataError("two labels occur together more often than one of them alone")
 
 
-def _places(pseudonyms: np.ndarray) -> dict[bytes, int]:
-    return {row.tobytes(): place for place, row in enumerate(pseudonyms)}
+def _index_of(pseudonyms: np.ndarray) -> dict[bytes, int]:
+    return {row.tobytes(): index for index, row in enumerate(pseudonyms)}

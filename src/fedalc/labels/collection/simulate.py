@@ -1,4 +1,4 @@
-"""The collection as a simulation runs it: what every client would send, made and joined in one process."""
+"""Simulate the collection: make the messages of all clients and join them in one process."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from fedalc.labels.collection.messages import messages_with
 
 @dataclass(frozen=True)
 class Collection:
-    """The label sets the server has joined, one anonymous instance per row, and what that took."""
+    """The label sets that the server joined, one anonymous instance per row, and their traffic."""
 
     label_sets: csr_matrix  # columns in the order of the labels
-    set_sizes: np.ndarray  # m of every instance, in the order of the data: what the server answers its owners
+    set_sizes: np.ndarray  # m of every instance, in the order of the data: the server's answer to its owners
     bytes_up: int
-    bytes_down: int  # the answers, where they are asked for: two bytes a message
+    bytes_down: int  # the answers, if clients ask for them: two bytes per message
     facts: dict[str, Any]
 
 
 def collect(
     settings: CollectionSettings, features: csr_matrix, labels: csr_matrix, names: Sequence[str], encoder: SharedEncoder
 ) -> Collection:
-    """Every client hashes its instances and its label, the server joins. Nothing of Y reaches it in another way."""
+    """Hash the instances and labels of every client and join them. The server learns nothing else about Y."""
     hasher, identity = make_hasher(settings), Identity(settings, encoder)
     kind = identity.name(features)
     records = [str(row) for row in range(features.shape[0])]
     digests = hasher.instances(identity.canonical(features, records), kind)
     sent = messages_with(hasher, kind, "all clients", digests, labels, names)
     joined = join([sent], max_labels=max(1, labels.shape[1]))
-    # The simulation plays the clients too, so it knows which pseudonym is whose.
-    place = {pseudonym.tobytes(): column for column, pseudonym in enumerate(joined.pseudonyms)}
-    own = np.array([place[pseudonym.tobytes()] for pseudonym in hasher.labels(names)])
+    # The simulation has the key, so it knows which label a pseudonym stands for.
+    column_of = {pseudonym.tobytes(): column for column, pseudonym in enumerate(joined.pseudonyms)}
+    columns = np.array([column_of[pseudonym.tobytes()] for pseudonym in hasher.labels(names)])
     facts = {
         "algorithm": settings.algorithm,
         "identity": settings.identity,
@@ -48,13 +48,13 @@ def collect(
     }
     sizes = set_sizes(joined, digests)
     bytes_up = sent.digests.nbytes + sent.labels.nbytes + sent.pseudonyms.nbytes
-    return Collection(_columns(joined.label_sets, own), sizes, bytes_up, 2 * len(sent), facts)
+    return Collection(_with_columns(joined.label_sets, columns), sizes, bytes_up, 2 * len(sent), facts)
 
 
-def _columns(matrix: csr_matrix, wanted: np.ndarray) -> csr_matrix:
-    """The matrix with its columns in this order."""
-    place = np.empty(len(wanted), dtype=matrix.indices.dtype)
-    place[wanted] = np.arange(len(wanted))
-    ordered = csr_matrix((matrix.data, place[matrix.indices], matrix.indptr), shape=matrix.shape)
+def _with_columns(matrix: csr_matrix, columns: np.ndarray) -> csr_matrix:
+    """Return the matrix with its columns in this order."""
+    new_column = np.empty(len(columns), dtype=matrix.indices.dtype)
+    new_column[columns] = np.arange(len(columns))
+    ordered = csr_matrix((matrix.data, new_column[matrix.indices], matrix.indptr), shape=matrix.shape)
     ordered.sort_indices()
     return ordered

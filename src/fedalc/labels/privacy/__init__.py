@@ -1,12 +1,12 @@
-"""Differential privacy of one instance's label set, in what W learns from label correlations.
+"""Differential privacy of one instance's label set, for what W learns from label correlations.
 
-Two datasets are neighbours when one instance's label set is there in one and gone in the other. (One label set in place
-of another is two such steps.) Protected is what the server takes from label correlations; not the label sets from the
-server, which holds them under pseudonyms, and not what owners teach their rows and θ.
+Two datasets are neighbours if one has one more instance's label set than the other. (Replacing a label set is two such
+steps.) The mechanisms protect what the server learns from label correlations. They do not protect the label sets from
+the server, which holds them under pseudonyms, nor what clients teach their rows and θ.
 
-`counts`: N, n and c are noised once, and whatever is learnt from them costs nothing more. `gradients`: as in the paper,
-every step on W takes the instances' gradients clipped and noised; N, the number of instances, is public. `accounting`:
-how much noise an (ε, δ) takes.
+`counts` adds noise to N, n and c once; learning from them costs nothing more. `gradients` follows the paper: every step
+on W clips and noises the instances' gradients; N, the number of instances, is public. `accounting` computes the noise
+for an (ε, δ).
 """
 
 from __future__ import annotations

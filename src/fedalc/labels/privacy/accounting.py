@@ -1,8 +1,8 @@
-"""How much noise an (ε, δ) takes, and what given noise spends.
+"""Compute the noise that an (ε, δ) needs, and the ε that given noise spends.
 
-Two kinds of releases: Gaussian noise on real numbers, possibly of a Poisson sample (mechanism `gradients`), and
-discrete Gaussian noise on whole numbers (mechanism `counts`). Both by the privacy loss distributions of Google's
-dp-accounting, which are tight up to a discretisation on the safe side, and which compose with each other.
+There are two kinds of releases: Gaussian noise on real numbers, possibly of a Poisson sample (mechanism `gradients`),
+and discrete Gaussian noise on whole numbers (mechanism `counts`). Both use the privacy loss distributions of Google's
+dp-accounting. These are tight up to a discretisation on the safe side, and can be composed with each other.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any, Literal
 from fedalc.errors import ConfigError, FedalcError
 
 MOST_EPSILON = 1000.0
-MOST_LOSS = 1e6  # an ε of about half of it: nothing is protected, and the accounting's numbers would overflow
-LEAST_DELTA, MOST_DELTA = 1e-15, 0.1  # below, the accountant's numbers end; above, it is no promise
-PRECISION = 1e-3  # of the noise multiplier, relative
+MOST_LOSS = 1e6  # an ε of about half of it: no protection, and the accountant's numbers would overflow
+LEAST_DELTA, MOST_DELTA = 1e-15, 0.1  # the accountant's precision ends below; no meaningful privacy above
+PRECISION = 1e-3  # relative precision of the noise multiplier
 MOST_EPSILON_OF_COUNTS = 50.0
-"""Counts get at least the noise of this ε, which is 0 nearly always, so that `SAMPLER_DELTA` holds."""
+"""Counts get at least the noise of this ε, which is nearly always 0, so that `SAMPLER_DELTA` holds."""
 SAMPLER_DELTA = 1e-30
-"""What the sampler of whole numbers adds to δ, at most: (1 + e^ε) times the distance of its draws from the exact
-distribution. That is at most 2⁻²⁵⁶ for each entry of a table, with 2²³ entries and 2⁴⁰ draws at most, and ε ≤ 50."""
+"""An upper bound of what the integer sampler adds to δ: (1 + e^ε) times the distance of its draws from the exact
+distribution. That is at most 2⁻²⁵⁶ for each entry of a table, with at most 2²³ entries and 2⁴⁰ draws, and ε ≤ 50."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """`times` independent numbers with noise, each moved by at most 1 when one instance's label set is taken away.
+    """`times` independent noised numbers. Removing one instance's label set changes each by at most 1.
 
-    `noise` is σ in units of that 1. Gaussian ones may be of a sample, of which an instance is part with `sample_rate`.
-    `selection`: where the list of labels was published too, the probability, at most, that it shows one that this
-    instance alone has. It is once for all `times`.
+    `noise` is σ. Gaussian releases may be of a sample that includes an instance with probability `sample_rate`.
+    `selection` is for a release that also publishes the list of labels: an upper bound of the probability that the list
+    shows a label that only this instance has. It counts once for all `times`.
     """
 
     kind: Literal["gaussian", "discrete"]
@@ -44,40 +44,40 @@ class Release:
 
 
 def coordinates(labels_per_instance: int) -> int:
-    """How many of N, n and c one instance is counted in: once in N, m of the n_u, m(m-1)/2 of the c_uv (unordered)."""
+    """Return how many of N, n and c count an instance: N once, m of the n_u, m(m-1)/2 of the c_uv (unordered)."""
     m = labels_per_instance
     return 1 + m + m * (m - 1) // 2
 
 
 def sensitivity(labels_per_instance: int) -> float:
-    """How far (N, n, c) can move, in Euclidean length, when one instance's label set is taken away.
+    """Return how far (N, n, c) can move, in Euclidean length, when one instance's label set is removed.
 
-    Each count that has the instance moves by one and no other does. With fewer labels it is in fewer counts.
+    Each count that includes the instance moves by one. With fewer labels the instance is in fewer counts.
     """
     return math.sqrt(coordinates(labels_per_instance))
 
 
 @cache
 def noise_multiplier(epsilon: float, delta: float, steps: int, sample_rate: float = 1.0) -> float:
-    """The smallest noise, as a multiple of the sensitivity, with which `steps` releases are (ε, δ)-private.
+    """Return the smallest noise, as a multiple of the sensitivity, that makes `steps` releases (ε, δ)-private.
 
-    Smallest within 0.1%, from above: what is returned always keeps the promise.
+    The result is at most 0.1% above the smallest, and never below it.
     """
     from scipy.optimize import brentq  # slow to load
 
     _check_epsilon(epsilon)
     _check(delta, steps, sample_rate)
     # Zero-concentrated privacy gives a multiplier that suffices without sampling (Bun & Steinke 2016, Prop. 1.3):
-    # ε = ρ + 2√(ρ ln 1/δ), ρ = steps / (2 z²). From there down, where the distributions are small.
+    # ε = ρ + 2√(ρ ln 1/δ), ρ = steps / (2 z²). Search downwards from there, where the distributions are small.
     root = math.sqrt(math.log(1 / delta))
     enough = math.sqrt(steps / 2) / (math.sqrt(root**2 + epsilon) - root)
     while spent_epsilon(enough, delta, steps, sample_rate) > epsilon:
-        enough *= 1.1  # only where discretisation costs more than the bound gives away
+        enough *= 1.1  # only if the discretisation costs more than the slack of the bound
     too_little = enough / 2
     while spent_epsilon(too_little, delta, steps, sample_rate) <= epsilon:
         enough, too_little = too_little, too_little / 2
 
-    def excess(log_z: float) -> float:  # nearly straight on logarithmic scales, so few evaluations find its root
+    def excess(log_z: float) -> float:  # nearly linear on logarithmic scales, so few evaluations find its root
         return math.log(max(spent_epsilon(math.exp(log_z), delta, steps, sample_rate), 1e-12) / epsilon)
 
     z = math.exp(brentq(excess, math.log(too_little), math.log(enough), xtol=PRECISION / 4))
@@ -88,28 +88,28 @@ def noise_multiplier(epsilon: float, delta: float, steps: int, sample_rate: floa
 
 @cache
 def spent_epsilon(noise_multiplier: float, delta: float, steps: int, sample_rate: float = 1.0) -> float:
-    """The ε that `steps` releases with this Gaussian noise amount to, at δ."""
+    """Return the ε that `steps` releases with this Gaussian noise spend at δ."""
     _check(delta, steps, sample_rate)
     return epsilon_of([Release("gaussian", noise_multiplier, steps, sample_rate)], delta)
 
 
 @cache
 def counts_multiplier(epsilon: float, delta: float, releases: int, labels_per_instance: int) -> float:
-    """The noise of counts, as a multiple of their sensitivity, with which `releases` of them are (ε, δ)-private.
+    """Return the noise of counts, as a multiple of their sensitivity, that makes `releases` of them (ε, δ)-private.
 
-    σ is this times the sensitivity. Where σ is above 1 it is the Gaussian mechanism's, up to the last digits.
+    σ is this times the sensitivity. For σ above 1 it equals that of the Gaussian mechanism up to the last digits.
     """
     _check_epsilon(epsilon)
     epsilon = min(epsilon, MOST_EPSILON_OF_COUNTS)
     z = noise_multiplier(epsilon, delta, releases)
     while (spent := counts_epsilon(z, delta, releases, labels_per_instance)) > epsilon:
-        z *= max(1 + PRECISION / 2, (spent / epsilon) ** 0.5)  # ε falls with 1/z to 1/z²
+        z *= max(1 + PRECISION / 2, (spent / epsilon) ** 0.5)  # ε decreases as 1/z to 1/z²
     return z
 
 
 @cache
 def counts_epsilon(noise_multiplier: float, delta: float, releases: int, labels_per_instance: int) -> float:
-    """The ε that `releases` of N, n and c with discrete Gaussian noise amount to, at δ."""
+    """Return the ε that `releases` of N, n and c with discrete Gaussian noise spend at δ."""
     _check(delta, releases)
     return epsilon_of([counts_release(noise_multiplier, releases, labels_per_instance)], delta)
 
@@ -120,9 +120,9 @@ def counts_release(noise_multiplier: float, releases: int, labels_per_instance: 
 
 
 def epsilon_of(releases: Iterable[Release], delta: float) -> float:
-    """The ε of all of them together, at δ.
+    """Return the ε of all releases together, at δ.
 
-    A selection of probability p takes p of δ. It also adds -ln(1 - p) to ε: without the instance its labels are never
+    A selection of probability p takes p of δ and adds -ln(1 - p) to ε: without the instance its labels are never
     shown, and with it they are not shown with probability 1 - p.
     """
     releases = list(releases)
@@ -140,11 +140,11 @@ def epsilon_of(releases: Iterable[Release], delta: float) -> float:
     discrete = any(release.kind == "discrete" for release in together)
     if discrete:
         delta -= SAMPLER_DELTA
-    # Little noise means losses of about 1/z², and without sampling all steps are one of z/√steps: a coarser grid then.
+    # Little noise gives losses of about 1/z², and without sampling all steps are one of z/√steps: use a coarser grid.
     loss = sum((1 if r.sample_rate < 1 else times) / r.noise**2 for r, times in together.items())
     if loss > MOST_LOSS:
         return math.inf
-    enough = 2 if discrete else 10  # above, the finer grid would change nothing that matters, and take long
+    enough = 2 if discrete else 10  # above this ε the finer grid takes long and changes nothing that matters
     epsilon = math.inf
     for grid in (1e-3, 1e-4):
         grid *= max(1.0, loss / 100)
@@ -182,7 +182,7 @@ def _loss_distribution(release: Release, times: int, grid: float) -> Any:
 def _check_epsilon(epsilon: float) -> None:
     if not 0 < epsilon <= MOST_EPSILON:
         raise ConfigError(
-            f"must be above 0 and at most {MOST_EPSILON:g}, not {epsilon}: more protects nothing", "epsilon"
+            f"must be above 0 and at most {MOST_EPSILON:g}, not {epsilon}: a larger ε protects nothing", "epsilon"
         )
 
 
@@ -190,6 +190,6 @@ def _check(delta: float, steps: int, sample_rate: float = 1.0) -> None:
     if not LEAST_DELTA <= delta <= MOST_DELTA:
         raise ConfigError(f"must be between {LEAST_DELTA:g} and {MOST_DELTA:g}, not {delta}", "delta")
     if steps < 1:
-        raise ConfigError(f"there must be at least one release, not {steps}", "steps")
+        raise ConfigError(f"must be at least 1, not {steps}", "steps")
     if not 0 < sample_rate <= 1:
         raise ConfigError(f"must be in (0, 1], not {sample_rate}", "sample_rate")

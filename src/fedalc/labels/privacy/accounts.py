@@ -1,4 +1,4 @@
-"""Who a run's privacy is charged to, and that it is charged once."""
+"""Choose the ledger account that pays for a run's privacy, and charge each run once."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from fedalc.labels.collection.messages import Protocol
 from fedalc.labels.privacy.ledger import GONE_ON, Account, Charge, GoneOn, Ledger, default_path, new_id
 
 CHARGED = "privacy.json"
-"""In a run folder: under which id the run is in the ledger."""
+"""The file in a run folder that holds the run's id in the ledger."""
 
 
-def dataset_account(dataset: Dataset, place: str, budget: float | None = None) -> Account:
-    """Of a simulation. Data is known by its name or path, and by its label sets, so that neither a copy of a folder nor
-    a few more instances in it are new data with nothing spent."""
+def dataset_account(dataset: Dataset, location: str, budget: float | None = None) -> Account:
+    """Return the account of a simulation on a dataset.
+
+    The dataset is recognised by its name or path, and also by its label sets, so that a copy of its folder, or a folder
+    with a few more instances, does not start from zero.
+    """
     ledger = Ledger(default_path())
-    name = str(Path(place).resolve()) if Path(place).is_dir() else dataset.name
+    name = str(Path(location).resolve()) if Path(location).is_dir() else dataset.name
     return Account(ledger, f"dataset {name}", (f"dataset:{name}", ledger.mark_of(dataset.train.labels)), budget)
 
 
 def files_account(protocol: Protocol, label_sets: csr_matrix, budget: float | None = None) -> Account:
-    """Of message files that a server joins: known by the clients' key and by the label sets."""
+    """Return the account of message files. They are recognised by the clients' key and by the label sets."""
     ledger = Ledger(default_path())
     marks = [ledger.mark_of(label_sets)] + ([f"key:{protocol.key_check}"] if protocol.key_check else [])
     subject = f"collected files (key check {protocol.key_check or 'none'})"
@@ -37,21 +40,21 @@ def files_account(protocol: Protocol, label_sets: csr_matrix, budget: float | No
 
 
 def deployment_account(ledger: Path | None, run_folder: Path, budget: float | None = None) -> Account:
-    """Of runs with real parties: all runs of a server are on the same data, whichever parties take part."""
+    """Return the account of a deployment. All runs of a server share it, whichever parties take part."""
     path = (ledger or run_folder.parent / PRIVACY_LEDGER).resolve()
     return Account(Ledger(path), f"deployment {path.parent}", (f"deployment:{path.parent}",), budget)
 
 
 def charge_run(account: Account, charge: Charge, folder: Path | None) -> None:
-    """Enter a run in the ledger, before anything made with its noise is used. A resumed run is in it already.
+    """Charge a run in the ledger, before its noise is used. A resumed run has been charged already.
 
-    Folder and ledger share a state, which changes whenever the run goes on: a copy of the folder has an old one, and is
-    refused. The folder also keeps the one before, for a crash between the two writes.
+    Folder and ledger share a state, which changes whenever the run continues. A copy of the folder has an old state and
+    is refused. The folder also keeps the previous state, for a crash between the two writes.
     """
-    said = _said(folder)
-    charge = replace(charge, id=said.get("charge") or new_id())
+    recorded = _recorded(folder)
+    charge = replace(charge, id=recorded.get("charge") or new_id())
     state = account.ledger.state_of(charge.id)
-    if state is not None and state not in (said.get("state"), said.get("before")):
+    if state is not None and state not in (recorded.get("state"), recorded.get("before")):
         raise GoneOn(f"{folder}: {GONE_ON}")
     new = new_id()
     if folder is not None:
@@ -63,21 +66,20 @@ def charge_run(account: Account, charge: Charge, folder: Path | None) -> None:
 
 
 def check_run(account: Account, charge: Charge, folder: Path | None, resume: bool) -> None:
-    """Refuse, before anything is done, what `charge_run` would refuse."""
+    """Refuse early what `charge_run` would refuse."""
     if account.budget is not None:
-        account.ledger.check(replace(charge, id=_said(folder).get("charge", "") if resume else ""), account.budget)
+        charge_id = _recorded(folder).get("charge", "") if resume else ""
+        account.ledger.check(replace(charge, id=charge_id), account.budget)
 
 
-def _said(folder: Path | None) -> dict[str, Any]:
-    """What the run folder says of the run: its id in the ledger, and its state."""
+def _recorded(folder: Path | None) -> dict[str, Any]:
+    """Return the run's id in the ledger and its state, as the run folder records them."""
     if folder is None or not (folder / CHARGED).exists():
         return {}
     try:
-        said: dict[str, Any] = json.loads((folder / CHARGED).read_text(encoding="utf-8"))
-        if not isinstance(said["charge"], str) or not said["charge"]:
+        recorded: dict[str, Any] = json.loads((folder / CHARGED).read_text(encoding="utf-8"))
+        if not isinstance(recorded["charge"], str) or not recorded["charge"]:
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise FedalcError(
-            f"{folder / CHARGED}: damaged; without it the run would be charged again: delete it"
-        ) from None
-    return said
+        raise FedalcError(f"{folder / CHARGED}: damaged; delete it, and the run is charged again") from None
+    return recorded

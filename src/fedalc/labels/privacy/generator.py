@@ -1,4 +1,4 @@
-"""Random numbers for noise that has to stay secret: the key stream of AES-256 in counter mode."""
+"""Random numbers for secret noise: the key stream of AES-256 in counter mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SUMMANDS = 4
 
 
 class SecureGenerator:
-    """A cryptographic generator. Who does not know the key cannot tell its output from uniform bits."""
+    """A cryptographic generator. Without its key, its output cannot be told from uniform bits."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise ValueError(f"a key of {KEY_BYTES} bytes is expected, not of {len(key)}")
+            raise ValueError(f"the key must have {KEY_BYTES} bytes, not {len(key)}")
         try:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError:
@@ -27,49 +27,49 @@ class SecureGenerator:
 
     @classmethod
     def system(cls) -> SecureGenerator:
-        """With a fresh key from the operating system, kept nowhere."""
+        """Return a generator with a fresh key from the operating system, which is not stored anywhere."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def seeded(cls, seed: int) -> SecureGenerator:
-        """Repeatable, for experiments and tests: who knows the seed knows all of it."""
+        """Return a repeatable generator for experiments and tests. Anyone who knows the seed knows its output."""
         return cls(hashlib.sha256(f"fedalc seeded noise {seed}".encode()).digest())
 
     def words(self, count: int) -> np.ndarray:
-        """Uniform 64-bit words."""
+        """Return uniform 64-bit words."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
 
     def below(self, bound: int, count: int) -> np.ndarray:
-        """Whole numbers from 0 to bound - 1, uniform without bias (bound < 2⁶³)."""
+        """Return whole numbers from 0 to bound - 1, uniform without bias (bound < 2⁶³)."""
         shift = np.uint64(64 - max((bound - 1).bit_length(), 1))
-        found = np.empty(0, dtype=np.uint64)
-        while len(found) < count:
-            drawn = self.words(count - len(found)) >> shift
-            found = np.concatenate([found, drawn[drawn < bound]])
-        return found.astype(np.int64)
+        accepted = np.empty(0, dtype=np.uint64)
+        while len(accepted) < count:
+            drawn = self.words(count - len(accepted)) >> shift
+            accepted = np.concatenate([accepted, drawn[drawn < bound]])
+        return accepted.astype(np.int64)
 
     def distinct_below(self, bound: int, count: int) -> np.ndarray:
-        """`count` different numbers from 0 to bound - 1, ascending: every set of so many is equally likely."""
+        """Return `count` distinct numbers from 0 to bound - 1, ascending. Every set of this size is equally likely."""
         if 2 * count > bound:
             return np.setdiff1d(np.arange(bound), self.distinct_below(bound, bound - count), assume_unique=True)
-        found = np.empty(0, dtype=np.int64)
-        while len(found) < count:  # as many as are missing, so there are never too many
-            merged = np.sort(np.concatenate([found, self.below(bound, count - len(found))]))
-            found = merged[np.diff(merged, prepend=-1) > 0]  # np.union1d takes a hundred times as long
-        return found
+        chosen = np.empty(0, dtype=np.int64)
+        while len(chosen) < count:  # draws as many as are missing, so there are never too many
+            merged = np.sort(np.concatenate([chosen, self.below(bound, count - len(chosen))]))
+            chosen = merged[np.diff(merged, prepend=-1) > 0]  # np.union1d takes a hundred times as long
+        return chosen
 
     def chosen(self, rate: float, count: int) -> np.ndarray:
-        """For each of `count` things whether it is taken: independently, with this probability (rounded down, 2⁻⁶⁴)."""
+        """Choose each of `count` items independently with probability `rate` (rounded down to a multiple of 2⁻⁶⁴)."""
         if rate >= 1:
             return np.ones(count, dtype=bool)
         return self.words(count) < np.uint64(int(rate * 2**64))
 
     def normal(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Standard normal numbers in double precision, each (a + b + c + d) / 2 of four from the Box-Muller transform.
+        """Return standard normal numbers in double precision, each (a + b + c + d) / 2 of four Box-Muller numbers.
 
-        One such number alone tells its uniform bits, and so which values the noise can have. To invert a sum of four
-        takes a search that grows with the cube of that (Holohan & Braghin 2021, "Secure Random Sampling in
-        Differential Privacy"). It hardens; it is no proof.
+        A single Box-Muller number reveals its uniform bits, and so which values the noise can have. Inverting a sum of
+        four takes a search that grows with the cube of that (Holohan & Braghin 2021, "Secure Random Sampling in
+        Differential Privacy"). This makes attacks harder; it is no proof.
         """
         size = int(np.prod(shape))
         total = np.zeros(size)
@@ -84,5 +84,5 @@ class SecureGenerator:
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
     def _above_zero(self, count: int) -> np.ndarray:
-        """Uniform in (0, 1], with 53 bits."""
+        """Return numbers that are uniform in (0, 1], with 53 bits."""
         return ((self.words(count) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53

@@ -1,8 +1,8 @@
-"""The privacy ledger: what was spent on whose label sets, in all runs, and whether a further one fits a budget.
+"""The privacy ledger: how much privacy all runs spent on which label sets, and whether another run fits a budget.
 
-A file of JSON lines that is only ever appended to, outside run folders: to delete a run does not give its ε back. A run
-is entered, and the entry is on disk, before anything that was made with its noise is used or written. The file has
-neither noise nor exact counts; the marks of data are keyed digests, with the key in the first line.
+It is an append-only file of JSON lines outside run folders, so that deleting a run does not give its ε back. A run is
+charged, on disk, before anything made with its noise is used or written. The file holds neither noise nor exact counts;
+data is marked by keyed digests, with the key in the first line.
 """
 
 from __future__ import annotations
@@ -33,30 +33,29 @@ LEDGER = "FEDALC_PRIVACY_LEDGER"
 _VERSION = 1
 _HEAD = b'{"fedalc-privacy-ledger": '
 GONE_ON = (
-    "this run has gone on since, in a copy of its folder or before an older copy was restored. Going on from here "
-    "would draw noise a second time, and it was charged once. To have it charged again, delete privacy.json in the run "
-    "folder"
+    "this run has continued since, in a copy of its folder or before an older copy was restored. Continuing from here "
+    "would draw noise a second time, but it was charged once. To charge it again, delete privacy.json in the run folder"
 )
 
 
 class BudgetError(FedalcError):
-    """A run that would spend more than its budget. Says what was spent."""
+    """A run would exceed its budget. The message says what was spent."""
 
 
 class GoneOn(FedalcError):
-    """A copy of a run folder, whose run has gone on elsewhere."""
+    """The folder is a copy, and its run has continued elsewhere."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One run, or one file of counts. Two charges with a mark in common are on the same label sets."""
+    """The charge of one run or one file of counts. Charges that share a mark are for the same label sets."""
 
     subject: str
     marks: tuple[str, ...]
     what: str
     delta: float
-    epsilon: float | None  # None: noise that protects nothing
-    release: Release | None  # None with ε
+    epsilon: float | None  # None: the noise protects nothing
+    release: Release | None  # None if ε is None
     noise: Literal["system", "seeded"] = "system"
     run: str | None = None
     id: str = ""
@@ -64,20 +63,20 @@ class Charge:
 
 
 class Ledger:
-    """One file. Processes take turns."""
+    """A ledger file. A lock makes processes take turns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def charges(self) -> list[Charge]:
-        """All of them, in the order of time. None where there is no file yet."""
+        """Return all charges, oldest first; an empty list if there is no file yet."""
         if not self.path.exists():
             return []
         with self._locked() as file:
             return self._read(file)[1]
 
     def mark_of(self, label_sets: csr_matrix) -> str:
-        """Tells whether two collections of label sets are the same, whatever their order, and the labels' names."""
+        """Return a mark that is the same for equal label sets, whatever their order and the labels' names."""
         sizes, counts = np.diff(label_sets.indptr), np.bincount(label_sets.indices)
         digest = hashlib.sha256()
         for numbers in (sizes, counts):
@@ -87,7 +86,7 @@ class Ledger:
         return "data:" + hmac.new(key, digest.digest(), "sha256").hexdigest()[:32]
 
     def add(self, charge: Charge, budget: float | None = None) -> None:
-        """Enter it, once: one whose id is there already changes nothing. Refused where it exceeds the budget."""
+        """Add a charge if its id is not there yet. Raises BudgetError if it exceeds the budget."""
         with self._locked() as file:
             _, known, _ = self._read(file)
             if self._is_entered(charge, known):
@@ -100,34 +99,34 @@ class Ledger:
             self._append(file, entered)
 
     def state_of(self, run: str) -> str | None:
-        """Which state of the run with this id drew noise last. None where it has not been told."""
+        """Return the state in which the run with this id last drew noise, or None if none is recorded."""
         if not self.path.exists():
             return None
         with self._locked() as file:
             return self._read(file)[2].get(run)
 
     def go_on(self, run: str, state: str | None, new: str) -> None:
-        """From `state` the run draws noise now, and is in state `new`. So no other copy of it can go on from there."""
+        """Move the run from `state` to `new`, because it draws noise now. No copy can then continue from `state`."""
         with self._locked() as file:
             if self._read(file)[2].get(run) != state:
                 raise GoneOn(f"{self.path}: {GONE_ON}")
             self._append(file, {"run": run, "state": new})
 
     def check(self, charge: Charge, budget: float | None) -> None:
-        """Refuse what `add` would refuse, and enter nothing."""
+        """Refuse what `add` would refuse, without adding it."""
         known = self.charges()
         if not self._is_entered(charge, known):
             check_budget(known, charge, budget)
 
     def _is_entered(self, charge: Charge, known: Sequence[Charge]) -> bool:
-        """Under its id, with the same noise and on the same data. (The path of a dataset may have changed.)"""
+        """Return whether the charge's id is there. Refuses an id with other noise or data. (Paths may have changed.)"""
         for earlier in known:
             if charge.id and earlier.id == charge.id:
                 if earlier.release == charge.release and set(earlier.marks).intersection(charge.marks):
                     return True
                 what = "on other data" if earlier.release == charge.release else "with other noise"
                 raise FedalcError(
-                    f"{self.path}: the run was entered {what} (id {charge.id}). To have it charged anew, "
+                    f"{self.path}: the run was charged {what} (id {charge.id}). To charge it again, "
                     "delete privacy.json in the run folder"
                 )
         return False
@@ -153,7 +152,7 @@ class Ledger:
             yield file
 
     def _drop_torn_line(self, file: IO[bytes]) -> None:
-        """Half a line was being written when the power went: its run had not begun. A whole one lacks its end only."""
+        """Remove a half-written last line (a crash before its run began). Complete one that only lacks its newline."""
         file.seek(0)
         content = file.read()
         whole, end, torn = content.rpartition(b"\n")
@@ -178,7 +177,7 @@ class Ledger:
         os.fsync(file.fileno())
 
     def _read(self, file: IO[bytes]) -> tuple[bytes, list[Charge], dict[str, str]]:
-        """The key for marks, what was charged, and the state in which each run drew noise last."""
+        """Return the key for marks, all charges, and the state in which each run last drew noise."""
         file.seek(0)
         charges: list[Charge] = []
         states: dict[str, str] = {}
@@ -197,15 +196,15 @@ class Ledger:
                     raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise FedalcError(
-                f"{self.path}:{number}: not a line of a privacy ledger. What was spent cannot be told without it: "
-                "restore the file from a backup, or move it away, and what it says is forgotten"
+                f"{self.path}:{number}: not a line of a privacy ledger, so what was spent is unknown: restore the file "
+                "from a backup, or move it away to forget what it says"
             ) from None
         return key, charges, states
 
 
 @dataclass(frozen=True)
 class Total:
-    """`epsilon` is that of all charges at `delta`, composed; `plain` the sum of each one's ε, at `plain_delta`."""
+    """`epsilon` is the composed ε of all charges at `delta`; `plain` is the sum of their ε, at `plain_delta`."""
 
     epsilon: float
     delta: float
@@ -216,7 +215,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Account:
-    """On whose label sets a run spends, where that is entered, and how much may be spent in all."""
+    """The label sets that a run spends privacy on, the ledger to charge, and the budget for all runs."""
 
     ledger: Ledger
     subject: str
@@ -232,7 +231,7 @@ class Account:
 
 
 def default_path() -> Path:
-    """$FEDALC_PRIVACY_LEDGER, or where programs keep state of a user's."""
+    """Return $FEDALC_PRIVACY_LEDGER, or the ledger in the user's state folder."""
     if path := os.environ.get(LEDGER):
         return Path(path)
     if folder := os.environ.get("XDG_STATE_HOME"):
@@ -240,7 +239,7 @@ def default_path() -> Path:
     try:
         return Path.home() / ".local" / "state" / "fedalc" / PRIVACY_LEDGER
     except RuntimeError:
-        raise FedalcError(f"there is no home folder for the privacy ledger: set {LEDGER} to a file") from None
+        raise FedalcError(f"no home folder for the privacy ledger: set {LEDGER} to a file") from None
 
 
 def new_id() -> str:
@@ -248,20 +247,20 @@ def new_id() -> str:
 
 
 def on_same_data(charges: Sequence[Charge], marks: Iterable[str]) -> list[Charge]:
-    """Those that share a mark with these, or with one that does, and so on."""
-    known, found = set(marks), [False] * len(charges)
+    """Return the charges that share a mark with `marks`, directly or through other charges."""
+    known, same = set(marks), [False] * len(charges)
     grown = True
     while grown:
         grown = False
-        for place, charge in enumerate(charges):
-            if not found[place] and known.intersection(charge.marks):
-                found[place] = grown = True
+        for number, charge in enumerate(charges):
+            if not same[number] and known.intersection(charge.marks):
+                same[number] = grown = True
                 known.update(charge.marks)
-    return [charge for place, charge in enumerate(charges) if found[place]]
+    return [charge for number, charge in enumerate(charges) if same[number]]
 
 
 def by_subject(charges: Sequence[Charge]) -> list[list[Charge]]:
-    """All charges, those on the same data together."""
+    """Return the charges in groups, one group for each set of data."""
     groups, left = [], list(charges)
     while left:
         group = on_same_data(left, left[0].marks)
@@ -271,8 +270,11 @@ def by_subject(charges: Sequence[Charge]) -> list[list[Charge]]:
 
 
 def total(charges: Iterable[Charge], delta: float) -> Total:
-    """Of those that protect anything, at this δ. At a larger one, where published lists of labels take more than half
-    of it: the noise has at least the other half."""
+    """Return what the charges spent together at this δ, without those that protect nothing.
+
+    If published lists of labels take more than half of δ, the total has a larger δ, so that half of the given δ is left
+    for the noise.
+    """
     counted = [charge for charge in charges if charge.release is not None]
     releases = [charge.release for charge in counted if charge.release is not None]
     plain = sum(charge.epsilon or 0.0 for charge in counted)
@@ -290,14 +292,15 @@ def check_budget(known: Sequence[Charge], charge: Charge, budget: float | None) 
         return
     before = total(earlier, charge.delta)
     raise BudgetError(
-        f"this run would bring what was spent on {charge.subject} to ε = {after.epsilon:.4g} at δ = {after.delta:.3g}, "
-        f"and the budget is {budget:g} (--epsilon-budget). Spent so far: ε = {before.epsilon:.4g} in {before.runs} "
-        f"runs; this one: ε = {charge.epsilon:.4g}. `fedalc privacy` lists the runs"
+        f"this run would bring the privacy spent on {charge.subject} to ε = {after.epsilon:.4g} at "
+        f"δ = {after.delta:.3g}, above the budget of {budget:g} (--epsilon-budget). Spent so far: "
+        f"ε = {before.epsilon:.4g} in {before.runs} runs; this run: ε = {charge.epsilon:.4g}. "
+        "`fedalc privacy` lists the runs"
     )
 
 
 class _Noise(BaseModel):
-    """A `Release`, as a line of the ledger has it. The bounds are far beyond what any run has."""
+    """A `Release` in a line of the ledger. The bounds are far beyond those of any run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     kind: Literal["gaussian", "discrete"]
@@ -308,7 +311,7 @@ class _Noise(BaseModel):
 
 
 class _Line(BaseModel):
-    """A `Charge`, as a line of the ledger has it."""
+    """A `Charge` in a line of the ledger."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     subject: str
@@ -326,6 +329,6 @@ class _Line(BaseModel):
 def _charge_from(values: dict[str, Any]) -> Charge:
     line = _Line.model_validate(values)
     if (line.release is None) != (line.epsilon is None):
-        raise ValueError("ε and the noise that gives it belong together")
+        raise ValueError("ε and its noise must be given together")
     release = None if line.release is None else Release(**line.release.model_dump())
     return Charge(**line.model_dump() | {"marks": tuple(line.marks), "release": release})

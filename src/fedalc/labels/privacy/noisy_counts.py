@@ -1,9 +1,9 @@
-"""N, n and c noised once. All that follows is post-processing: W may be trained on them as long as one likes.
+"""Noise N, n and c once. W may then be trained on them for as long as one likes: that is post-processing.
 
-Everything that is published is a whole number: a count plus discrete Gaussian noise, from the same table of the same
-sampler whether the count is 0 or not. The noise falls on every pair of labels, also on those that never occur together,
-or it would show which these are. Of those only the pairs whose noise exceeds a threshold are ever written down, so
-nothing of size labels × labels is built.
+Every published number is a whole number: a count plus discrete Gaussian noise from the same table and sampler, whether
+the count is 0 or not. Every pair of labels gets noise, also pairs that never occur together; otherwise the output would
+show which pairs these are. Of those, only pairs whose noise exceeds a threshold are stored, so no labels × labels array
+is built.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from fedalc.labels.privacy.tables import ONE, TailTable, discrete_gaussian, draw
 
 
 def clip_label_sets(label_sets: csr_matrix, labels_per_instance: int, generator: SecureGenerator) -> csr_matrix:
-    """At most so many labels of each instance, drawn at random, each instance on its own."""
-    held = np.diff(label_sets.indptr)
-    instance = np.repeat(np.arange(label_sets.shape[0]), held)
+    """Return at most `labels_per_instance` labels of each instance, chosen at random for each independently."""
+    sizes = np.diff(label_sets.indptr)
+    instance = np.repeat(np.arange(label_sets.shape[0]), sizes)
     order = np.lexsort((generator.words(label_sets.nnz), instance))  # shuffles within each instance
-    place = np.arange(label_sets.nnz) - np.repeat(label_sets.indptr[:-1], held)
-    kept = order[place < labels_per_instance]
-    values = np.ones(len(kept), dtype=label_sets.dtype)
-    return csr_matrix((values, (instance[kept], label_sets.indices[kept])), shape=label_sets.shape)
+    rank = np.arange(label_sets.nnz) - np.repeat(label_sets.indptr[:-1], sizes)
+    chosen = order[rank < labels_per_instance]
+    values = np.ones(len(chosen), dtype=label_sets.dtype)
+    return csr_matrix((values, (instance[chosen], label_sets.indices[chosen])), shape=label_sets.shape)
 
 
 def noisy_correlations(
     label_sets: csr_matrix, labels_per_instance: int, noise_multiplier: float, generator: SecureGenerator
 ) -> Correlations:
-    """N, n and c of clipped label sets under the discrete Gaussian mechanism, made fit for use.
+    """Return N, n and c of clipped label sets under the discrete Gaussian mechanism, made consistent.
 
-    Pairs at or below a threshold count as never together. It is set, without a look at the data, so that of pairs that
-    truly never occur together at most one per label is expected to pass. Then n is brought into [0, N] and c_uv into
-    [0, min(n_u, n_v)]. Memory: labels + pairs that occur together.
+    Pairs at or below a threshold count as never together. The threshold does not depend on the data: at most one pair
+    per label that never occurs together is expected to pass. Then n is clipped to [0, N], c_uv to [0, min(n_u, n_v)].
+    Memory: labels + pairs that occur together.
     """
     exact = Correlations.from_label_sets(clip_label_sets(label_sets, labels_per_instance, generator))
     if noise_multiplier == 0:
@@ -50,22 +50,25 @@ def noisy_correlations(
 def published_correlations(
     label_sets: csr_matrix, labels_per_instance: int, noise_multiplier: float, least: int, generator: SecureGenerator
 ) -> tuple[np.ndarray, Correlations]:
-    """The same where the list of labels is no public one: which labels may be shown, and N, n and c of these.
+    """Like `noisy_correlations`, if the list of labels is not public. Return the labels to show, and N, n, c of these.
 
-    Shown is a label that an instance has after clipping, and whose noised n reaches `least` (see `label_threshold`).
-    A label that only clipped instances have is no candidate: one instance would bring any number of them.
+    A label is shown if an instance has it after clipping and its noised n is at least `least` (see `label_threshold`).
+    Labels that clipping removed everywhere are never shown: one instance could add any number of them.
     """
     exact = Correlations.from_label_sets(clip_label_sets(label_sets, labels_per_instance, generator))
     noise = _noise(noise_multiplier, labels_per_instance)
     N, counts = _noised_counts(exact, noise, generator)
     shown = np.flatnonzero((exact.counts > 0) & (counts >= least))
-    # What follows sees the shown labels alone, their number included.
+    # The pairs must see the shown labels only, including their number.
     return shown, _with_noised_pairs(N, counts[shown], exact.together[shown][:, shown], noise, generator)
 
 
 def label_threshold(labels_per_instance: int, noise_multiplier: float, delta: float) -> int:
-    """The smallest T with which a label that one instance alone has is shown with probability at most δ, all labels of
-    that instance together: labels_per_instance · P(noise ≥ T - 1) ≤ δ. Exact, from the table that noise is drawn by."""
+    """Return the smallest threshold T with which labels that only one instance has are shown with probability ≤ δ.
+
+    That is labels_per_instance · P(noise ≥ T - 1) ≤ δ for all labels of the instance together. It is exact: computed
+    from the table that the noise is drawn from.
+    """
     noise = _noise(noise_multiplier, labels_per_instance)
     return _smallest(noise, Fraction(delta) * ONE // labels_per_instance) + 2  # P(noise ≥ T - 1) = P(noise > T - 2)
 
@@ -75,7 +78,7 @@ def _noise(noise_multiplier: float, labels_per_instance: int) -> TailTable:
 
 
 def _noised_counts(exact: Correlations, noise: TailTable, generator: SecureGenerator) -> tuple[int, np.ndarray]:
-    """N and n."""
+    """Return noised N and n."""
     N = max(1, exact.instances + int(noise.draw(generator, 1)[0]))
     return N, exact.counts + noise.draw(generator, exact.label_count)
 
@@ -83,7 +86,7 @@ def _noised_counts(exact: Correlations, noise: TailTable, generator: SecureGener
 def _with_noised_pairs(
     N: int, counts: np.ndarray, together: csr_matrix, noise: TailTable, generator: SecureGenerator
 ) -> Correlations:
-    """Noised N and n, and exact c, as they may be used."""
+    """Return consistent correlations from noised N and n and exact c, which gets its noise here."""
     C, counts = len(counts), np.clip(counts, 0, N)
     c = together.tocoo()
     upper = c.row < c.col
@@ -100,20 +103,20 @@ def _with_noised_pairs(
 def _noised_pairs(
     present: np.ndarray, value: np.ndarray, pairs: int, noise: TailTable, threshold: int, generator: SecureGenerator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs whose count exceeds the threshold with its noise, and that sum. Those not in `present` count 0."""
+    """Return the pairs whose noised count exceeds the threshold, and these counts. Pairs not in `present` count 0."""
     value = value + noise.draw(generator, len(present))
     passed = value > threshold
-    absent, its_value = _noise_on_absent_pairs(np.sort(present), pairs, noise, threshold, generator)
-    return np.concatenate([present[passed], absent]), np.concatenate([value[passed], its_value])
+    absent, absent_value = _noise_on_absent_pairs(np.sort(present), pairs, noise, threshold, generator)
+    return np.concatenate([present[passed], absent]), np.concatenate([value[passed], absent_value])
 
 
 def _threshold(noise: TailTable, labels: int) -> int:
-    """The smallest that noise alone exceeds on at most `labels` of all pairs, on average; 0 where all may pass."""
+    """Return the smallest threshold that noise alone exceeds on at most `labels` of all pairs on average, or 0."""
     return _smallest(noise, min(2 * ONE // (labels - 1), ONE) if labels > 1 else ONE)  # labels / pairs
 
 
 def _smallest(noise: TailTable, allowed: int) -> int:
-    """The smallest x ≥ 0 that noise exceeds with probability at most allowed / 2²⁵⁶."""
+    """Return the smallest x ≥ 0 that noise exceeds with probability at most allowed / 2²⁵⁶."""
     low, high = 0, max(noise.lowest + len(noise), 0)
     while low < high:
         middle = (low + high) // 2
@@ -124,10 +127,10 @@ def _smallest(noise: TailTable, allowed: int) -> int:
 def _noise_on_absent_pairs(
     present: np.ndarray, pairs: int, noise: TailTable, threshold: int, generator: SecureGenerator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs, of those not in `present`, whose noise exceeds the threshold, and that noise.
+    """Return the pairs not in `present` whose noise exceeds the threshold, and that noise.
 
-    Distributed exactly as if noise had been drawn for each: how many is binomial, with the probability that the table
-    itself has; which is uniform; and how much is the table's own upper tail.
+    The distribution is exactly that of drawing noise for each pair: their number is binomial with the table's own tail
+    probability, the pairs are uniform, and the noise is the table's upper tail.
     """
     absent, chance = pairs - len(present), noise.tail(threshold)
     if absent == 0 or chance == 0:
@@ -139,7 +142,7 @@ def _noise_on_absent_pairs(
 
 
 def _pair_number(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Unordered pairs u < v in the order 01, 02, 12, 03, 13, 23, …"""
+    """Return the numbers of unordered pairs u < v in the order 01, 02, 12, 03, 13, 23, …"""
     u, v = u.astype(np.int64), v.astype(np.int64)
     return v * (v - 1) // 2 + u
 

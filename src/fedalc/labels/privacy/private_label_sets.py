@@ -1,4 +1,4 @@
-"""Label sets under the paper's mechanism."""
+"""Label sets for the paper's mechanism, `gradients`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedalc.labels.privacy.generator import SecureGenerator
 
 @dataclass
 class PrivateLabelSets:
-    """Label sets that are only ever looked at through clipped and noised gradients. Counts how often that was."""
+    """Label sets that methods only access through clipped and noised gradients. Counts the accesses (looks)."""
 
     label_sets: csr_matrix
     settings: PrivacySettings
@@ -23,7 +23,7 @@ class PrivateLabelSets:
     looks: int = 0
 
     def look(self) -> SecureGenerator:
-        """Count another look, and draw its noise from what this gives."""
+        """Count another look, and return the generator to draw its noise from."""
         self.looks += 1
         if self.seed is None:
             return SecureGenerator(distributed.shared_key())

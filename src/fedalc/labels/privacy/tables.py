@@ -1,8 +1,8 @@
-"""Exact draws of whole numbers, by inverting tables of tail probabilities of 256 bits.
+"""Draw whole numbers exactly, by inverting tables of tail probabilities with 256 bits.
 
-A table holds P(value > x) as multiples of 2⁻²⁵⁶, computed in whole numbers. A draw is a uniform number of 256 bits and
-counts the entries above it. The first 64 bits nearly always decide; the rest is drawn only when they do not. What is
-drawn so is at most (entries · 2⁻²⁵⁶) in total variation from the distribution it stands for.
+A table holds P(value > x) as multiples of 2⁻²⁵⁶, computed in whole numbers. A draw takes a uniform number of 256 bits
+and counts the entries above it. The first 64 bits nearly always decide; the rest is drawn only if they do not. The
+total variation distance from the intended distribution is at most entries · 2⁻²⁵⁶.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fedalc.labels.privacy.generator import SecureGenerator
 BITS = 256
 ONE = 1 << BITS
 LARGEST_SIGMA = 2.0**15
-"""A table then has a million entries. Noise of that size leaves nothing of any count."""
-_GUARD = 128  # further bits while a table is computed
+"""A table for this σ has a million entries. Larger noise would hide every count completely."""
+_GUARD = 128  # extra bits while a table is computed
 _WORDS = BITS // 64
 
 
@@ -37,10 +37,10 @@ class TailTable:
 
     def tail(self, value: int) -> int:
         """2²⁵⁶ · P(drawn > value)."""
-        place = value - self.lowest
-        if place < 0:
+        index = value - self.lowest
+        if index < 0:
             return ONE
-        return int.from_bytes(self._words[place].tobytes(), "big") if place < len(self) else 0
+        return int.from_bytes(self._words[index].tobytes(), "big") if index < len(self) else 0
 
     @cached_property
     def _first_words(self) -> np.ndarray:
@@ -50,43 +50,45 @@ class TailTable:
         first = generator.words(count)
         least = len(self) - np.searchsorted(self._first_words, first, side="right")
         most = len(self) - np.searchsorted(self._first_words, first, side="left")
-        for place in np.flatnonzero(least != most):
+        for undecided in np.flatnonzero(least != most):
             rest = generator.words(_WORDS - 1).astype(">u8").tobytes()
-            uniform = int.from_bytes(int(first[place]).to_bytes(8, "big") + rest, "big")
-            least[place] += sum(
-                uniform < self.tail(self.lowest + j) for j in range(int(least[place]), int(most[place]))
-            )
+            uniform = int.from_bytes(int(first[undecided]).to_bytes(8, "big") + rest, "big")
+            between = range(int(least[undecided]), int(most[undecided]))
+            least[undecided] += sum(uniform < self.tail(self.lowest + j) for j in between)
         return self.lowest + least.astype(np.int64)
 
     def above(self, value: int) -> AboveTable:
-        """The same distribution, of what is larger than `value`."""
+        """Return the distribution of draws given that they are larger than `value`."""
         return AboveTable(self, value)
 
 
 class AboveTable:
-    """Draws of a table that are larger than a value, distributed exactly as those of the table that are."""
+    """The conditional distribution of a table's draws that are larger than `value`."""
 
     def __init__(self, table: TailTable, value: int) -> None:
         self.value = value
         tails = [table.tail(x) for x in range(value, table.lowest + len(table))]
-        # Scaled so that at least half of all draws are accepted. A shift changes no comparison: the bits of a uniform
-        # number that come in below are of no account.
+        # Scale so that at least half of all draws are accepted. A shift changes no comparison: the low bits of the
+        # uniform number that it adds do not matter.
         shift = BITS - tails[0].bit_length() if tails[0] < ONE else 0
         self._table = TailTable(value, [tail << shift for tail in tails])
 
     def draw(self, generator: SecureGenerator, count: int) -> np.ndarray:
-        found = np.empty(0, dtype=np.int64)
-        while len(found) < count:
-            drawn = self._table.draw(generator, count - len(found))
-            found = np.concatenate([found, drawn[drawn > self.value]])
-        return found
+        accepted = np.empty(0, dtype=np.int64)
+        while len(accepted) < count:
+            drawn = self._table.draw(generator, count - len(accepted))
+            accepted = np.concatenate([accepted, drawn[drawn > self.value]])
+        return accepted
 
 
 @cache
 def discrete_gaussian(sigma: float) -> TailTable:
-    """Whole numbers x with probability proportional to exp(-x² / 2σ²) (Canonne, Kamath & Steinke 2020)."""
+    """Return the table of whole numbers x with probability proportional to exp(-x² / 2σ²).
+
+    See Canonne, Kamath & Steinke 2020.
+    """
     if not 0 < sigma <= LARGEST_SIGMA:
-        raise ConfigError(f"noise of {sigma:.3g} would leave nothing of the counts: choose a larger one", "epsilon")
+        raise ConfigError(f"noise of {sigma:.3g} would hide the counts completely: choose a larger ε", "epsilon")
     weights = _gaussian_weights(sigma)
     total = 2 * sum(weights) - weights[0]
     upper, beyond = [], 0
@@ -99,12 +101,12 @@ def discrete_gaussian(sigma: float) -> TailTable:
 
 
 def _gaussian_weights(sigma: float) -> list[int]:
-    """exp(-x² / 2σ²) for x = 0, 1, … as fixed-point numbers, until far below 2⁻²⁵⁶. σ is taken as the double it is."""
+    """Return exp(-x² / 2σ²) for x = 0, 1, … as fixed-point numbers, until far below 2⁻²⁵⁶. σ is the exact double."""
     bits = BITS + _GUARD
     with localcontext() as context:
         context.prec = 150
         exponent = -1 / (2 * Decimal(sigma) ** 2)
-        ratio = int(exponent.exp() * (1 << bits))  # from x to x + 1, which falls by the same factor with every x
+        ratio = int(exponent.exp() * (1 << bits))  # of the weights at x + 1 and x; shrinks by `factor` with every x
         factor = int((2 * exponent).exp() * (1 << bits))
     weights, weight = [], 1 << bits
     while weight >> (_GUARD // 2):
@@ -116,12 +118,15 @@ def _gaussian_weights(sigma: float) -> list[int]:
 
 @cache
 def binomial(trials: int, chance: int) -> TailTable:
-    """How many of `trials`, a power of two, succeed, each with probability chance / 2²⁵⁶. Meant for means of a few."""
+    """Return the table of successes in `trials` (a power of two), each with probability chance / 2²⁵⁶.
+
+    Meant for means of a few successes.
+    """
     bits = 2 * BITS
     failure = ONE - chance
     probability = failure << BITS
     for _ in range(trials.bit_length() - 1):
-        probability = probability * probability >> bits  # of no success
+        probability = probability * probability >> bits  # that no trial succeeds
     beyond, tails = (1 << bits) - probability, []
     for successes in range(1, trials + 1):
         tails.append(beyond >> BITS)
@@ -133,16 +138,18 @@ def binomial(trials: int, chance: int) -> TailTable:
 
 
 def draw_binomial(trials: int, chance: int, generator: SecureGenerator, mean: int = 8) -> int:
-    """How many of any number of trials succeed: in blocks of 2ᵇ, each with at most about `mean` successes, and of what
-    is left one block for each of its binary digits."""
+    """Draw how many of any number of trials succeed.
+
+    Draws in blocks of 2ᵇ trials with at most about `mean` successes each, then one block per binary digit of the rest.
+    """
     block = max((mean * ONE // max(chance, 1)).bit_length() - 1, 0)
-    found = 0
-    whole = trials >> block
-    while whole:
-        count = min(whole, 1 << 20)
-        found += int(binomial(1 << block, chance).draw(generator, count).sum())
-        whole -= count
+    successes = 0
+    blocks_left = trials >> block
+    while blocks_left:
+        count = min(blocks_left, 1 << 20)
+        successes += int(binomial(1 << block, chance).draw(generator, count).sum())
+        blocks_left -= count
     for digit in range(block):
         if trials >> digit & 1:
-            found += int(binomial(1 << digit, chance).draw(generator, 1)[0])
-    return found
+            successes += int(binomial(1 << digit, chance).draw(generator, 1)[0])
+    return successes
