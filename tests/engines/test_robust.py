@@ -17,7 +17,7 @@ from fedalc.engines.aggregation.lengths import norm
 from fedalc.engines.by_party import PartyByParty
 from fedalc.errors import ConfigError, Interrupted
 from fedalc.models.encoders import Chance
-from fedalc.training.federated import FederatedTraining
+from fedalc.training.federated import begin_training
 from tests.engines.test_equality import TRAIN, after, assert_equal, settings
 from tests.engines.test_users import OF_USERS
 from tests.problems import StopAfter, small_dataset
@@ -61,7 +61,7 @@ def test_two_rounds_of_clip_written_out() -> None:
     parties = np.array([0, 0, 0, 1, 1, 1, 1])
     asked = settings("clients", method="fedavg-fixed", server={"aggregation": "clip", "optimizer": "sgd"})
     federation = Federation(TRAIN.features, TRAIN.labels, parties=parties)
-    training = FederatedTraining(asked, federation, lambda method: make_engine(asked, federation, method))
+    training = begin_training(asked, federation, lambda method: make_engine(asked, federation, method))
     plain = asked.model_copy(update={"server": asked.server.model_copy(update={"aggregation": "mean"})})
     literal = make_engine(plain, federation, training.method)
     share = [federation.counts[parties == party].sum() / federation.counts.sum() for party in (0, 1)]

@@ -142,7 +142,7 @@ def test_without_validation_the_last_round_is_kept() -> None:
 
 def test_a_datasets_own_validation_is_used_and_all_of_train_is_trained_on() -> None:
     own = fedalc.Dataset("small", DATA.train, DATA.test, DATA.label_names, validation=random_split(20, 20, 7, seed=9))
-    training = Training(fedalc.experiment(SMALL), own, None, ())
+    training = Training(fedalc.experiment(SMALL), own, None, ()).prepare()
     assert training.validation is not None and own.validation is not None
     assert np.array_equal(training.validation.labels.toarray(), own.validation.labels.toarray())
     assert len(training.train) == len(own.train)
@@ -418,7 +418,7 @@ def test_nothing_is_left_of_a_run_that_never_began(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("where", ["test", "_chosen_model", "_save_if_due"])
+@pytest.mark.parametrize("where", ["test", "_kept_model", "_save_if_due"])
 def test_who_asks_to_stop_when_training_is_over_gets_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, where: str
 ) -> None:

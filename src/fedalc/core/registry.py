@@ -135,3 +135,4 @@ ENCODERS = Registry(
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",
     },
 )
+CALLBACKS = Registry("callback", {})

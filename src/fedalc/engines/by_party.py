@@ -7,6 +7,9 @@ step of θ's size per party, where `fused` alone needs one in all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,10 +25,8 @@ from fedalc.models.encoders import Chance
 from fedalc.models.model import Model
 
 
-class PartyByParty:
-    """`inner` has all clients in this process; `federation.party_of` says whose they are."""
-
-    clients_keep_rows = True
+class PartyByParty(Engine):
+    """Runs `inner`, which has all clients in this process, once per party (`federation.party_of`)."""
 
     def __init__(self, inner: Engine, federation: Federation, method: Method, settings: Experiment) -> None:
         self.inner = inner
@@ -64,3 +65,9 @@ class PartyByParty:
 
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         return self.inner.sums(W, participants)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.lengths.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self.lengths.restore(tensors)

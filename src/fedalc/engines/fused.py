@@ -28,7 +28,7 @@ from fedalc.core import distributed
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at
 from fedalc.data.federation import Federation
-from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
@@ -38,10 +38,7 @@ from fedalc.models.encoders import Chance, Encoder, ImageEncoder
 from fedalc.models.model import Model
 
 
-class FusedEngine:
-    clients_keep_rows = True
-    lengths = None
-
+class FusedEngine(Engine):
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation
         self.method = method

@@ -12,7 +12,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
-from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
@@ -21,12 +21,9 @@ from fedalc.models.encoders import Batch, Chance, make_batch
 from fedalc.models.model import Model
 
 
-class ClientsEngine:
+class ClientsEngine(Engine):
     """Memory: θ three times (the server's, the client's, the sum of changes), the participants' rows and two blocks of
     instances."""
-
-    clients_keep_rows = True
-    lengths = None
 
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation

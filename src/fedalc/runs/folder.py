@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
@@ -33,7 +33,6 @@ from fedalc.core.atomic_files import (
     sync_folder,
     write_text,
 )
-from fedalc.core.safe_parsing import read_json_object
 from fedalc.errors import ConfigError, FedalcError, Locked
 from fedalc.runs import history
 
@@ -55,47 +54,6 @@ def read_settings(folder: Path) -> Experiment:
     if not (folder / "config.toml").exists():
         raise FedalcError(f"{folder}: not a run folder (it has no config.toml)")
     return experiment(file=folder / "config.toml", defaults=BEFORE)
-
-
-_KINDS: dict[str, type] = {
-    **dict.fromkeys(("dataset", "method", "preset", "engine"), str),
-    **dict.fromkeys(("rounds", "seed", "clients", "labels", "labels_without_client"), int),
-    **dict.fromkeys(("metrics", "versions", "selection", "collapse", "collection", "privacy"), dict),
-}
-"""Of what a result's values are, where there are any."""
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished run has found: result.json. Values that others rely on are there, and of the right kind."""
-    result = read_partial_result(folder)
-    if result.get("metrics") is None:
-        raise _damaged(folder, "it has no `metrics`")
-    return result
-
-
-def read_partial_result(folder: Path) -> dict[str, Any]:
-    """The same, where any value may be missing: of an older version, or made by hand."""
-    try:
-        result = read_json_object(folder / "result.json", _made_again(folder))
-    except FileNotFoundError:
-        raise FedalcError(f"{folder}: no result.json: this run has not finished") from None
-    for key, kind in _KINDS.items():
-        if result.get(key) is not None and type(result[key]) is not kind:
-            raise _damaged(folder, f"`{key}` is not what it should be")
-    chosen = result.get("selection") or {}
-    if not isinstance(chosen.get("metrics", {}), dict):
-        raise _damaged(folder, "`selection.metrics` is not what it should be")
-    if not all(type(value) in (int, float) for value in (result.get("metrics") or {}).values()):
-        raise _damaged(folder, "`metrics` are not numbers")
-    return result
-
-
-def _damaged(folder: Path, what: str) -> FedalcError:
-    return FedalcError(f"{folder / 'result.json'}: damaged: {what}; {_made_again(folder)}")
-
-
-def _made_again(folder: Path) -> str:
-    return f"remove the file and make it again with: fedalc train --resume {folder}"
 
 
 def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:
