@@ -134,3 +134,15 @@ def test_run_folders_of_earlier_versions_keep_the_mean(tmp_path: Path) -> None:
     assert read_settings(tmp_path).server.aggregation == "mean"
     (tmp_path / "config.toml").write_text(text)
     assert read_settings(tmp_path).server.aggregation == "clip"
+
+
+def test_an_engine_saves_and_restores_its_own_state() -> None:
+    first, _ = after(2, "fused", method="fedavg", server={"aggregation": "clip"})
+    second, _ = after(0, "fused", method="fedavg", server={"aggregation": "clip"})
+    assert set(first.engine.tensors()) == {"lengths.party", "lengths.last", "lengths.usual", "lengths.largest"}
+    assert first.engine.tensors().keys() <= first.tensors().keys()
+    second.restore(first.tensors(), first.facts())
+    for name, tensor in first.engine.tensors().items():
+        assert torch.equal(tensor, second.engine.tensors()[name])
+    plain, _ = after(1, "fused", method="fedavg")
+    assert plain.engine.tensors() == plain.engine.facts() == {}

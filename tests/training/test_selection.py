@@ -239,7 +239,7 @@ def test_no_labels_at_all_is_an_error_and_nothing_is_written(tmp_path: Path) -> 
 def test_folders_are_not_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     fedalc.train(data=DATA, folder=folder, **SMALL)
-    with pytest.raises(FedalcError, match="there is a run here already"):
+    with pytest.raises(FedalcError, match="already holds a run"):
         fedalc.train(data=DATA, folder=folder, **SMALL)
     with pytest.raises(FedalcError, match="finished"):
         fedalc.train(data=DATA, folder=folder, resume=True, **SMALL)
@@ -350,7 +350,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_kept(tmp_path: Path, m
         (folder / "mark").touch()
 
     Meanwhile(monkeypatch, finish)
-    with pytest.raises(FedalcError, match="there is a run here already"):
+    with pytest.raises(FedalcError, match="already holds a run"):
         fedalc.train(settings, folder=folder, data=DATA)
     first = (folder / "result.json").read_bytes()
     assert (folder / "mark").exists()

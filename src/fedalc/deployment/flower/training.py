@@ -1,4 +1,4 @@
-"""A training whose clients are parties: the same loop over rounds, with other ways to measure."""
+"""A training with real parties: the same loop over rounds, evaluated at the server or at the parties."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedalc.training.selection import Training
 
 
 class PartyTraining(Training):
-    """Its checkpoint is written after every round, so that none that is finished is ever lost."""
+    """Saves a checkpoint after every round, so that no finished round is lost."""
 
     checkpoint_seconds = 0.0
 
@@ -63,7 +63,7 @@ class PartyTraining(Training):
         super()._run_phase(interrupt)
 
     def _catch_up(self, folder: Path) -> None:
-        """A run that was stopped while the last round was measured has saved the round, but not what was measured."""
+        """Evaluate the last round if the run was stopped after saving it and before its evaluation was written."""
         done = self.federated.round_number
         due = done > 0 and (done % self.settings.selection.every == 0 or done == self.rounds)
         if due and not any(record["round"] == done for record in history.read(folder / "history.jsonl")):
@@ -81,7 +81,7 @@ class PartyTraining(Training):
         return FlowerStrategy(self.parties, self.census, method, self.settings, self.max_norm)
 
     def _evaluate(self, loss: float) -> None:
-        self._save_if_due(force=True)  # parties may fail us in what follows, and the round is done
+        self._save_if_due(force=True)  # parties may fail during the evaluation, and the round is done
         metrics = self._measured_now(with_map=self._with_map)
         if len(self.dataset.test):
             metrics = {f"test {name}": value for name, value in metrics.items()}
@@ -94,18 +94,18 @@ class PartyTraining(Training):
         return result
 
     def test(self, trained: TrainedModel) -> dict[str, float]:
-        """Of the last round, which is the one that is kept."""
+        """Return the metrics of the last round, whose model is kept."""
         return self._measured_now(with_map=True)
 
     def _measured_now(self, with_map: bool) -> dict[str, float]:
-        """At the server if it has data, else at the parties."""
+        """Evaluate at the server if it has test data, else at the parties."""
         model = self.federated.averaged_model()
         if len(self.dataset.test):
             return evaluate(model, self._scaled_test, self.federated.held, with_map=with_map, budget=self._budget)
         return self._measured_at_parties(model, self.federated.round_number)
 
     def _measured_at_parties(self, model: Model, t: int) -> dict[str, float]:
-        """Each round's model once: the result is that of the last round."""
+        """Evaluate each round's model once: the result reuses the evaluation of the last round."""
         if self._last is None or self._last[0] != t:
             self._last = t, self._at_parties.evaluate(model, t)
             self.federated.ledger.add(self._at_parties.traffic)
