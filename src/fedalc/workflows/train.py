@@ -113,7 +113,7 @@ def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | Non
     if not isinstance(given, Dataset):
         return data
     if data is not None:
-        raise ConfigError("give the dataset as dataset or as data, not both", "data")
+        raise ConfigError("give one of dataset and data, not both", "data")
     del keys["dataset"]
     return given
 
