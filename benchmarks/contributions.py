@@ -19,7 +19,7 @@ from fedalc.deployment.flower.limits import FEWEST, Limits
 from fedalc.evaluation.evaluate import evaluate
 from fedalc.methods import Method
 from fedalc.models.encoders import scale_rows
-from fedalc.training.federated import FederatedTraining, knowledge_for
+from fedalc.training.federated import begin_training, knowledge_for
 
 
 def train(dataset: Dataset, settings: Experiment, fewest: int) -> None:
@@ -33,7 +33,7 @@ def train(dataset: Dataset, settings: Experiment, fewest: int) -> None:
         engines.append(CarefulEngine(federation, method, settings, limits, np.arange(len(scaled))))
         return engines[-1]
 
-    training = FederatedTraining(settings, federation, engine_for, knowledge_for(settings, dataset.train))
+    training = begin_training(settings, federation, engine_for, knowledge_for(settings, dataset.train))
     left_out = []
     for _ in range(settings.rounds):
         engines[-1].left_out = 0

@@ -42,7 +42,7 @@ from fedalc.engines.fused import FusedEngine
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.evaluation.evaluate import evaluate
 from fedalc.models.encoders import Chance, scale_rows
-from fedalc.training.federated import FederatedTraining, knowledge_for
+from fedalc.training.federated import FederatedTraining, begin_training, knowledge_for
 
 ROOT = Path(__file__).resolve().parent.parent
 DONE = ROOT / "runs" / "poisoning.jsonl"
@@ -112,7 +112,7 @@ def training_of(
         inner = Kept(federation, method, settings)
         return Poisoned(inner, federation, method, settings, attack, liars)
 
-    training = FederatedTraining(settings, federation, engine, knowledge_for(settings, train))
+    training = begin_training(settings, federation, engine, knowledge_for(settings, train))
     return training, training.held & ~np.isin(owner, list(liars))
 
 

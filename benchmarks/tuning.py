@@ -189,7 +189,7 @@ def write(job: Job, rows: list[dict[str, Any]]) -> None:
 
 def choose(data: fedalc.Dataset, asked: dict[str, Any]) -> dict[str, Any]:
     """The best round on the held-out part, and how good it was. Stops there: nothing is refitted or tested."""
-    training = Training(fedalc.experiment({**asked, "selection": {"refit": False}}), data, None, ())
+    training = Training(fedalc.experiment({**asked, "selection": {"refit": False}}), data, None, ()).prepare()
     training.run()
     assert training.chosen is not None
     return {"round": training.chosen["round"], "value": training.chosen["value"]}

@@ -15,8 +15,9 @@ from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
 from fedalc.deployment.state import ServerState, Submitted
 from fedalc.runs.folder import CENSUS, FILES, LOCK, read_settings
-from fedalc.training import selection as training
+from fedalc.training import checkpoint
 from fedalc.training.base import Callback
+from fedalc.training.selection import Training
 from fedalc.workflows.train import train_or_continue
 from tests.problems import small_dataset
 
@@ -177,16 +178,16 @@ class promising:  # noqa: N801  a context manager
         self.promise, self.every_round = promise, every_round
 
     def __enter__(self) -> None:
-        save = training.save_folder
+        save = checkpoint.save_folder
 
         def told(folder: Path, tensors: Any, facts: dict[str, Any], **more: Any) -> None:
             save(folder, tensors, facts, **more)
             if self.every_round:
                 self.promise([ORDER.index(facts["phase"]), facts["federated"]["round"]])
 
-        self._patches = [mock.patch.object(training, "save_folder", told), undrawn()]
+        self._patches = [mock.patch.object(checkpoint, "save_folder", told), undrawn()]
         if self.every_round:
-            self._patches.append(mock.patch.object(training.Training, "checkpoint_seconds", -1.0))
+            self._patches.append(mock.patch.object(Training, "checkpoint_seconds", -1.0))
         for patch in self._patches:
             patch.start()
         warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ from fedalc.engines.aggregation.lengths import norm
 from fedalc.engines.by_party import PartyByParty
 from fedalc.errors import ConfigError, Interrupted
 from fedalc.models.encoders import Chance
-from fedalc.training.federated import FederatedTraining
+from fedalc.training.federated import begin_training
 from tests.engines.test_equality import TRAIN, after, assert_equal, settings
 from tests.engines.test_users import OF_USERS
 from tests.problems import StopAfter, small_dataset
@@ -61,7 +61,7 @@ def test_two_rounds_of_clip_written_out() -> None:
     parties = np.array([0, 0, 0, 1, 1, 1, 1])
     asked = settings("clients", method="fedavg-fixed", server={"aggregation": "clip", "optimizer": "sgd"})
     federation = Federation(TRAIN.features, TRAIN.labels, parties=parties)
-    training = FederatedTraining(asked, federation, lambda method: make_engine(asked, federation, method))
+    training = begin_training(asked, federation, lambda method: make_engine(asked, federation, method))
     plain = asked.model_copy(update={"server": asked.server.model_copy(update={"aggregation": "mean"})})
     literal = make_engine(plain, federation, training.method)
     share = [federation.counts[parties == party].sum() / federation.counts.sum() for party in (0, 1)]
@@ -134,3 +134,15 @@ def test_run_folders_of_earlier_versions_keep_the_mean(tmp_path: Path) -> None:
     assert read_settings(tmp_path).server.aggregation == "mean"
     (tmp_path / "config.toml").write_text(text)
     assert read_settings(tmp_path).server.aggregation == "clip"
+
+
+def test_an_engine_saves_and_restores_its_own_state() -> None:
+    first, _ = after(2, "fused", method="fedavg", server={"aggregation": "clip"})
+    second, _ = after(0, "fused", method="fedavg", server={"aggregation": "clip"})
+    assert set(first.engine.tensors()) == {"lengths.party", "lengths.last", "lengths.usual", "lengths.largest"}
+    assert first.engine.tensors().keys() <= first.tensors().keys()
+    second.restore(first.tensors(), first.facts())
+    for name, tensor in first.engine.tensors().items():
+        assert torch.equal(tensor, second.engine.tensors()[name])
+    plain, _ = after(1, "fused", method="fedavg")
+    assert plain.engine.tensors() == plain.engine.facts() == {}

@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 
 import fedalc
+from fedalc.core.tensor_folder import load_folder
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.deployment.flower.census import Census
+from fedalc.deployment.flower.engine import FlowerStrategy
 from fedalc.deployment.state import ServerState
 from fedalc.labels.collection.identity import make_hasher
 from fedalc.labels.collection.join import read_messages
 from fedalc.labels.collection.results import Collected
+from fedalc.methods import Method
+from fedalc.runs.folder import read_settings
+from fedalc.training.federated import begin_training
 from tests.commands import run
 from tests.kept.__main__ import FINISHED, KEY, LINEAR, TEXTS
 
@@ -91,3 +96,19 @@ def test_a_deployments_state_and_run_folder() -> None:
     census = Census.load(HERE / "deployed")
     assert census is not None and len(census.roster.owner) == 44 and submission.name.startswith("deployed-")
     assert fedalc.load_run(HERE / "deployed").result["rounds"] == 2
+
+
+def test_a_deployments_checkpoint() -> None:
+    settings, census = read_settings(HERE / "deployed"), Census.load(HERE / "deployed")
+    tensors, facts = load_folder(HERE / "deployed" / "checkpoint")
+    nobody: Any = None  # no party is asked
+
+    def engine_for(method: Method) -> FlowerStrategy:
+        return FlowerStrategy(nobody, census, method, settings)
+
+    training = begin_training(settings, census.roster, engine_for, census.knowledge)
+    training.restore(tensors, facts["federated"])
+    assert isinstance(training.engine, FlowerStrategy)
+    assert training.round_number == 2 and training.engine.loss == facts["federated"]["loss"]
+    assert training.engine.lengths.largest == facts["federated"]["usual_length"]  # as version 0.1 called it
+    assert sorted(training.engine.lengths.last) == [0, 1]

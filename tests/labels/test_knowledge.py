@@ -193,8 +193,8 @@ def test_every_private_round_is_kept(tmp_path: Path) -> None:
                 raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
-        Training(settings, DATA, tmp_path, [Crash()]).run()
-    again = Training(settings, DATA, tmp_path, ())
+        Training(settings, DATA, tmp_path, [Crash()]).prepare().run()
+    again = Training(settings, DATA, tmp_path, ()).prepare()
     again.resume()
     assert again.federated.round_number == 4 == again.federated.knowledge.looks  # type: ignore[union-attr]
 

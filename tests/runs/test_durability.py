@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
             self.told.append(text)
 
     flip(stopped / "checkpoint" / TENSORS, 500)
-    with pytest.warns(UserWarning, match=r"checkpoint: damaged, .* going on from the checkpoint before it"):
+    with pytest.warns(UserWarning, match=r"checkpoint: damaged, .* resuming from the checkpoint before it"):
         run = resume(stopped, callbacks=[Listener()])
     assert same_bits(run, whole) and run.metrics == whole.metrics
     assert whole.folder is not None and without_time(stopped) == without_time(whole.folder)
@@ -148,7 +148,7 @@ def test_a_private_run_does_not_draw_its_noise_twice(tmp_path: Path, phase: str,
     shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "run" / "checkpoint.old")
     flip(tmp_path / "run" / "checkpoint" / TENSORS, 500)
     if mechanism == "counts" and phase == "refit":  # the older one has the noised counts of its phase
-        with pytest.warns(UserWarning, match="going on"):
+        with pytest.warns(UserWarning, match="resuming from"):
             assert fedalc.train(data=DATA, folder=tmp_path / "run", resume=True, **keys).metrics
         return
     with pytest.raises(Damaged, match="draw noise again"):

@@ -142,7 +142,7 @@ def test_without_validation_the_last_round_is_kept() -> None:
 
 def test_a_datasets_own_validation_is_used_and_all_of_train_is_trained_on() -> None:
     own = fedalc.Dataset("small", DATA.train, DATA.test, DATA.label_names, validation=random_split(20, 20, 7, seed=9))
-    training = Training(fedalc.experiment(SMALL), own, None, ())
+    training = Training(fedalc.experiment(SMALL), own, None, ()).prepare()
     assert training.validation is not None and own.validation is not None
     assert np.array_equal(training.validation.labels.toarray(), own.validation.labels.toarray())
     assert len(training.train) == len(own.train)
@@ -239,7 +239,7 @@ def test_no_labels_at_all_is_an_error_and_nothing_is_written(tmp_path: Path) -> 
 def test_folders_are_not_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     fedalc.train(data=DATA, folder=folder, **SMALL)
-    with pytest.raises(FedalcError, match="there is a run here already"):
+    with pytest.raises(FedalcError, match="already holds a run"):
         fedalc.train(data=DATA, folder=folder, **SMALL)
     with pytest.raises(FedalcError, match="finished"):
         fedalc.train(data=DATA, folder=folder, resume=True, **SMALL)
@@ -350,7 +350,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_kept(tmp_path: Path, m
         (folder / "mark").touch()
 
     Meanwhile(monkeypatch, finish)
-    with pytest.raises(FedalcError, match="there is a run here already"):
+    with pytest.raises(FedalcError, match="already holds a run"):
         fedalc.train(settings, folder=folder, data=DATA)
     first = (folder / "result.json").read_bytes()
     assert (folder / "mark").exists()
@@ -418,7 +418,7 @@ def test_nothing_is_left_of_a_run_that_never_began(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("where", ["test", "_chosen_model", "_save_if_due"])
+@pytest.mark.parametrize("where", ["test", "_kept_model", "_save_if_due"])
 def test_who_asks_to_stop_when_training_is_over_gets_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, where: str
 ) -> None:

@@ -103,7 +103,7 @@ def test_one_round_is_for_linear_encoders() -> None:
 
 
 def test_parties_of_their_own_are_not_started_by_train() -> None:
-    with pytest.raises(ConfigError, match=r"^engine: its clients are parties of their own"):
+    with pytest.raises(ConfigError, match=r"^engine: flower runs with real parties"):
         fedalc.train(data=DATA, engine="flower", **SMALL)
 
 

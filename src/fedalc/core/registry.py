@@ -165,3 +165,4 @@ METRICS = Registry(
         "mAP": "fedalc.evaluation.metrics:MAP",
     },
 )
+CALLBACKS = Registry("callback", {})

@@ -18,7 +18,7 @@ from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.messages import byte_order
 from fedalc.models.encoders import scale_rows
 from fedalc.models.model import Model
-from fedalc.training.federated import FederatedTraining, knowledge_for
+from fedalc.training.federated import FederatedTraining, begin_training, knowledge_for
 
 
 def in_one_process(
@@ -41,7 +41,7 @@ def in_one_process(
     keys = instance_keys(hasher, digests, settings.client.sample)
     features = scale_rows(train.features, settings.encoder.features)
     federation = Federation(features, train.labels, keys=keys, parties=owner)
-    return FederatedTraining(
+    return begin_training(
         settings, federation, partial(make_engine, settings, federation), knowledge_for(settings, train)
     )
 

@@ -1,4 +1,4 @@
-"""Engines: where and how a round's work is done. Each runs the same method objects; tests hold them equal."""
+"""Engines run the clients of a round. All engines run the same method objects, and tests hold their results equal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ENGINES: dict[str, type[ClientsEngine] | type[FusedEngine]] = {"clients": Client
 
 
 def make_engine(settings: Experiment, federation: Federation, method: Method) -> Engine:
-    """An engine that has all clients in this process."""
+    """Build the engine of the settings, with all clients in this process."""
     if settings.engine not in ENGINES:
-        raise ConfigError("its clients are parties of their own: start it with `fedalc deploy run`", "engine")
+        raise ConfigError("flower runs with real parties: start it with `fedalc deploy run`", "engine")
     engine = ENGINES[settings.engine](federation, method, settings)
     if settings.server.aggregation == "mean":
         return engine

@@ -1,16 +1,17 @@
-"""What an engine is: it carries a round's work to the clients and brings back their averaged change."""
+"""The interface of an engine: it runs the clients of a round and returns their combined change."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedalc.core.sparse_products import WeightedBags
-from fedalc.engines.aggregation.lengths import Lengths
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 from fedalc.models.class_embeddings import unit_rows
@@ -20,22 +21,20 @@ from fedalc.models.model import Model
 
 @dataclass(frozen=True)
 class RoundResult:
-    """`change` is Σ p_u (θ - θ_u), or what another rule makes of the parties' (`server.aggregation`), one tensor per
-    parameter; `rows` are those of W̃ that changed hands, of `labels`.
-
-    A change of few rows of a matrix may be a sparse tensor of these rows.
+    """`change` is Σ p_u (θ - θ_u), or what another rule (`server.aggregation`) computes from the parties' changes: one
+    tensor per parameter, sparse if only a few rows of a matrix changed. `rows` are the trained rows of W̃, of `labels`.
     """
 
     change: list[Tensor]
-    labels: Tensor  # each once, ascending; none where rows are not trained
+    labels: Tensor  # ascending, without repeats; empty if rows are not trained
     rows: Tensor
-    loss: float  # Σ p_u R_u, as met during the clients' first epoch
+    loss: float  # Σ p_u R_u, measured during the clients' first epoch
     traffic: Ledger  # of this round
-    heard: bool = True  # whether anybody answered; without, the round changes nothing
-    statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' running averages, if any
+    heard: bool = True  # whether any client answered; if none did, the round changes nothing
+    statistics: list[Tensor] = field(default_factory=list)  # Σ p_u of the clients' batch-norm statistics, if any
 
     def put_into(self, model: Model) -> Tensor:
-        """W̃, in the place of the model's W: other labels' rows stay as they were."""
+        """Write the rows into the model's W and return it as W̃. Rows of other labels stay unchanged."""
         if model.shard is None:
             model.W[self.labels] = self.rows
         else:
@@ -44,24 +43,24 @@ class RoundResult:
 
 
 def mean_rows(labels: Tensor, copies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels of the clients, ascending, and the row of each: the client's copy. Where several clients have one
-    label, the mean of their copies, weighted by p as θ is, and brought back to length 1."""
-    held, place = labels.unique(return_inverse=True)
-    order = place.argsort(stable=True)
-    if len(held) == len(labels):
-        return held, copies[order]
-    starts = torch.cat([place.new_zeros(1), place.bincount().cumsum(0)])
-    return held, unit_rows(WeightedBags(order, starts, weights[order]) @ copies)
+    """Return the clients' labels, ascending, and one row for each: the client's copy. If several clients have the same
+    label, its row is the mean of their copies, weighted by p like θ and scaled back to length 1."""
+    distinct, index = labels.unique(return_inverse=True)
+    order = index.argsort(stable=True)
+    if len(distinct) == len(labels):
+        return distinct, copies[order]
+    starts = torch.cat([index.new_zeros(1), index.bincount().cumsum(0)])
+    return distinct, unit_rows(WeightedBags(order, starts, weights[order]) @ copies)
 
 
 def no_rows(W: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rows are not trained."""
+    """Return empty labels and rows: the method does not train rows."""
     return torch.empty(0, dtype=torch.int64, device=W.device), W[:0]
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What clients with a linear encoder send for a square loss: their sums, already added up.
+    """The sums that clients with a linear encoder and a square loss send, added up over all clients.
 
     The objective is tr(θᵀ G θ) - 2 tr(θᵀ B) + constant, G = Σ x xᵀ/m, B = Σ_u a_u (Σ_j x_j) w_uᵀ.
     """
@@ -73,32 +72,41 @@ class Sums:
     traffic: Ledger
 
     def solve(self, ridge: float) -> Tensor:
-        """θ of (G + ridge·I) θ = B, in double precision."""
+        """Return the θ that solves (G + ridge·I) θ = B, in double precision."""
         gram = self.gram.to(torch.float64, copy=True)
         gram.diagonal().add_(ridge)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if failed:
-            raise ConfigError("the equations have no single solution: raise it above 0", "server.ridge")
+            raise ConfigError("the equations have no unique solution: use a value above 0", "server.ridge")
         return torch.cholesky_solve(self.cross.double(), factor).to(self.cross)
 
     def objective(self, theta: Tensor, ridge: float) -> float:
-        """The mean loss of a pair there, penalty included."""
+        """Return the mean loss per pair at θ, including the penalty."""
         quadratic = (theta * (self.gram @ theta)).sum() - 2 * (theta * self.cross).sum() + ridge * theta.square().sum()
         return (quadratic.item() + self.constant) / self.pairs
 
 
-class Engine(Protocol):
-    """Runs the clients of one round on the model as it stands, and leaves the model as it was."""
+class Engine(ABC):
+    """Runs the clients of a round. An engine whose next round depends on earlier ones has state for checkpoints."""
 
-    @property
-    def clients_keep_rows(self) -> bool:
-        """Whether a row that never changes travels only once."""
+    clients_keep_rows: ClassVar[bool] = True
+    """Whether clients keep a fixed row of W, so that it is sent only once."""
 
-    @property
-    def lengths(self) -> Lengths | None:
-        """What is known of the lengths of parties' changes, where the next round depends on it."""
+    @abstractmethod
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        """Run the participants on the model, and leave the model unchanged."""
 
-    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult: ...
-
+    @abstractmethod
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        """For methods of one round: what is needed to solve for θ, given the class embeddings."""
+        """Return the sums that determine θ, given the class embeddings (methods of one round)."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the engine's state. Their names must differ from those of the training."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the other values of the engine's state, ready for JSON."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:  # noqa: B027 - none by default
+        """Restore the state from a whole checkpoint, which may be of an older version."""

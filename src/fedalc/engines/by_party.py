@@ -1,11 +1,14 @@
-"""An engine asked party by party, so that a robust rule can combine their changes (`fedalc.engines.aggregation`).
+"""Runs another engine party by party, so that a robust rule can combine the changes (`fedalc.engines.aggregation`).
 
-The engines `fused` and `clients` add up all clients' changes at once and never have a single party's. Here they work on
-one party's clients at a time: the mean over these is what a party of its own sends (engine `flower`). The price is a
-step of θ's size per party, where `fused` alone needs one in all.
+The engines `fused` and `clients` add up the changes of all clients at once. Here they run the clients of one party at a
+time: the mean over these is what a real party sends (engine `flower`). The cost is a step of θ's size per party, where
+`fused` alone needs one step for all.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +25,8 @@ from fedalc.models.encoders import Chance
 from fedalc.models.model import Model
 
 
-class PartyByParty:
-    """`inner` has all clients in this process; `federation.party_of` says whose they are."""
-
-    clients_keep_rows = True
+class PartyByParty(Engine):
+    """Runs `inner`, which has all clients in this process, once per party (`federation.party_of`)."""
 
     def __init__(self, inner: Engine, federation: Federation, method: Method, settings: Experiment) -> None:
         self.inner = inner
@@ -38,29 +39,35 @@ class PartyByParty:
         labels, party_of = self.federation.label_of[participants], self.federation.party_of[participants]
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         p = self.method.weights(counts, labels).double().cpu().numpy()
-        parties, which = np.unique(party_of, return_inverse=True)
-        weights = dict(zip(parties.tolist(), np.bincount(which, p).tolist(), strict=True))
+        parties, party_index = np.unique(party_of, return_inverse=True)
+        weights = dict(zip(parties.tolist(), np.bincount(party_index, p).tolist(), strict=True))
         rule = aggregation.begin(model.theta, weights, self.lengths, self.settings)
         lengths: dict[int, float] = {}
-        rows: list[tuple[Tensor, Tensor, Tensor]] = []  # labels, their rows, and how much each counts
+        rows: list[tuple[Tensor, Tensor, Tensor]] = []  # labels, their rows, and the weight of each
         loss = 0.0
-        for place, party in enumerate(parties.tolist()):
-            own = np.flatnonzero(which == place)
-            sent = self.work_of(party, model, participants[own], chance, round_number)
+        for index, party in enumerate(parties.tolist()):
+            of_party = np.flatnonzero(party_index == index)
+            sent = self.work_of(party, model, participants[of_party], chance, round_number)
             lengths[party] = norm(sent.change)
             rule.add(party, sent.change, lengths[party])
             loss += weights[party] * sent.loss
             if self.method.trains_rows:
-                _, column = np.unique(labels[own], return_inverse=True)
-                rows.append((sent.labels, sent.rows, torch.from_numpy(np.bincount(column, p[own])).to(model.W)))
+                _, column = np.unique(labels[of_party], return_inverse=True)
+                rows.append((sent.labels, sent.rows, torch.from_numpy(np.bincount(column, p[of_party])).to(model.W)))
         self.lengths.note(lengths)
         traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows, len(parties))
-        kept = mean_rows(*(torch.cat(part) for part in zip(*rows, strict=True))) if rows else (sent.labels, sent.rows)
-        return RoundResult(rule.result(), *kept, loss, traffic)
+        mean = mean_rows(*(torch.cat(part) for part in zip(*rows, strict=True))) if rows else (sent.labels, sent.rows)
+        return RoundResult(rule.result(), *mean, loss, traffic)
 
     def work_of(self, party: int, model: Model, clients: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
-        """What the party sends."""
+        """Return what the party sends."""
         return self.inner.run(model, clients, chance, round_number)
 
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         return self.inner.sums(W, participants)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.lengths.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self.lengths.restore(tensors)

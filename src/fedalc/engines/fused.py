@@ -1,17 +1,17 @@
 """Engine `fused`: one full-batch step of every client at once, exactly.
 
-With one step each, Σ p_u θ_u = θ - η ∇ Σ_u p_u R_u: one gradient, for which all clients share the encoder's pass. An
-instance on five clients is encoded once, and only its five scores are computed:
+If each client takes one step, Σ p_u θ_u = θ - η ∇ Σ_u p_u R_u: one gradient, for which all clients share one pass
+through the encoder. An instance that five clients hold is encoded once, and only its five scores are computed:
 
     ∂/∂g_j = Σ_{u ∈ L_j} (p_u/n_u) (φ_s w_u + 2 φ_q g_j)          ∂R_u/∂w_u = (1/n_u) Σ_{j ∈ S_u} φ_s g_j
 
-with φ(s, q) a pair's loss, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q its slopes.
+where φ(s, q) is the loss of a pair, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q are its partial derivatives.
 
-Memory: the sparse instances twice (rows for the forward pass, transposed for the backward), one block's activations,
-a gradient of θ, and where rows are trained one for each participant's own copy of its row. A round of some clients
-only costs, in time and memory, what these hold: their instances, and the rows of θ's first matrix for their features.
+Memory: the sparse instances twice (rows for the forward pass, transposed for the backward), the activations of one
+block, a gradient of θ, and if rows are trained a gradient for each participant's copy of its row. In a round of few
+clients, time and memory grow with their instances and with the rows of θ's first matrix for their features.
 
-Of several processes (`fedalc.core.distributed`) each takes its share of the instances; the gradients are summed.
+With several processes (`fedalc.core.distributed`), each takes a share of the instances, and the gradients are summed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedalc.core import distributed
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at
 from fedalc.data.federation import Federation
-from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
@@ -38,10 +38,7 @@ from fedalc.models.encoders import Chance, Encoder
 from fedalc.models.model import Model
 
 
-class FusedEngine:
-    clients_keep_rows = True
-    lengths = None
-
+class FusedEngine(Engine):
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation
         self.method = method
@@ -53,7 +50,7 @@ class FusedEngine:
         W, place = _rows_for(model, labels)
         counts = torch.from_numpy(self.federation.counts[participants]).to(W)
         weights = self.method.weights(counts, labels)
-        counted = counts * self.settings.client.sample  # how many take part, on average
+        counted = counts * self.settings.client.sample  # instances that take part, on average
         share, inverse = weights / counted, 1 / counted  # p_u / n_u and 1 / n_u
 
         row_gradient = W.new_zeros(len(participants), W.shape[1]) if self.method.trains_rows else None
@@ -67,46 +64,50 @@ class FusedEngine:
             fixed, label = g.detach(), place(block.label)
             pulls = []
             for part in self.method.parts:
-                mine, own = fixed[:, part], W[:, part]
-                scores = products_at(mine, own, block.instance, label).requires_grad_()
-                lengths = mine.square().sum(1)[block.instance].requires_grad_()
+                g_part, W_part = fixed[:, part], W[:, part]
+                scores = products_at(g_part, W_part, block.instance, label).requires_grad_()
+                lengths = g_part.square().sum(1)[block.instance].requires_grad_()
                 losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
                 total += (losses.detach() * share[block.client]).sum()
-                pull = WeightedBags(label, block.starts, slope * share[block.client]) @ own
+                pull = WeightedBags(label, block.starts, slope * share[block.client]) @ W_part
                 if growth is not None:
-                    of_instance = torch.zeros_like(mine[:, 0])
+                    of_instance = torch.zeros_like(g_part[:, 0])
                     of_instance.index_add_(0, block.instance, growth * share[block.client])
-                    pull = pull + 2 * of_instance.unsqueeze(1) * mine
+                    pull = pull + 2 * of_instance.unsqueeze(1) * g_part
                 pulls.append(pull)
                 if row_gradient is not None:
                     weight = slope * inverse[block.client]
-                    row_gradient[block.present, part] += block.by_client(weight) @ mine
+                    row_gradient[block.present, part] += block.by_client(weight) @ g_part
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
         gradients = [parameter.grad for parameter in encoder.parameters() if parameter.grad is not None]
         distributed.sum_over([*gradients, total] + ([] if row_gradient is None else [row_gradient]))
 
         users = self.federation.user_count(participants)
         traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
-        own = torch.from_numpy(labels).to(W.device)
-        rows = no_rows(W) if row_gradient is None else self._rows(W[place(own)], row_gradient, own, weights)
+        if row_gradient is None:
+            rows = no_rows(W)
+        else:
+            label = torch.from_numpy(labels).to(W.device)
+            rows = self._rows(W[place(label)], row_gradient, label, weights)
         return RoundResult(self._change(model, encoder, portion), *rows, total.item(), traffic)
 
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        """All clients' at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
+        """Return the sums of all clients at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
         instances = distributed.own_part(np.arange(self.federation.labels.shape[0]))
         labels = self.federation.labels[instances]
         features = self.federation.features[instances].astype(getattr(np, self.settings.dtype))
-        own = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)
-        of = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
-        shares = self.method.share(own, torch.from_numpy(instances).to(W.device)[of])
-        counted = W.new_zeros(len(instances)).index_add_(0, of, shares)
+        label = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)  # of each (instance, label) pair
+        instance = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
+        shares = self.method.share(label, torch.from_numpy(instances).to(W.device)[instance])
+        counted = W.new_zeros(len(instances)).index_add_(0, instance, shares)
         weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
         gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
-        weights = self.method.label_weights[own]
+        weights = self.method.label_weights[label]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
-        cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ (WeightedBags(own, starts, weights) @ W)
+        targets = WeightedBags(label, starts, weights) @ W
+        cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
         constant = weights.square().sum()
         distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
@@ -114,7 +115,7 @@ class FusedEngine:
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     def _take(self, participants: np.ndarray, chance: Chance, model: Model) -> tuple[Portion, Iterable[Block]]:
-        """What the round is on. Where that is everything, it is made once and kept."""
+        """Return the instances of the round, in blocks. If all take part, they are built once and reused."""
         client, block_rows, like = self.settings.client, self.settings.block_rows, model.W
         if len(participants) == len(self.federation.clients) and client.sample == 1:
             if self._everyone is None:
@@ -122,7 +123,7 @@ class FusedEngine:
                 self._everyone = portion, list(portion.blocks(block_rows, like))
             return self._everyone
         portion = Portion.of(self.federation, participants, chance)
-        if model.encoder.takes_some_features and client.weight_decay == 0:  # which moves every row
+        if model.encoder.takes_some_features and client.weight_decay == 0:  # weight decay moves every row of θ
             portion = portion.with_features(block_rows)
         portion = portion.own_share()
         return portion, portion.blocks(block_rows, like)
@@ -147,15 +148,16 @@ class FusedEngine:
 
 
 def _rows_for(model: Model, labels: np.ndarray) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(rows, place): W and where it has a label's row; of a W in parts, the rows of these labels, brought together."""
+    """Return rows of W and a function from labels to their places among these rows. Without sharding these are W and
+    the identity; of a sharded W, only the rows of `labels` are gathered."""
     if model.shard is None:
         return model.W, lambda label: label
-    held = torch.from_numpy(np.unique(labels)).to(model.W.device)
-    return model.shard.take(model.W, held), partial(torch.searchsorted, held)
+    distinct = torch.from_numpy(np.unique(labels)).to(model.W.device)
+    return model.shard.take(model.W, distinct), partial(torch.searchsorted, distinct)
 
 
 def _encoder_for(model: Model, portion: Portion) -> Encoder:
-    """The model's, or one that has a part of its first matrix only."""
+    """Return the model's encoder, or one with only the rows of its first matrix that the portion needs."""
     if portion.features is None:
         return model.encoder
     return model.encoder.for_features(torch.from_numpy(portion.features).to(model.W.device))

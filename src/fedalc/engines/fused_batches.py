@@ -1,4 +1,4 @@
-"""What a fused round works on: the instances that take part, and whose they are, block by block."""
+"""The instances of a fused round and the clients that hold them, block by block."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedalc.models.encoders import Batch, Chance, make_batch
 
 @dataclass(frozen=True)
 class Block:
-    """Some instances and their (instance, client) pairs, in CSR order."""
+    """A block of instances and their (instance, client) pairs, in CSR order."""
 
     rows: Batch
-    instances: Tensor  # their row numbers
+    instances: Tensor  # row numbers in the dataset
     starts: Tensor  # CSR row pointer of the pairs
-    instance: Tensor  # of each pair, within the block
-    client: Tensor  # of each pair, as its place among the round's participants
+    instance: Tensor  # of each pair: index within the block
+    client: Tensor  # of each pair: index among the round's participants
     label: Tensor  # of each pair
-    present: Tensor  # the participants that have a pair here, by place
-    order: Tensor  # the pairs by participant
-    client_starts: Tensor  # where in that order each begins
+    present: Tensor  # indices of the participants that have a pair in the block
+    order: Tensor  # the pairs sorted by participant
+    client_starts: Tensor  # where each present participant begins in `order`
 
     def __len__(self) -> int:
         return len(self.instances)
@@ -37,13 +37,14 @@ class Block:
         self.rows.prefetch()
 
     def by_client(self, weight: Tensor) -> WeightedBags:
-        """A number for each pair, as a matrix: participants that are present × instances."""
+        """Return one number per pair as a sparse matrix: present participants × instances."""
         return WeightedBags(self.instance[self.order], self.client_starts, weight[self.order])
 
 
 @dataclass(frozen=True)
 class Portion:
-    """`pairs` is instances × participants. `features` are those that occur, where no others are to be looked at."""
+    """The part of the data that a round uses. `pairs` is instances × participants. `features`, if given, are the only
+    columns in use."""
 
     federation: Federation
     participants: np.ndarray
@@ -53,7 +54,7 @@ class Portion:
 
     @classmethod
     def of(cls, federation: Federation, participants: np.ndarray, chance: Chance) -> Portion:
-        """Costs what the participants hold."""
+        """Return the portion of these participants. Time grows with their instances, not with the dataset."""
         instances, pairs = federation.pairs_of(participants)
         chosen = chance.chosen(federation.keys_of(instances))
         if not chosen.all():
@@ -61,7 +62,7 @@ class Portion:
         return cls(federation, participants, instances, pairs)
 
     def with_features(self, block_rows: int) -> Portion:
-        """The same with the features of its instances, ascending. As it is, where these are most of all features."""
+        """Return the portion restricted to the features of its instances; unchanged if these are most features."""
         matrix = self.federation.features
         if not issparse(matrix):
             return self
@@ -74,7 +75,7 @@ class Portion:
         return replace(self, features=features)
 
     def own_share(self) -> Portion:
-        """What this process works on, of several. The features stay those of all."""
+        """Return the instances of this process, if there are several. The features stay the same in all processes."""
         if distributed.here().count == 1:
             return self
         own = distributed.own_part(np.arange(len(self.instances)))

@@ -1,4 +1,4 @@
-"""Engine `clients`: each client in turn, literally. Any local schedule; the reference the others are held equal to."""
+"""Engine `clients`: runs client by client, with any local schedule. The reference for the other engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
-from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
@@ -21,12 +21,9 @@ from fedalc.models.encoders import Batch, Chance, make_batch
 from fedalc.models.model import Model
 
 
-class ClientsEngine:
+class ClientsEngine(Engine):
     """Memory: θ three times (the server's, the client's, the sum of changes), the participants' rows and two blocks of
     instances."""
-
-    clients_keep_rows = True
-    lengths = None
 
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         self.federation = federation
@@ -51,7 +48,7 @@ class ClientsEngine:
             loss += weight * client_loss
             with torch.no_grad():
                 for total, mine, server in zip(change, local.theta, model.theta, strict=True):
-                    total.add_(torch.sub(server, mine, out=mine), alpha=weight)  # its own θ is not needed any more
+                    total.add_(torch.sub(server, mine, out=mine), alpha=weight)  # overwrites the client's θ
                 for total, mine in zip(statistics, local.statistics, strict=True):
                     total.add_(mine, alpha=weight)
         rows = no_rows(model.W)
@@ -82,10 +79,10 @@ class ClientsEngine:
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
-        """The client's steps on its encoder, in place; returns its row and its loss during the first epoch."""
+        """Train the client's encoder in place. Return its row and its loss during the first epoch."""
         settings = self.settings.client
         row = local.W[self.federation.label_of[client]].clone().requires_grad_(self.method.trains_rows)
-        # Decay is for θ: a row's length is fixed. Momentum lives for the round, as the client keeps no state.
+        # No decay for rows: their length is fixed. Momentum starts anew each round, as clients keep no state.
         learned = local.theta + [row] * self.method.trains_rows
         groups = [{"params": local.theta, "weight_decay": settings.weight_decay}]
         if self.method.trains_rows:
@@ -96,7 +93,7 @@ class ClientsEngine:
             batches = self._batches(client, chance, epoch, round_number)
             blocks = one_ahead(self._rows(part, row) for batch in batches for part in self._parts(batch))
             for instances in batches:
-                for parameter in learned:  # in the place of the client before: θ's are large
+                for parameter in learned:  # reuses the gradients of the client before: they are large
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
                 counted = self._counted(client, instances)
                 loss = sum(
@@ -131,7 +128,7 @@ class ClientsEngine:
         chance: Chance,
         counted: float,
     ) -> float:
-        """Of the summed loss of some of a batch's instances, over how many it counts for. Returns that sum."""
+        """Add the gradient of the instances' summed loss, divided by `counted`. Return the sum."""
         g = local.encoder(rows, chance)
         own = torch.full_like(rows.keys, int(self.federation.label_of[client]))
         held = torch.from_numpy(instances).to(row.device)
@@ -144,7 +141,7 @@ class ClientsEngine:
         return loss.item()
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
-        """What a batch's sum is divided by. A sample's by how many it has on average, as a client's may be empty."""
+        """Return the divisor of a batch's loss: its size, or for a sample its expected size, as it may be empty."""
         sample = self.settings.client.sample
         return len(batch) if sample == 1 else sample * float(self.federation.counts[client])
 

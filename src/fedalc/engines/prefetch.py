@@ -1,4 +1,4 @@
-"""Reading the next instances while a model is busy with these."""
+"""Reads the next block of instances while the model works on the current one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol, TypeVar
 
 class Readable(Protocol):
     def prefetch(self) -> None:
-        """Begin to read, where that takes time."""
+        """Start reading in the background, if reading takes time."""
 
 
 Block = TypeVar("Block", bound=Readable)
 
 
 def one_ahead(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks, each given out while the next one is being read."""
+    """Yield the blocks, each while the next one is being read."""
     waiting: Block | None = None
     for block in blocks:
         block.prefetch()

@@ -1,4 +1,4 @@
-"""Bytes between server and clients, counted on the tensors that travel."""
+"""Bytes between server and clients, counted on the tensors that are sent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def payload_bytes(tensors: Iterable[Tensor]) -> int:
 
 @dataclass
 class Ledger:
-    """Totals over all clients and rounds. `down` is from the server to the clients, `up` is back."""
+    """Bytes sent, over all clients and rounds: `down` from the server to the clients, `up` from the clients to it."""
 
     down: int = 0
     up: int = 0
 
     def rows_once(self, W: Tensor, clients: int) -> None:
-        """Before round 1 each client receives its own row: all that ever travels of a fixed W."""
+        """Count that each client receives its row before round 1: a fixed W is never sent again."""
         self.down += clients * payload_bytes([W[0]])
 
     def add(self, other: Ledger) -> None:
@@ -29,9 +29,9 @@ class Ledger:
 
     @classmethod
     def of_sums(cls, features: int, number: int, clients: int, users: int | None = None) -> Ledger:
-        """Once: each client sends half of a symmetric features × features matrix, whole, as a masked sum has to be, and
-        a vector. It receives nothing. A user's clients send one matrix, their sum (without `users` each is on its own).
-        """
+        """Return the traffic of a method of one round, with `number` bytes per number. Each client sends half of a
+        symmetric features × features matrix, dense, as a masked sum must be, and a vector; it receives nothing. The
+        clients of a user send one matrix, their sum; without `users`, each client is a user."""
         matrices = clients if users is None else users
         return cls(0, number * (matrices * (features * (features + 1) // 2) + clients * features))
 
@@ -39,8 +39,8 @@ class Ledger:
     def of_round(
         cls, theta: Iterable[Tensor], W: Tensor, clients: int, rows_travel: bool, users: int | None = None
     ) -> Ledger:
-        """Each participant receives θ, and its row if rows are trained, and sends back as much. A user's clients share
-        one θ there, and one mean change back (without `users` each is on its own)."""
+        """Return the traffic of a round. Each participant receives θ, and its row if rows are trained, and sends back
+        as much. The clients of a user share one θ and send one mean change; without `users`, each client is a user."""
         copies = clients if users is None else users
         one_way = copies * payload_bytes(theta) + (clients * payload_bytes([W[0]]) if rows_travel else 0)
         return cls(one_way, one_way)

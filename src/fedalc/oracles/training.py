@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,15 +29,20 @@ class OracleTraining(AnyTraining):
 
     centralised = True
     kept_round = 1
+    chosen: dict[str, Any] | None = None
 
     def __init__(
         self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
     ) -> None:
         super().__init__(settings, dataset, folder, callbacks)
         self.kind = ORACLES[settings.method]
+        self.seconds = 0.0
+
+    def prepare(self) -> Self:
+        super().prepare()
         if self.train.labels.nnz == 0:
             raise DataError("no training instance has a label, so there is nothing to learn")
-        self.seconds = 0.0
+        return self
 
     def run(self, interrupt: Interrupt | None = None) -> TrainedOracle:
         candidates = self.kind.candidates(self.settings)
@@ -61,7 +66,7 @@ class OracleTraining(AnyTraining):
         for candidate, oracle in self.kind.fits(self.settings, self._scaled(self.train), candidates, following):
             self.seconds += time.perf_counter() - began
             trained = self._trained(oracle, self.train)
-            metrics = self._measured(trained, self.validation, with_map=self._maps)
+            metrics = self._measured(trained, self.validation, with_map=self._with_map)
             value = metrics[self.settings.selection.metric]
             tried.append({"penalty": candidate, "value": value, "unconverged": oracle.unconverged})
             if self.chosen is None or self._is_better(value, self.chosen["value"]):
@@ -110,12 +115,6 @@ class OracleTraining(AnyTraining):
             return {}
         inverse = inverse_propensity(self.dataset)
         return self._measured(trained, self._scaled_test, inverse_propensity=inverse, with_map=True)
-
-    def finish(self, interrupt: Interrupt) -> tuple[TrainedOracle, dict[str, Any]]:
-        """As a federated training's. What only clients have is empty."""
-        trained = self.run(interrupt)
-        nothing = {"engine": None, "collapse": None, "clients": 0, "collection": None, "privacy": None}
-        return trained, {"metrics": self.test(trained), **nothing}
 
     def resume(self) -> None:
         """From the beginning."""

@@ -21,7 +21,8 @@ from fedalc.report.plots import row_names
 from fedalc.report.style import styles
 from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
 from fedalc.runs import history
-from fedalc.runs.folder import PARTIES_LOG, SHEET, read_partial_result
+from fedalc.runs.folder import PARTIES_LOG, SHEET
+from fedalc.runs.result import read_partial_result
 
 NAME = "report.html"
 SHOWN = 30  # excluded parties listed, at most

@@ -1,1 +1,1 @@
-"""The run folder: what is in it, its history."""
+"""The run folder: its files, its history and the schema of its result."""

@@ -1,15 +1,5 @@
-"""The run folder: what is in it, and who may write to it. Its layout is a contract: others read it.
-
-config.toml    the full resolved settings: running it again gives the same result
-history.jsonl  one line per evaluated round
-result.json    metrics in percent, how collapsed W is, cost, versions
-model/         what is needed to predict
-checkpoint/    what is needed to resume; checkpoint.old/, until the run is finished: the one before
-privacy.json   with differential privacy: under which id the run is in the privacy ledger
-report.html    curves and tables
-contact-sheet.png   of pictures: some of the test set, with their labels and those predicted
-census/, parties.jsonl   with real parties (engine flower): who takes part, and who was left out when and why
-"""
+"""The run folder: its files, and the lock that lets one process write to it. docs/run-folder.md describes the files;
+the layout is a contract, as others read it."""
 
 from __future__ import annotations
 
@@ -18,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import Timeout
 
@@ -34,14 +23,13 @@ from fedalc.core.atomic_files import (
     write_text,
 )
 from fedalc.core.locks import lock_file
-from fedalc.core.safe_parsing import read_json_object
 from fedalc.errors import ConfigError, FedalcError, Locked
 from fedalc.runs import history
 
-LOCK = ".lock"  # there only while a process writes to the folder
+LOCK = ".lock"  # exists only while a process writes to the folder
 SHEET = "contact-sheet.png"  # of runs on pictures
 CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
-BEFORE = {"server": {"aggregation": "mean"}}  # what earlier versions did, where their config.toml does not say
+BEFORE = {"server": {"aggregation": "mean"}}  # defaults of older versions whose config.toml lacks these settings
 FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG)
 FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS)
 LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
@@ -49,7 +37,7 @@ LOCK_ATTEMPTS = 100  # an attempt fails only if another process removes the fold
 
 
 class Taken(FedalcError):
-    """There is a run in this folder already, begun or finished."""
+    """The folder already holds a run, finished or not."""
 
 
 def read_settings(folder: Path) -> Experiment:
@@ -58,73 +46,32 @@ def read_settings(folder: Path) -> Experiment:
     return experiment(file=folder / "config.toml", defaults=BEFORE)
 
 
-_KINDS: dict[str, type] = {
-    **dict.fromkeys(("dataset", "method", "preset", "engine"), str),
-    **dict.fromkeys(("rounds", "seed", "clients", "labels", "labels_without_client"), int),
-    **dict.fromkeys(("metrics", "versions", "selection", "collapse", "collection", "privacy"), dict),
-}
-"""Of what a result's values are, where there are any."""
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished run has found: result.json. Values that others rely on are there, and of the right kind."""
-    result = read_partial_result(folder)
-    if result.get("metrics") is None:
-        raise _damaged(folder, "it has no `metrics`")
-    return result
-
-
-def read_partial_result(folder: Path) -> dict[str, Any]:
-    """The same, where any value may be missing: of an older version, or made by hand."""
-    try:
-        result = read_json_object(folder / "result.json", _made_again(folder))
-    except FileNotFoundError:
-        raise FedalcError(f"{folder}: no result.json: this run has not finished") from None
-    for key, kind in _KINDS.items():
-        if result.get(key) is not None and type(result[key]) is not kind:
-            raise _damaged(folder, f"`{key}` is not what it should be")
-    chosen = result.get("selection") or {}
-    if not isinstance(chosen.get("metrics", {}), dict):
-        raise _damaged(folder, "`selection.metrics` is not what it should be")
-    if not all(type(value) in (int, float) for value in (result.get("metrics") or {}).values()):
-        raise _damaged(folder, "`metrics` are not numbers")
-    return result
-
-
-def _damaged(folder: Path, what: str) -> FedalcError:
-    return FedalcError(f"{folder / 'result.json'}: damaged: {what}; {_made_again(folder)}")
-
-
-def _made_again(folder: Path) -> str:
-    return f"remove the file and make it again with: fedalc train --resume {folder}"
-
-
 def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:
-    """Refuse to write over somebody's work, or to resume with other settings than it began with."""
+    """Refuse to overwrite other files or another run, and to resume a run with other settings."""
     if resume:
         if read_settings(folder) != settings:
-            raise ConfigError(f"{folder} began with other settings than these; a resumed run keeps its own")
+            raise ConfigError(f"{folder} began with other settings; a resumed run keeps its own")
         if (folder / "result.json").exists():
             raise Taken(f"{folder}: this run is finished; nothing to resume")
     elif folder.exists() and not folder.is_dir():
-        raise FedalcError(f"{folder}: is a file, and a run needs a folder")
+        raise FedalcError(f"{folder}: is a file; a run needs a folder")
     elif folder.exists() and not all(map(_is_litter, folder.iterdir())):
         if not (folder / "config.toml").exists():
-            raise FedalcError(f"{folder}: has files in it that are not a run's; choose another place")
+            raise FedalcError(f"{folder}: contains files that are not a run's; choose another folder")
         if not overwrite:
             raise Taken(
-                f"{folder}: there is a run here already; resume it (--resume {folder}), replace it (--overwrite) "
-                "or give this one another --name"
+                f"{folder}: already holds a run; resume it (--resume {folder}), replace it (--overwrite) or choose "
+                "another --name"
             )
 
 
 def _is_litter(path: Path) -> bool:
-    """What a process leaves that was killed before there was a run."""
+    """Whether a process that was killed before its run began left this file."""
     return path.name == LOCK or LEFTOVER.fullmatch(path.name) is not None
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed process had not finished writing. Only for who has the lock."""
+    """Remove the files that a killed process was writing. The caller must hold the lock."""
     for path in folder.iterdir():
         if LEFTOVER.fullmatch(path.name):
             with suppress(OSError):
@@ -132,8 +79,8 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def open_folder(folder: Path, settings: Experiment) -> None:
-    """Begin a run here, and forget an earlier one: first that it was finished, then the rest. So a crash meanwhile
-    leaves a run that can be resumed, the old one or the new one."""
+    """Begin a run and delete an earlier one, its result.json first. A crash in between leaves a run that can be
+    resumed: the old one or the new one."""
     with failures_named(folder):
         (folder / "result.json").unlink(missing_ok=True)
         sync_folder(folder)
@@ -160,7 +107,7 @@ def only_writer(folder: Path, busy: str = "another process is writing to this ru
         finally:
             stack.close()
             if made:
-                with suppress(OSError):  # it has files, as it should
+                with suppress(OSError):  # not empty: it holds the run
                     folder.rmdir()
 
 
@@ -175,7 +122,7 @@ def _lock(folder: Path, busy: str, stack: ExitStack) -> tuple[bool, int]:
         except Timeout:
             raise Locked(f"{folder}: {busy}") from None
         except FileNotFoundError:
-            continue  # the process before us has just removed its folder
+            continue  # the last owner has just removed its folder
         except OSError as error:
             raise WriteFailed(folder, error) from None
     raise FedalcError(f"{folder}: cannot be written: the folder does not stay there")

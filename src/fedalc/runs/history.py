@@ -10,16 +10,16 @@ from fedalc.core.atomic_files import append_text, write_text
 from fedalc.core.safe_parsing import Unreadable, parse_json
 from fedalc.errors import DataError
 
-_WHAT_TO_DO = "remove the line, or the whole file: it only holds the curves"
+_WHAT_TO_DO = "remove the line or the whole file: it holds only the curves"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """One more line. It is on the disk when this returns."""
+    """Append a line. It is on disk when this returns."""
     append_text(path, json.dumps(record) + "\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines. A last line cut off by a crash is left out; anything else unreadable is an error."""
+    """Return all records. A last line that a crash cut off is left out; any other unreadable line is an error."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -44,10 +44,10 @@ def _record(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise Unreadable("not a JSON object")
     if not isinstance(record.get("phase"), str) or type(record.get("round")) is not int:
-        raise Unreadable("no record of a round: it needs `phase`, a text, and `round`, a whole number")
+        raise Unreadable("not the record of a round: it needs `phase`, a string, and `round`, an integer")
     return record
 
 
 def rewrite(path: Path, records: list[dict[str, Any]]) -> None:
-    """Cut the history back to these records (what came after the checkpoint will be done again)."""
+    """Replace the history by these records: the rounds after the checkpoint will run again."""
     write_text(path, "".join(json.dumps(record) + "\n" for record in records))

@@ -1,1 +1,1 @@
-"""A training: one round, the loop over rounds with selection, the server's optimisers."""
+"""Training: one federated round, the loop over rounds with selection, checkpoints, callbacks, server optimisers."""

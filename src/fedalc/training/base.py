@@ -1,97 +1,52 @@
-"""What every training has, a federated one and an oracle's: the data's parts, and who follows it as it goes."""
+"""What a federated training and an oracle's training share: data splits, callbacks and the result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
 from fedalc.core.interrupt import Interrupt
-from fedalc.core.progress_events import Watcher
-from fedalc.data.catalog.datasets import entry, is_known
+from fedalc.data.catalog.datasets import entry, is_generated, is_known
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.federation import hold_out
-from fedalc.errors import ConfigError
 from fedalc.evaluation.evaluate import check_map_affordable
 from fedalc.evaluation.metrics import Propensity, find_metric
 from fedalc.models.encoders import scale_rows
-from fedalc.runs import history
+from fedalc.runs.result import Result, versions
+from fedalc.training.callbacks import Callback, HistoryWriter, checked_callbacks
 
-
-class Callback:
-    """What may follow a run as it goes. Every hook does nothing unless overridden."""
-
-    def reading(self, done: int, pictures: int) -> None:
-        """Where pictures have to be brought to their size first. From another thread, while the first rounds run."""
-
-    def phase(self, name: str, rounds: int, done: int) -> None:
-        """A phase begins, or goes on after `done` of its rounds."""
-
-    def round(self, number: int, loss: float) -> None: ...
-
-    def step(self, number: int, what: str) -> None:
-        """In place of `round`, where a method has none: the oracles."""
-
-    def part(self, what: str, done: int, total: int) -> None:
-        """How far a round, a server's step or an evaluation has come: instances, clients, classes."""
-
-    def evaluated(self, record: dict[str, Any]) -> None: ...
-
-    def note(self, text: str) -> None:
-        """Something the user should know. It is a Python warning too, which the command line shows."""
-
-    def stopping(self) -> None:
-        """Somebody has asked to stop: the round is finished and saved first."""
-
-
-def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """One callback, or several. A plain function is none: nobody could say of what it wants to be told."""
-    given = (callbacks,) if isinstance(callbacks, Callback) else callbacks
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-        raise ConfigError(f"expected a list of callbacks, found {callbacks!r:.60}", "callbacks")
-    given = tuple(given)
-    for number, callback in enumerate(given):
-        if not isinstance(callback, Callback):
-            what = "the class itself, not an object of it" if isinstance(callback, type) else "not a callback"
-            raise ConfigError(
-                f"{callback!r:.60} is {what}: give objects of a class that extends fedalc.Callback and overrides what "
-                "it wants to be told of, such as round(number, loss) or evaluated(record)",
-                f"callbacks[{number}]",
-            )
-    return given
+__all__ = ["AnyTraining", "Callback", "checked_callbacks", "inverse_propensity", "listening"]
 
 
 def inverse_propensity(dataset: Dataset) -> np.ndarray:
-    """1 / p_l of each label, with the constants of its dataset where it has some of its own."""
+    """Return 1 / p_l for each label, with the dataset's own constants if it has them."""
     name, train = dataset.name, dataset.train.labels
     propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
     return propensity.inverse(train.getnnz(axis=0), train.shape[0])
 
 
-def telling(callbacks: Sequence[Callback]) -> Watcher:
-    """Tells them of the parts of long steps."""
+class AnyTraining(ABC):
+    """Trains one model. Call `prepare` once, then `finish` (or `resume` and `finish`).
 
-    def tell(what: str, done: int, total: int) -> None:
-        for callback in callbacks:
-            callback.part(what, done, total)
-
-    return tell
-
-
-class AnyTraining:
-    """What a federated training and an oracle's share: the data's parts, and how they are told of what happens.
-
-    `folder` None: nothing is written. Of several processes the first writes.
+    Without a `folder` nothing is written. Of several processes, the first one writes.
     """
 
     centralised: ClassVar[bool]
+
+    # Set by `prepare`:
+    train: Split
+    validation: Split | None  # with scaled features
+    refits: bool  # whether the best number of rounds is trained again on all of train
 
     def __init__(
         self, settings: Experiment, dataset: Dataset, folder: Path | None, callbacks: Sequence[Callback]
@@ -99,17 +54,86 @@ class AnyTraining:
         self.settings = settings
         self.dataset = dataset
         self.folder = folder
-        self.callbacks = callbacks
         self.writes = folder is not None and distributed.is_first()
-        self.train, validation = hold_out(dataset, settings.selection.validation, settings.seed)
+        history = [HistoryWriter(folder)] if folder is not None and self.writes else []
+        self.callbacks: tuple[Callback, ...] = (*history, *callbacks)
+
+    def prepare(self) -> Self:
+        """Split the data and get ready for round 1. Refuses what cannot be trained, before anything is written."""
+        settings = self.settings
+        self.train, validation = hold_out(self.dataset, settings.selection.validation, settings.seed)
         self.validation = None if validation is None else self._scaled(validation)
-        own_validation = dataset.validation is not None
-        self.refits = settings.selection.refit and self.validation is not None and not own_validation
-        # Pictures are compared by mAP, so their curves show it; for many labels it takes long, and is left to the end.
-        self._maps = settings.encoder.is_image or settings.selection.metric == "mAP"
+        has_own_validation = self.dataset.validation is not None
+        self.refits = settings.selection.refit and self.validation is not None and not has_own_validation
         if settings.selection.metric == "mAP" and self.validation is not None:
             check_map_affordable(self.validation.labels)
-        self.chosen: dict[str, Any] | None = None  # the best of `select`: its round, figures and what else was chosen
+        return self
+
+    def check_budget(self, resume: bool) -> None:  # noqa: B027 - oracles spend nothing
+        """Refuse a run that would exceed its privacy budget."""
+
+    @abstractmethod
+    def run(self, interrupt: Interrupt | None = None) -> Any:
+        """Train to the end and return the trained model or oracle."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Continue the run in `folder`, or start it over."""
+
+    @property
+    @abstractmethod
+    def kept_round(self) -> int:
+        """Rounds that the resulting model was trained for."""
+
+    @property
+    @abstractmethod
+    def chosen(self) -> dict[str, Any] | None:
+        """The best evaluation on validation data: the field `selection` of result.json."""
+
+    @abstractmethod
+    def cost(self) -> dict[str, Any]:
+        """Return `seconds` of training, `rounds_run`, `bytes_up` and `bytes_down` so far, over all phases."""
+
+    @abstractmethod
+    def test(self, trained: Any) -> dict[str, float]:
+        """Return the metrics on the test set, in percent; {} without test data."""
+
+    def finish(self, interrupt: Interrupt) -> tuple[Any, Result]:
+        """Train, test, and return the trained model or oracle and the result."""
+        trained = self.run(interrupt)
+        return trained, self.result(trained)
+
+    def result(self, trained: Any) -> Result:
+        """Test the trained model and return the result. `peak_memory_mb` is left to the workflow."""
+        settings, metrics = self.settings, self.test(trained)
+        cost = self.cost()  # after the test, which may send bytes too
+        return Result(
+            dataset=self.dataset.name,
+            generated=is_generated(self.dataset.name),
+            method=settings.method,
+            centralised=self.centralised,
+            processes=distributed.here().count,
+            preset=settings.preset,
+            rounds=self.kept_round,
+            seed=settings.seed,
+            metrics=metrics,
+            selection=self.chosen,
+            labels=len(trained.held),
+            labels_without_client=int((~trained.held).sum()),
+            rounds_run=cost["rounds_run"],
+            seconds=cost["seconds"],
+            seconds_per_round=cost["seconds"] / max(cost["rounds_run"], 1),
+            bytes_up=cost["bytes_up"],
+            bytes_down=cost["bytes_down"],
+            versions=versions(),
+        )
+
+    def note(self, text: str) -> None:
+        """Show the user a message, as a warning and through the callbacks."""
+        if self.writes:
+            warnings.warn(text, stacklevel=2)
+            for callback in self.callbacks:
+                callback.note(text)
 
     def _is_better(self, value: float, than: float) -> bool:
         return find_metric(self.settings.selection.metric).is_better(value, than)
@@ -122,16 +146,19 @@ class AnyTraining:
         return self._scaled(self.dataset.test)
 
     @property
+    def _with_map(self) -> bool:
+        """Whether curves show mAP: pictures are compared by it. With many labels it is slow, so only the end has it."""
+        return self.settings.encoder.is_image or self.settings.selection.metric == "mAP"
+
+    @property
     def _budget(self) -> int:
         return self.settings.memory_budget
 
     def _evaluated(self, record: dict[str, Any]) -> None:
-        if self.folder and self.writes:
-            history.append(self.folder / "history.jsonl", record)
         for callback in self.callbacks:
             callback.evaluated(record)
 
 
 def listening(interrupt: Interrupt | None) -> AbstractContextManager[Interrupt]:
-    """To the caller's interrupt, which outlives the training; or to one of its own."""
+    """Return the caller's interrupt, which outlives the training, or a new one for this training alone."""
     return Interrupt() if interrupt is None else nullcontext(interrupt)

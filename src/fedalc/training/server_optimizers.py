@@ -1,4 +1,4 @@
-"""The server's side of θ: who takes part in a round, the optimiser for the averaged change, averaged weights."""
+"""The server's side of θ: sampling of clients, optimisers for the averaged change, averaged weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedalc.config.experiment import Experiment
 from fedalc.config.schema import ServerSettings
 from fedalc.core.seeds import numpy_generator
 
-SHORTCUT = 1  # the place of an encoder's shortcut among its parameters: after the embedding, before the layers
+SHORTCUT = 1  # index of an encoder's shortcut among its parameters: after the embedding, before the layers
 
 
 def sample_clients(
     clients: np.ndarray, user_of: np.ndarray, participation: float, seed: int, round_number: int
 ) -> np.ndarray:
-    """The clients of a round, sorted: all of them, or those of a share of the users drawn afresh (at least one)."""
+    """Return the clients of a round, sorted: all of them, or those of a random share of the users (at least one)."""
     if participation >= 1:
         return clients
     owner = user_of[clients]
@@ -27,7 +27,7 @@ def sample_clients(
 
 
 class ServerOptimizer:
-    """Takes the averaged change of θ for a gradient (FedOpt, Reddi et al., 2021). `sgd` with rate 1 is averaging."""
+    """Uses the averaged change of θ as a gradient (FedOpt, Reddi et al., 2021). `sgd` with rate 1 is averaging."""
 
     def __init__(self, theta: list[Tensor], settings: ServerSettings) -> None:
         self.settings = settings
@@ -43,13 +43,13 @@ class ServerOptimizer:
             self._optimizer = torch.optim.SGD(theta, lr=s.learning_rate, momentum=momentum)
 
     def aim(self) -> None:
-        """Where to ask for a gradient: at θ itself."""
+        """Move θ to where the clients compute the gradient: here, θ itself."""
 
     @torch.no_grad()
     def apply(self, change: list[Tensor], loss: float) -> float:
-        """Step; returns the loss to report."""
+        """Take a step. Return the loss to report."""
         shrink = 1 - self.settings.learning_rate * self.settings.weight_decay
-        few_rows = self.settings.optimizer == "sgd"  # others move every row in every round
+        few_rows = self.settings.optimizer == "sgd"  # the others move every row in every round
         for parameter, gradient in zip(self.theta, change, strict=True):
             if shrink != 1:
                 parameter.mul_(shrink)
@@ -59,7 +59,7 @@ class ServerOptimizer:
         return loss
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimiser's memory, flat, for a checkpoint."""
+        """Return the optimiser's state for a checkpoint."""
         state = self._optimizer.state_dict()["state"]
         return {
             f"{index}.{key}": torch.as_tensor(value)
@@ -78,17 +78,17 @@ class ServerOptimizer:
 
 
 class ConjugateGradients:
-    """Solves a quadratic objective by as many gradients as it takes: each round asks for one, and steps exactly.
+    """Minimises a quadratic objective by conjugate gradients: one gradient and one exact step per round.
 
-    The objective's gradient is H θ - b. Round 1 asks for it at the start θ₀; the others at θ₀ + kp, p the direction of
-    the next step, as H p = (∇(θ₀ + kp) - ∇(θ₀)) / k. The factor k keeps the two gradients of like size, so that their
-    difference has digits left. θ is the iterate between rounds, so it moves from round 2 on. The penalty is the
-    server's own part. Memory: θ eight times.
+    The objective's gradient is H θ - b. Round 1 computes it at the start θ₀; later rounds at θ₀ + kp, where p is the
+    direction of the next step, as H p = (∇(θ₀ + kp) - ∇(θ₀)) / k. The factor k keeps the two gradients of similar size,
+    so that their difference does not lose its digits. θ is the iterate between rounds, so it moves from round 2 on. The
+    server adds the penalty. Memory: θ eight times.
     """
 
     def __init__(self, theta: list[Tensor], settings: ServerSettings, pairs: int, client_rate: float) -> None:
         (self.theta,) = theta  # one matrix: the linear encoder's
-        self.penalty = settings.ridge / pairs  # beside a mean over (instance, label) pairs, not a sum
+        self.penalty = settings.ridge / pairs  # the objective is a mean over (instance, label) pairs, not a sum
         self.client_rate = client_rate
         self.pairs = pairs
         self._state: dict[str, Tensor] = {}
@@ -101,7 +101,7 @@ class ConjugateGradients:
 
     @torch.no_grad()
     def apply(self, change: list[Tensor], loss: float) -> float:
-        """Step; returns the objective at the new θ, penalty included (`loss` is the clients' where they were asked)."""
+        """Take a step. Return the objective at the new θ, penalty included. `loss` is the clients' at the old point."""
         gradient = change[0] / self.client_rate + 2 * self.penalty * self.theta
         s = self._state
         if not s:
@@ -112,7 +112,7 @@ class ConjugateGradients:
         curved = (gradient - s["first"]) / self._factor
         before, curvature = _dot(s["residual"], s["residual"]), _dot(s["direction"], curved)
         self.theta.copy_(s.pop("iterate"))
-        if before > 0 and curvature > 0:  # else it is solved, as exactly as these numbers can say
+        if before > 0 and curvature > 0:  # otherwise it is solved to the precision of these numbers
             length = before / curvature
             self.theta.add_(s["direction"], alpha=length)
             s["residual"] = s["residual"] - length * curved
@@ -122,7 +122,7 @@ class ConjugateGradients:
 
     @property
     def _factor(self) -> float:
-        """Gradients of a mean over pairs are that much smaller than θ; the directions, smaller still as it goes on."""
+        """The k of θ₀ + kp: gradients of a mean over pairs are small beside θ, and directions shrink over time."""
         length = self._state["direction"].norm().item()
         return self.pairs / 2 * self._state["first"].norm().item() / length if length else 1.0
 
@@ -134,14 +134,14 @@ class ConjugateGradients:
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    """In double precision, a few rows at a time: no copy of either."""
+    """Return the inner product in double precision, a few rows at a time to avoid copies."""
     parts = zip(a.split(4096), b.split(4096), strict=True)
     return sum((x.double() * y.double()).sum().item() for x, y in parts)
 
 
 class SolveThenTrain:
-    """An mlp with a linear shortcut: first the shortcut is solved for, which is a quadratic as long as the mlp gives
-    zero; then it stays, and adam trains the mlp on what it leaves."""
+    """Trains an mlp with a linear shortcut. First cg solves for the shortcut, a quadratic problem as long as the mlp
+    returns zero; then the shortcut stays fixed, and adam trains the mlp on the residual."""
 
     def __init__(self, shortcut: Tensor, rest: list[Tensor], settings: Experiment, pairs: int) -> None:
         self.cg = ConjugateGradients([shortcut], settings.server, pairs, settings.client.learning_rate)
@@ -156,7 +156,7 @@ class SolveThenTrain:
         self.rounds_left = self.rounds_left - 1
         if self.rounds_left >= 0:
             return self.cg.apply([change[SHORTCUT]], loss)
-        return self.adam.apply([part for place, part in enumerate(change) if place != SHORTCUT], loss)
+        return self.adam.apply([part for index, part in enumerate(change) if index != SHORTCUT], loss)
 
     def tensors(self) -> dict[str, Tensor]:
         parts = {"cg": self.cg.tensors(), "adam": self.adam.tensors()}
@@ -170,7 +170,7 @@ class SolveThenTrain:
 
 
 def needs_everyone(settings: Experiment, round_number: int) -> bool:
-    """Whether a round's gradient must be of the same objective as the rounds' before: of all clients, always."""
+    """Whether the round needs every client: cg needs gradients of one objective, so all clients in every round."""
     solving = not settings.encoder.shortcut or round_number <= settings.server.solve_rounds
     return settings.server.optimizer == "cg" and solving
 
@@ -179,17 +179,17 @@ AnyOptimizer = ServerOptimizer | ConjugateGradients | SolveThenTrain
 
 
 def make_optimizer(theta: list[Tensor], settings: Experiment, pairs: int) -> AnyOptimizer:
-    """`pairs`: how many (instance, label) pairs the clients hold together, Σ n_u."""
+    """Build the optimiser of the settings. `pairs`: (instance, label) pairs that the clients hold together, Σ n_u."""
     if settings.server.optimizer != "cg":
         return ServerOptimizer(theta, settings.server)
     if settings.encoder.shortcut:
-        rest = [parameter for place, parameter in enumerate(theta) if place != SHORTCUT]
+        rest = [parameter for index, parameter in enumerate(theta) if index != SHORTCUT]
         return SolveThenTrain(theta[SHORTCUT], rest, settings, pairs)
     return ConjugateGradients(theta, settings.server, pairs, settings.client.learning_rate)
 
 
 class AveragedWeights:
-    """An exponential moving average, warmed up so that the first rounds do not linger."""
+    """An exponential moving average. Its decay grows with the rounds, so that the first ones are forgotten quickly."""
 
     def __init__(self, tensors: list[Tensor], decay: float) -> None:
         self.decay = decay

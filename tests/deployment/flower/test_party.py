@@ -30,7 +30,7 @@ from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.keys import Key
 from fedalc.models.encoders import Chance
-from fedalc.training.federated import FederatedTraining
+from fedalc.training.federated import begin_training
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
 from tests.deployment.flower.problem import (
     NAMES,
@@ -74,7 +74,7 @@ def train_message(parties: Nodes, method: str = "fedavg", settings: dict[str, An
         grid, Patience(4, 1, 1.0, 1.0), lambda: question(experiment_settings, 0.0, RUN_ID), say=lambda line: None
     )
     census = take_census(talk, experiment_settings, 0.0, RUN_ID)
-    federated = FederatedTraining(
+    federated = begin_training(
         experiment_settings,
         census.roster,
         lambda m: FlowerStrategy(talk, census, m, experiment_settings),

@@ -157,14 +157,14 @@ def test_all_processes_hear_of_an_error_at_the_ledger(monkeypatch: pytest.Monkey
         told.append(here)
         return here
 
-    def unreadable(self: Training) -> None:
+    def unreadable() -> None:
         raise PermissionError(13, "Permission denied")
 
-    training = Training(fedalc.experiment({**PRIVATE, "dataset": DATA.name}), DATA, None, [])
+    training = Training(fedalc.experiment({**PRIVATE, "dataset": DATA.name}), DATA, None, []).prepare()
     monkeypatch.setattr("fedalc.training.selection.distributed.any_of", any_of)
-    monkeypatch.setattr(Training, "_account", unreadable)
+    monkeypatch.setattr(training.budget, "open_account", unreadable)
     with pytest.raises(PermissionError):
-        training._charge()
+        training.budget.charge()
     assert told == [True]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ from fedalc.deployment.flower.wire import (
 )
 from fedalc.engines import aggregation
 from fedalc.engines.aggregation.lengths import Lengths, norm
-from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
 from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.methods import Method
 from fedalc.models.encoders import Chance
@@ -49,7 +50,7 @@ OUTCOME = ("labels", "loss")
 ATTEMPTS = 3  # at a round to which too few have answered
 
 
-class FlowerStrategy:
+class FlowerStrategy(Engine):
     """`max_norm`: the longest change of θ that is taken; without one, a hundred times the usual."""
 
     clients_keep_rows = False  # a party may be restarted at any time, so its rows come with every message
@@ -100,6 +101,19 @@ class FlowerStrategy:
             if heard and self._enough(asked, heard, 1, last):
                 return sums
         raise self._too_few(1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.lengths.tensors() | self.repeats.tensors()
+
+    def facts(self) -> dict[str, Any]:
+        return {"loss": self.loss}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self.loss = float(facts["loss"])
+        self.lengths.restore(tensors)
+        self.repeats.restore(tensors)
+        if "usual_length" in facts:  # a checkpoint of an older version
+            self.lengths.largest = float(facts["usual_length"])
 
     def _attempts(self, participants: np.ndarray, round_number: int) -> Iterator[tuple[Asked, bool]]:
         """For each attempt whom to ask, of those who are there then, and whether it is the last one."""

@@ -71,8 +71,9 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     parties.say(described(settings, there))
     followers = [Spoken(settings.rounds)]
     training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, followers, account)
+    training.prepare()
     # Flower ends its processes by a signal, which must not wait for a round: every finished one is saved.
-    return fill_folder(training, folder, resume, overwrite=False, interrupt=Interrupt())[0]
+    return fill_folder(training, resume, overwrite=False, interrupt=Interrupt())[0]
 
 
 class Spoken(Callback):

@@ -1,12 +1,9 @@
-"""A training whose clients are parties: the same loop over rounds, with other ways to measure."""
+"""A training with real parties: the same loop over rounds, evaluated at the server or at the parties."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.interrupt import Interrupt
@@ -20,18 +17,18 @@ from fedalc.evaluation.evaluate import evaluate
 from fedalc.labels.privacy.accounts import deployment_account
 from fedalc.labels.privacy.ledger import Account
 from fedalc.methods import Method
-from fedalc.models.class_embeddings import collapse_of
 from fedalc.models.model import Model
 from fedalc.models.trained import TrainedModel
 from fedalc.runs import history
 from fedalc.runs.folder import CENSUS
+from fedalc.runs.result import Result, versions
 from fedalc.training.base import Callback
-from fedalc.training.federated import FederatedTraining
+from fedalc.training.federated import FederatedTraining, begin_training
 from fedalc.training.selection import Training
 
 
 class PartyTraining(Training):
-    """Its checkpoint is written after every round, so that none that is finished is ever lost."""
+    """Saves a checkpoint after every round, so that no finished round is lost."""
 
     checkpoint_seconds = 0.0
 
@@ -46,27 +43,27 @@ class PartyTraining(Training):
         callbacks: Sequence[Callback] = (),
         account: Account | None = None,
     ) -> None:
+        super().__init__(settings, data, folder, callbacks)
         self.census = census
         self.account = account
         self.parties = parties
         self.max_norm = max_norm
         self._at_parties = PartyEvaluation(parties, census, settings)
         self._last: tuple[int, dict[str, float]] | None = None  # the last evaluation at the parties, and its round
-        super().__init__(settings, data, folder, callbacks)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         is_new = self.folder is None or not (self.folder / CENSUS).exists()
         if self.folder is not None:
             self.parties.write_to(self.folder)
             self.census.save(self.folder)
-        if is_new and self._spends:
+        if is_new and self._draws_noise:
             self.parties.say(who_is_in(self.census.roster))
         if self.folder is not None:
             self._catch_up(self.folder)
         super()._run_phase(interrupt)
 
     def _catch_up(self, folder: Path) -> None:
-        """A run that was stopped while the last round was measured has saved the round, but not what was measured."""
+        """Evaluate the last round if the run was stopped after saving it and before its evaluation was written."""
         done = self.federated.round_number
         due = done > 0 and (done % self.settings.selection.every == 0 or done == self.rounds)
         if due and not any(record["round"] == done for record in history.read(folder / "history.jsonl")):
@@ -77,60 +74,39 @@ class PartyTraining(Training):
     def _account(self) -> Account:
         return self.account or deployment_account(None, self.folder or Path())
 
-    def _begin(self, train: Split) -> FederatedTraining:
-        return ScreenedTraining(self.settings, self.census.roster, self._strategy, self.census.knowledge)
+    def _begin_phase(self, train: Split) -> FederatedTraining:
+        return begin_training(self.settings, self.census.roster, self._strategy, self.census.knowledge)
 
     def _strategy(self, method: Method) -> FlowerStrategy:
         return FlowerStrategy(self.parties, self.census, method, self.settings, self.max_norm)
 
     def _evaluate(self, loss: float) -> None:
-        self._save_if_due(force=True)  # parties may fail us in what follows, and the round is done
-        model = self.federated.averaged_model()
-        metrics = self._measured(with_map=self._maps)
+        self._save_if_due(force=True)  # parties may fail during the evaluation, and the round is done
+        metrics = self._measured_now(with_map=self._with_map)
         if len(self.dataset.test):
             metrics = {f"test {name}": value for name, value in metrics.items()}
-        record: dict[str, Any] = {"phase": self.phase, "round": self.federated.round_number, "loss": loss}
-        record |= {"metrics": metrics, "collapse": collapse_of(model, self.federated.held, self._budget)}
-        self._evaluated(record | self.cost())
+        self._record(loss, metrics, self.federated.averaged_model())
 
-    def finish(self, interrupt: Interrupt) -> tuple[TrainedModel, dict[str, Any]]:
-        trained, own = super().finish(interrupt)
-        return trained, own | {"parties": len(self.census.roster.parties)}
+    def result(self, trained: TrainedModel) -> Result:
+        result = super().result(trained)
+        result.parties = len(self.census.roster.parties)
+        result.versions = versions("flwr")
+        return result
 
     def test(self, trained: TrainedModel) -> dict[str, float]:
-        """Of the last round, which is the one that is kept."""
-        return self._measured(with_map=True)
+        """Return the metrics of the last round, whose model is kept."""
+        return self._measured_now(with_map=True)
 
-    def _measured(self, with_map: bool) -> dict[str, float]:
-        """At the server if it has data, else at the parties."""
+    def _measured_now(self, with_map: bool) -> dict[str, float]:
+        """Evaluate at the server if it has test data, else at the parties."""
         model = self.federated.averaged_model()
         if len(self.dataset.test):
             return evaluate(model, self._scaled_test, self.federated.held, with_map=with_map, budget=self._budget)
         return self._measured_at_parties(model, self.federated.round_number)
 
     def _measured_at_parties(self, model: Model, t: int) -> dict[str, float]:
-        """Each round's model once: the result is that of the last round."""
+        """Evaluate each round's model once: the result reuses the evaluation of the last round."""
         if self._last is None or self._last[0] != t:
             self._last = t, self._at_parties.evaluate(model, t)
             self.federated.ledger.add(self._at_parties.traffic)
         return self._last[1]
-
-
-class ScreenedTraining(FederatedTraining):
-    """What was sent before goes into the checkpoint too: a resumed run must not judge otherwise."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        assert isinstance(self.engine, FlowerStrategy)
-        return super().tensors() | self.engine.repeats.tensors()
-
-    def facts(self) -> dict[str, Any]:
-        assert isinstance(self.engine, FlowerStrategy)
-        return super().facts() | {"loss": self.engine.loss}
-
-    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        super().restore(tensors, facts)
-        assert isinstance(self.engine, FlowerStrategy)
-        self.engine.loss = float(facts["loss"])
-        self.engine.repeats.restore(tensors)
-        if "usual_length" in facts:  # of an earlier version
-            self.engine.lengths.largest = float(facts["usual_length"])

@@ -1,6 +1,6 @@
-"""How parties' changes of θ become one (`server.aggregation`): the mean, or what a lying party cannot move at will.
+"""Rules that combine the parties' changes of θ into one (`server.aggregation`): the mean and its robust alternatives.
 
-One file per rule. The engines call them; docs/robust.md says which to use when.
+One file per rule. docs/robust.md says when to use which.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ RULES: dict[str, type[Aggregation]] = {
 
 
 def begin(theta: Sequence[Tensor], weights: Mapping[int, float], lengths: Lengths, settings: Experiment) -> Aggregation:
-    """A round's. `weights`: P_k of the parties that are asked."""
+    """Return the rule for one round. `weights`: P_k of the parties that take part."""
     return RULES[settings.server.aggregation](theta, weights, lengths, settings)
 
 
 def described(settings: Experiment, parties: int) -> str:
-    """What the rule does with so many parties, for the log."""
+    """Return a sentence for the log: what the rule does with this number of parties."""
     server = settings.server
     text = f"server.aggregation {server.aggregation}: "
     if server.aggregation == "mean":

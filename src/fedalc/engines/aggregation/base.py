@@ -1,4 +1,4 @@
-"""What an aggregation rule is: the parties' changes of θ go in, and one change for the server's optimiser comes out."""
+"""The interface of an aggregation rule: it combines the parties' changes of θ into one for the server's optimiser."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from fedalc.config.experiment import Experiment
 from fedalc.engines.aggregation.held import HeldChanges
 from fedalc.engines.aggregation.lengths import Lengths, median_length
 
-HEAVIEST = 10.0  # how many times the median party's weight a party may have
-FEWEST = 3  # parties among which a weight can be called too large
+HEAVIEST = 10.0  # largest weight of a party, in units of the median weight
+FEWEST = 3  # with fewer parties no weight can be called too large
 
 
 class Aggregation(ABC):
-    """Of one round. A party's change is the mean over its labels, Δ_k = Σ_{u ∈ k} p_u (θ - θ_u) / P_k, and its weight
-    P_k = Σ_{u ∈ k} p_u. Changes come one by one, in any order; a party that stays away is left out.
+    """Combines the changes of one round. A party's change is the mean over its labels,
+    Δ_k = Σ_{u ∈ k} p_u (θ - θ_u) / P_k, and its weight is P_k = Σ_{u ∈ k} p_u. Changes come one by one, in any order; a
+    party that does not answer is left out.
 
-    `lengths`: what is known of changes' lengths from earlier rounds. A rule may use it and does not change it.
+    `lengths` holds the lengths of changes in earlier rounds. A rule may read it and does not change it.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class Aggregation(ABC):
 
     @abstractmethod
     def result(self) -> list[Tensor]:
-        """One tensor per parameter of θ; zeros where nobody was heard."""
+        """Return one tensor per parameter of θ; zeros if no party answered."""
 
 
 class WeightedSum:
-    """Σ c_k Δ_k / Σ P_k, in double precision, so that the order of arrival hardly shows. Memory: θ once."""
+    """Σ c_k Δ_k / Σ P_k, in double precision, so that the order of arrival hardly matters. Memory: θ once."""
 
     def __init__(self, theta: Sequence[Tensor]) -> None:
         self.theta = theta
@@ -49,7 +50,7 @@ class WeightedSum:
         self.part = 0.0
 
     def add(self, change: Sequence[Tensor], weight: float, factor: float = 1.0) -> None:
-        """Adds `weight`·`factor`·Δ to the sum and `weight` to what it is divided by."""
+        """Add `weight`·`factor`·Δ to the sum and `weight` to the divisor."""
         for total, tensor in zip(self.totals, change, strict=True):
             total.add_(tensor.to(total), alpha=weight * factor)
         self.part += weight
@@ -60,9 +61,9 @@ class WeightedSum:
 
 
 class Comparing(Aggregation):
-    """Rules that need all changes at once.
+    """A rule that needs all changes at once.
 
-    Memory: parties × θ, of which at most `memory_budget` bytes in memory and the rest on disk (`HeldChanges`).
+    Memory: parties × θ; at most `memory_budget` bytes of it in memory, the rest on disk (`HeldChanges`).
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class Comparing(Aggregation):
 
     @abstractmethod
     def combined(self) -> list[Tensor]:
-        """Of at least one change."""
+        """Combine the held changes. There is at least one."""
 
 
 def capped(weights: Mapping[int, float]) -> dict[int, float]:
-    """Weights, where none is more than HEAVIEST times the median: they are what parties say of themselves.
+    """Return the weights, each cut to HEAVIEST times the median: parties report their own weights and may lie.
 
     >>> capped({0: 1.0, 1: 2.0, 2: 500.0})
     {0: 1.0, 1: 2.0, 2: 20.0}

@@ -1,5 +1,5 @@
 """`median` and `trimmed-mean`, coordinate by coordinate (Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust
-distributed learning: towards optimal statistical rates", 2018). Parties count alike, whatever their weights."""
+distributed learning: towards optimal statistical rates", 2018). All parties count the same, whatever their weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalc.engines.aggregation.base import Comparing
 
 
 class Coordinatewise(Comparing):
-    """The mean of the middle of each coordinate's values, after `cut` have been left out at either end."""
+    """The mean of each coordinate's values without the `cut` smallest and the `cut` largest."""
 
     def combined(self) -> list[Tensor]:
         out = np.empty(sum(parameter.numel() for parameter in self.theta))
@@ -25,25 +25,25 @@ class Coordinatewise(Comparing):
 
     @abstractmethod
     def cut(self, parties: int) -> int:
-        """How many at either end."""
+        """Return how many values to leave out at either end."""
 
 
 class Median(Coordinatewise):
-    """All but the one in the middle; of an even number, all but the two."""
+    """Leaves out all values but the middle one; of an even number, all but the middle two."""
 
     def cut(self, parties: int) -> int:
         return (parties - 1) // 2
 
 
 class TrimmedMean(Coordinatewise):
-    """The share `server.trim` at either end, rounded down."""
+    """Leaves out the share `server.trim` at either end, rounded down."""
 
     def cut(self, parties: int) -> int:
         return number_of(self.settings.server.trim, parties)
 
 
 def number_of(share: float, parties: int) -> int:
-    """How many parties this share is, rounded down; 0.29 of 100 are 29, whatever binary fractions make of it.
+    """Return the share of the parties as a number, rounded down. 0.29 of 100 is 29, although 0.29 * 100 < 29 in binary.
 
     >>> number_of(0.29, 100), number_of(0.3, 3)
     (29, 0)

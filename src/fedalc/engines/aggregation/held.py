@@ -1,4 +1,4 @@
-"""Changes of all parties of a round, side by side, for the rules that compare them."""
+"""Holds the changes of all parties of a round, for the rules that compare them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedalc.errors import FedalcError
 
 
 class HeldChanges:
-    """One row of numbers per party, in θ's own precision. In memory up to `budget` bytes, beyond that in a temporary
-    file without a name, which the system removes with the process. They are read again some coordinates at a time."""
+    """One row of numbers per party, in the precision of θ. Up to `budget` bytes are held in memory, more in an unnamed
+    temporary file, which the system removes with the process. Rows are read back a block of coordinates at a time."""
 
     def __init__(self, theta: Sequence[Tensor], budget: int) -> None:
         self.theta = theta
@@ -30,12 +30,12 @@ class HeldChanges:
 
     @property
     def _order(self) -> np.ndarray:
-        """By the parties' numbers: the order in which replies arrive must not show."""
+        """Rows sorted by party, so that the order of arrival does not change the result."""
         return np.argsort(self._parties)
 
     @property
     def parties(self) -> list[int]:
-        """In the order of their rows."""
+        """The parties, in the order of their rows."""
         return sorted(self._parties)
 
     def add(self, party: int, change: Sequence[Tensor]) -> None:
@@ -62,24 +62,24 @@ class HeldChanges:
             ) from None
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """(coordinates, parties × these), a block of coordinates at a time, the parties in order."""
+        """Yield (coordinates, matrix of parties × coordinates), a block of coordinates at a time, parties in order."""
         size, order = sum(parameter.numel() for parameter in self.theta), self._order
         rows: Sequence[np.ndarray] | np.ndarray = self._rows
         if self._file is not None:
             dtype = torch.empty(0, dtype=self.theta[0].dtype).numpy().dtype
             rows = np.memmap(self._file, dtype, mode="r", shape=(len(self), size))
-        for part in blocks(size, 16 * len(self), self.budget):  # itself, and once in double precision
-            yield part, np.stack([rows[place][part] for place in order])
+        for part in blocks(size, 16 * len(self), self.budget):  # the block, and a copy in double precision
+            yield part, np.stack([rows[row][part] for row in order])
 
     def weighted(self, factors: Sequence[float] | np.ndarray, over: float) -> list[Tensor]:
-        """Σ factor·Δ / over, the factors in the order of the parties."""
+        """Return Σ factor·Δ / over, with the factors in the order of the parties."""
         out, factors = np.empty(sum(parameter.numel() for parameter in self.theta)), np.asarray(factors)
         for part, values in self.blocks():
             out[part] = factors @ values / over
         return self.shaped(out)
 
     def shaped(self, flat: np.ndarray) -> list[Tensor]:
-        """One row of numbers as tensors like θ."""
+        """Return one row of numbers as tensors of the shapes of θ."""
         parts = torch.from_numpy(flat).split([parameter.numel() for parameter in self.theta])
         return [part.view(p.shape).to(p) for part, p in zip(parts, self.theta, strict=True)]
 

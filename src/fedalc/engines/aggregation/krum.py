@@ -15,10 +15,10 @@ from fedalc.engines.aggregation.lengths import Lengths
 
 
 class MultiKrum(Comparing):
-    """Of n parties of which f may lie, the score of a change is the sum of its squared distances to the n - f - 2
-    nearest others. The result is the mean of the n - f changes with the lowest scores, by weight (`capped`).
+    """If f of n parties may lie, the score of a change is the sum of its squared distances to the n - f - 2 nearest
+    others. The result is the weighted mean (`capped`) of the n - f changes with the lowest scores.
 
-    f is the share `server.byzantine` of n, rounded down, and at most as many as the rule can withstand: 2f + 2 < n.
+    f is the share `server.byzantine` of n, rounded down, and at most what the rule can withstand: 2f + 2 < n.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class MultiKrum(Comparing):
         return self.held.weighted(factors, factors.sum())
 
     def _squared_distances(self) -> np.ndarray:
-        """From products of differences to the mean: to subtract large equal numbers would leave few digits."""
+        """Return the squared distances between all pairs, computed around the mean to avoid cancellation."""
         products = np.zeros((len(self.held), len(self.held)))
         for _, values in self.held.blocks():
             around = values - values.mean(axis=0, dtype=np.float64)
@@ -46,7 +46,7 @@ class MultiKrum(Comparing):
 
 
 def krum_scores(squared: np.ndarray, lying: int) -> np.ndarray:
-    """From squared distances between all pairs."""
+    """Return the score of each change, from the squared distances between all pairs."""
     others = squared.copy()
     np.fill_diagonal(others, np.inf)
     return np.asarray(np.sort(others, axis=1)[:, : len(squared) - lying - 2].sum(axis=1))

@@ -1,4 +1,4 @@
-"""How long parties' changes usually are. The answer is a median over parties, so that no single one can move it."""
+"""The usual length of the parties' changes: a median over parties, so that no single party can move it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-JUDGES = 3  # lengths among which one can be called absurd
+JUDGES = 3  # with fewer lengths none can be called absurd
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """The length of a change: of all its numbers as one vector."""
+    """Return the length of a change: the norm of all its numbers as one vector."""
     return math.sqrt(sum(_square(tensor) for tensor in tensors))
 
 
@@ -23,14 +23,14 @@ def _square(tensor: Tensor) -> float:
 
 
 def median_length(lengths: Iterable[float]) -> float:
-    """Of an even number the lower one of the two in the middle. So half of the parties may lie without raising it
-    above the longest honest length, and of two parties neither can raise it above the other's."""
+    """Return the median; of an even number, the lower of the middle two. So half of the parties may lie without raising
+    it above the longest honest length, and of two parties neither can raise it above the other's length."""
     return statistics.median_low(lengths)
 
 
 def usual_length(lengths: Iterable[float], least: int = 2) -> float:
-    """The median; where most are zero (nothing left to learn, or nothing that a party may say), that of the others, if
-    there are at least `least` of these. Otherwise zero: one party alone cannot say what is usual.
+    """Return the median. If most lengths are zero (parties have nothing left to learn, or withhold their change), it is
+    the median of the others, if there are at least `least`; else zero: one party alone does not show what is usual.
 
     >>> usual_length([1.0, 2.0, 9.0]), usual_length([0.0, 0.0, 0.0, 2.0, 2e9]), usual_length([0.0, 0.0, 2e9])
     (2.0, 2.0, 0.0)
@@ -43,11 +43,11 @@ def usual_length(lengths: Iterable[float], least: int = 2) -> float:
 
 
 class Lengths:
-    """The length of each party's last change, also of those that were not drawn for the last round.
+    """The length of each party's last change, including parties that were not drawn for the last round.
 
-    `usual` is what is usual among them, `largest` the largest such length that has been. Where nobody can say what is
-    usual, they stay as they were. `largest` never falls, and who is above a hundred times it is refused. So where most
-    lengths are zero it takes JUDGES others: of two, one could put it so low that nobody is heard any more.
+    `usual` is the usual length among them, `largest` the largest usual length so far. Both stay unchanged if there is
+    no usual length. `largest` never falls, and a change above a hundred times `largest` is refused. So if most lengths
+    are zero, `largest` needs JUDGES others: one of two could otherwise set it so low that all others are refused.
     """
 
     def __init__(self) -> None:
@@ -56,13 +56,13 @@ class Lengths:
         self.largest = 0.0
 
     def note(self, lengths: Mapping[int, float]) -> None:
-        """After a round: of those whose change was taken, before it was cut."""
+        """Record the lengths of a round's accepted changes, as they were before they were cut."""
         self.last.update(lengths)
         self.usual = usual_length(self.last.values()) or self.usual
         self.largest = max(self.largest, usual_length(self.last.values(), JUDGES))
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "lengths.party": torch.tensor(list(self.last), dtype=torch.int64),
             "lengths.last": torch.tensor(list(self.last.values()), dtype=torch.float64),
@@ -71,7 +71,7 @@ class Lengths:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checkpoints of earlier versions have none of this, or all but the largest."""
+        """Restore the state. Checkpoints of older versions have none of it, or all but `largest`."""
         if "lengths.party" in tensors:
             parties, last = tensors["lengths.party"].tolist(), tensors["lengths.last"].tolist()
             self.last = dict(zip(parties, last, strict=True))

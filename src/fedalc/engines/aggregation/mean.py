@@ -1,4 +1,4 @@
-"""`mean`: federated averaging (McMahan et al., 2017). It withstands nobody: one party can send anything."""
+"""`mean`: federated averaging (McMahan et al., 2017). It is not robust: one lying party can move it anywhere."""
 
 from __future__ import annotations
 

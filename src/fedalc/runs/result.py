@@ -1,0 +1,131 @@
+"""The schema of result.json: every field of a run's result, with its meaning and unit. docs/run-folder.md lists them.
+
+A training fills a `Result`; `write_result` writes it. Readers get the file's fields as a mapping, checked against the
+schema: a file of an older version may lack fields, and fields of a newer version are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from fedalc.core.atomic_files import write_text
+from fedalc.core.safe_parsing import read_json_object
+from fedalc.errors import FedalcError
+
+NAME = "result.json"
+
+
+class Result(BaseModel):
+    """One finished run. Fields with a default stay empty (null) where they do not apply."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    dataset: str
+    generated: bool = False
+    """Only in the file if true: the data is synthetic, in the shape of a public dataset."""
+    method: str
+    centralised: bool
+    """Whether the method is an oracle, which sees all data in one place."""
+    engine: str | None = None
+    aggregation: str | None = None
+    """The rule that combines the changes of parties (`server.aggregation`)."""
+    processes: int
+    """Processes that shared the work (torchrun)."""
+    preset: str
+    rounds: int
+    """Rounds that the saved model was trained for."""
+    seed: int
+    metrics: dict[str, float]
+    """On the test set, in percent. With real parties and no test data: their mean score and loss. {} without data."""
+    selection: dict[str, Any] | None = None
+    """The best evaluation on validation data: its `round`, the `value` of `selection.metric`, and all `metrics`, in
+    percent. Oracles add the chosen `penalty`, the candidates `tried` (each with `penalty`, `value`, `unconverged`),
+    `edge` ("smallest" or "largest" if the best is an extreme of these, so that one beyond may be better), and
+    `unconverged` (labels whose solver stopped before it converged). null without validation data."""
+    collapse: dict[str, float] | None = None
+    """Of the class embeddings: `mean_cosine` and `max_cosine` (-1 to 1) and `effective_rank` (dimensions)."""
+    clients: int = 0
+    users: int | None = None
+    """Users, if each has clients of its own (`clients` other than "labels")."""
+    parties: int | None = None
+    """Parties of a deployed run (engine flower)."""
+    labels: int
+    labels_without_client: int
+    """Labels without a training instance: the model never predicts them."""
+    rounds_run: int
+    """Rounds of all phases together."""
+    seconds: float
+    """Seconds of training in all phases, without evaluation."""
+    seconds_per_round: float
+    peak_memory_mb: float | None = None
+    """Largest resident memory of a process, in MiB."""
+    bytes_up: int
+    """Bytes from clients to server in all phases, label collection included."""
+    bytes_down: int
+    """Bytes from server to clients in all phases, label collection included."""
+    collection: dict[str, Any] | None = None
+    """How labels were collected: hash algorithm, instance identity, digest length in bytes, messages, instances."""
+    privacy: dict[str, Any] | None = None
+    """Differential privacy: `mechanism`, `epsilon` spent, `delta`, noise and looks at the labels."""
+    versions: dict[str, str]
+    """Versions of Python and of the packages that made the result."""
+
+    @field_validator("selection")
+    @classmethod
+    def _check_selection(cls, selection: dict[str, Any] | None) -> dict[str, Any] | None:
+        if selection and not isinstance(selection.get("metrics", {}), dict):
+            raise ValueError("`metrics` should be an object")
+        return selection
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields in the order of the file."""
+        return self.model_dump(exclude=None if self.generated else {"generated"})
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that every run uses, and of `more`."""
+    packages = {name: version(name) for name in ("fedalc", "torch", "numpy", "scipy", *more)}
+    return {"python": platform.python_version(), **packages}
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """Write result.json, which marks the run as finished."""
+    write_text(folder / NAME, json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return the result of a finished run. `metrics` are always there; other fields may be missing in an old file."""
+    result = read_partial_result(folder)
+    if result.get("metrics") is None:
+        raise _damaged(folder, "it has no `metrics`")
+    return result
+
+
+def read_partial_result(folder: Path) -> dict[str, Any]:
+    """Return the fields of a result.json that may lack some. Those that are there have the types of `Result`."""
+    try:
+        result = read_json_object(folder / NAME, _what_to_do(folder))
+    except FileNotFoundError:
+        raise FedalcError(f"{folder}: no {NAME}: this run has not finished") from None
+    try:
+        Result.model_validate({name: value for name, value in result.items() if value is not None})
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            if problem["type"] != "missing":
+                where = ".".join(str(key)[:30] for key in problem["loc"])
+                raise _damaged(folder, f"`{where}`: {problem['msg']}") from None
+    return result
+
+
+def _damaged(folder: Path, what: str) -> FedalcError:
+    return FedalcError(f"{folder / NAME}: damaged: {what}; {_what_to_do(folder)}")
+
+
+def _what_to_do(folder: Path) -> str:
+    return f"remove the file and make it again with: fedalc train --resume {folder}"

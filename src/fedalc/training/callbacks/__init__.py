@@ -1,0 +1,47 @@
+"""Callbacks follow a training: each is one file with one class that extends `Callback`.
+
+Register your own to select it by name: `@register_callback("mlflow")`, or the entry point group `fedalc.callbacks`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from fedalc.core.registry import CALLBACKS, registering
+from fedalc.errors import ConfigError
+from fedalc.training.callbacks.base import Callback, checked_callbacks, part_watcher
+from fedalc.training.callbacks.history import HistoryWriter
+
+
+def check_callback_class(item: Any) -> None:
+    """Refuse what cannot be built by name: it must extend Callback and need no arguments."""
+    if not (isinstance(item, type) and issubclass(item, Callback)):
+        raise ConfigError(f"{item!r:.60} cannot be registered as a callback: it must be a class that extends Callback")
+    try:
+        inspect.signature(item).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{item.__qualname__} cannot be registered as a callback: it must be built without arguments ({error})"
+        ) from None
+
+
+register_callback = registering(CALLBACKS, check_callback_class)
+
+
+def make_callback(name: str) -> Callback:
+    """Build a registered callback. An unknown name is an error that lists the known ones."""
+    kind = CALLBACKS[CALLBACKS.check(name, "callback")]
+    check_callback_class(kind)  # an installed package has not passed `register_callback`
+    return kind()
+
+
+__all__ = [
+    "CALLBACKS",
+    "Callback",
+    "HistoryWriter",
+    "checked_callbacks",
+    "make_callback",
+    "part_watcher",
+    "register_callback",
+]

@@ -1,0 +1,93 @@
+"""Callbacks: which hooks a run calls, and how a name becomes a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedalc
+from fedalc.core.registry import CALLBACKS
+from fedalc.errors import ConfigError
+from fedalc.runs import history
+from fedalc.training.callbacks import Callback, make_callback, register_callback
+from tests.problems import small_dataset
+
+DATA = small_dataset()
+
+
+class Tracker(Callback):
+    """What a tracker needs: the settings, every evaluation, the final metrics."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.events: list[str] = []
+        self.settings: Any = None
+        self.records: list[dict[str, Any]] = []
+        self.result: Mapping[str, Any] = {}
+
+    def started(self, settings: fedalc.Experiment) -> None:
+        self.events.append("started")
+        self.settings = settings
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.events.append(name)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        if self.folder is not None:
+            assert history.read(self.folder / "history.jsonl")[-1] == record  # on disk before anybody sees it
+
+    def finished(self, result: Mapping[str, Any]) -> None:
+        self.events.append("finished")
+        self.result = result
+        assert self.folder is None or (self.folder / "result.json").exists()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered() -> Iterator[None]:
+    before = dict(CALLBACKS._registered)
+    yield
+    CALLBACKS._registered = before
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("method", ["fedavg", "ovr"])
+def test_a_tracker_hears_of_settings_evaluations_and_result(tmp_path: Path, method: str) -> None:
+    tracker = Tracker(tmp_path / "run")
+    run = fedalc.train(data=DATA, method=method, rounds=2, folder=tmp_path / "run", callbacks=tracker)
+    assert tracker.events[0] == "started" and tracker.events[-1] == "finished" and len(tracker.events) > 2
+    assert tracker.settings == run.settings
+    assert tracker.records == history.read(tmp_path / "run" / "history.jsonl")
+    assert dict(tracker.result) == dict(run.result)
+
+
+def test_without_a_folder_the_hooks_are_called_too() -> None:
+    tracker = Tracker()
+    fedalc.train(data=DATA, method="fedavg", rounds=1, callbacks=[tracker])
+    assert tracker.events[0] == "started" and tracker.events[-1] == "finished"
+
+
+def test_a_registered_callback_is_made_by_its_name() -> None:
+    register_callback("tracker")(Tracker)
+    assert "tracker" in CALLBACKS and isinstance(make_callback("tracker"), Tracker)
+    with pytest.raises(ConfigError, match=r"unknown callback 'traker' .*did you mean 'tracker'"):
+        make_callback("traker")
+
+
+def needs_arguments() -> type:
+    class NeedsArguments(Callback):
+        def __init__(self, run: str) -> None: ...
+
+    return NeedsArguments
+
+
+@pytest.mark.parametrize(
+    ("item", "why"), [(print, "extends Callback"), (Tracker(), "extends Callback"), (needs_arguments(), "run")]
+)
+def test_what_cannot_be_a_callback_is_refused(item: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        register_callback("mine")(item)
+    assert "mine" not in CALLBACKS
