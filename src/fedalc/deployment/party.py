@@ -83,7 +83,7 @@ class PartySide:
         self.state.chmod(0o700)  # also one that was there: it says where data and key are
         write_settings(self.settings_file, self.settings)
         place = self.state.resolve()
-        return Process("the party", self.command(), place / "party.log", environment(place / "flower"))
+        return Process.start("the party", self.command(), place / "party.log", environment(place / "flower"))
 
 
 def run_party(party: PartySide, say: Callable[[str], None], patience: float) -> None:

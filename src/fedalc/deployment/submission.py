@@ -133,7 +133,7 @@ class _Watch:
 def _follow_log(state: ServerState, run: str, say: Callable[[str], None]) -> str:
     """To its end. The error it ended with, if it says one."""
     log = state.folder / "runs" / f"{run}.log"
-    process = Process("the run", state.flower.log_command(run), log, environment(state.home))
+    process = Process.start("the run", state.flower.log_command(run), log, environment(state.home))
     speech, watch = _Speech(process, say), _Watch(state)
     try:
         while process.alive:

@@ -235,7 +235,7 @@ def test_theta_that_is_not_finite(parties: Nodes, honest: RecordDict) -> None:
 
 def test_sums_are_only_for_the_method_that_has_them(parties: Nodes, honest: RecordDict) -> None:
     big = with_settings(honest, encoder__hidden=[5 * 10**4, 5 * 10**4])
-    assert_refused(ask(parties[NODE], "train.sums", big), "which has none")
+    assert_refused(ask(parties[NODE], "train.sums", big), "which does not use any")
 
 
 @pytest.mark.parametrize("kind", ["query.hello", "query.label_sets", "train", "evaluate"])
@@ -286,7 +286,7 @@ def test_a_bad_key_file_is_not_told_of(parties: Nodes, honest: RecordDict, tmp_p
     (tmp_path / "key").write_text("fedalc-key 1\n00ff\n")
     (tmp_path / "key").chmod(0o600)
     reply = ask({**parties[NODE], "key": str(tmp_path / "key")}, "query.hello", honest)
-    assert_refused(reply, "its own log says why")
+    assert_refused(reply, "see its own log")
     assert "00ff" not in str(reply.error.reason)
 
 

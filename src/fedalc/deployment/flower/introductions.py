@@ -1,4 +1,4 @@
-"""What a party says of itself when it is asked, checked."""
+"""A party's answer to `query.hello`: who it is and what data it has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flwr.app import RecordDict
 
+from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.wire import BadMessage, config
 from fedalc.errors import DataError
 from fedalc.labels.collection.messages import PSEUDONYM_BYTES, check_client_name
@@ -35,6 +36,7 @@ def read_introduction(content: RecordDict) -> Introduction:
         "features": int,
         "names": (list, str),
     }
+    exactly(content, {"introduction": wanted})
     said = config(content, "introduction", wanted)
     labels, size = said["labels"], len(said["labels"])
     try:
