@@ -100,7 +100,7 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
     deployment.start_server()
     again = deployment.start_run("--resume", str(run_folder))
     assert run_to_its_end(again, lambda line: None, PATIENCE) == 0, again.said()
-    assert "going on after round" in again.said()
+    assert "continuing after round" in again.said()
     settings = read_settings(run_folder)
     assert settings.rounds == ROUNDS
     census = Census.load(run_folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -229,10 +230,11 @@ def test_the_pictures_encoded_at_a_time_have_to_fit(
     grid.keeps = True
     run(grid, tmp_path / "run", asked("fedavg", PICTURES, **{"num-server-rounds": 1}))
     content = next(m.content for m in grid.pushed if m.metadata.message_type == "train" and _is_for(m, NODE))
-    memory = {"SC_PAGE_SIZE": 2, "SC_PHYS_PAGES": 5 * each}
-    monkeypatch.setattr("os.sysconf", lambda name: memory.get(name, 1))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=10 * each))
     assert ask(clinics[NODE], "train", content).has_content()
-    assert_refused(ask(clinics[NODE], "train", with_settings(content, top__block_rows=6)), "too much for this machine")
+    assert_refused(
+        ask(clinics[NODE], "train", with_settings(content, top__block_rows=6)), "more than half of this machine"
+    )
 
 
 def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nodes) -> None:

@@ -1,4 +1,4 @@
-"""What every answer has in common: it names its question, and brings what was asked for and nothing else."""
+"""Checks of every answer: it names its question, has exactly the requested records, and repeats no earlier change."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from fedalc.deployment.flower.wire import BadMessage, config
 
 RECORD = "answer"
 _DIGEST = 16  # bytes
-_REFUSED_NAMES = 5  # of records, in an error
+_NAMES_SHOWN = 5  # of unexpected records, in an error
 
 
 def sign_off(content: RecordDict, question: Message) -> RecordDict:
-    """At the party: the answer, with the question it is for. The question's id is a hash of all that is in it: run,
-    round, settings and θ."""
-    said = question.metadata
+    """At the party: add which question this answers. The question's id is a hash of its run, round, settings and θ."""
+    about = question.metadata
     content[RECORD] = ConfigRecord(
-        {"kind": said.message_type, "round": said.group_id, "question": said.message_id or ""}
+        {"kind": about.message_type, "round": about.group_id, "question": about.message_id or ""}
     )
     return content
 
 
 def check_question(content: RecordDict, kind: str, round_: str, question: str) -> None:
-    """At the server: that it is the answer to this question. What names the question is taken out."""
+    """At the server: check that this answers the question, and remove the record that says so."""
     if RECORD not in content:
         raise BadMessage("does not say which question it answers")
     said = config(content, RECORD, {"kind": str, "round": str, "question": str})
@@ -42,8 +41,8 @@ def check_question(content: RecordDict, kind: str, round_: str, question: str) -
 
 
 def exactly(content: Mapping[str, object], wanted: Mapping[str, Collection[str] | None]) -> None:
-    """Refuses a reply that has more than the wanted records, or less. For records of single values, what these are
-    called is in `wanted` too; arrays are compared where they are read."""
+    """Refuse a reply unless it has exactly the `wanted` records. For records of single values, `wanted` also has the
+    names of the values; arrays are checked when they are read."""
     missing, extra = set(wanted) - set(content), set(content) - set(wanted)
     if missing:
         raise BadMessage("there is " + ", ".join(f"no {name}" for name in sorted(missing)))
@@ -57,24 +56,24 @@ def exactly(content: Mapping[str, object], wanted: Mapping[str, Collection[str] 
 
 def _few(names: Iterable[str]) -> str:
     listed = sorted(str(name)[:30] for name in names)
-    return ", ".join(listed[:_REFUSED_NAMES]) + (" …" if len(listed) > _REFUSED_NAMES else "")
+    return ", ".join(listed[:_NAMES_SHOWN]) + (" …" if len(listed) > _NAMES_SHOWN else "")
 
 
 class Repeats:
-    """Refuses a change of θ that was sent before, by the same party or another, about another θ.
+    """Refuses a change of θ that another party sent before, or the same party for another θ.
 
-    The same question asked again (too few had answered) may well have the same answer. A change that is zero says
-    nothing, and may come as often as it likes. The loss counts as part of the answer: far from the margins of a linear
-    encoder the gradient does not depend on θ, and honest changes repeat, with another loss.
-    Kept: a digest of each answer and of its θ, for the length of the run; they are in the checkpoint.
+    A question that is asked again (because too few answered) may get the same answer. A zero change may repeat any
+    number of times. The loss is part of the answer: far from the margins of a linear encoder the gradient does not
+    depend on θ, so honest changes repeat, with another loss.
+    Keeps a digest of each answer and of its θ for the whole run; they are part of the checkpoint.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[bytes, tuple[int, bytes]] = {}  # an answer → whose it is, and about which θ
+        self._seen: dict[bytes, tuple[int, bytes]] = {}  # answer → its party and θ
         self._theta = b""
 
     def about(self, theta: Iterable[Tensor]) -> None:
-        """What the answers from now on are about."""
+        """Set θ that the following answers are about."""
         self._theta = _digest(theta)
 
     def check(self, party: int, change: Iterable[Tensor], rows: Tensor | None, loss: float) -> None:
@@ -89,7 +88,7 @@ class Repeats:
             raise BadMessage("its change is the one that it sent in an earlier round")
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "answers.digest": _matrix(self._seen),
             "answers.theta": _matrix(theta for _, theta in self._seen.values()),
@@ -97,7 +96,7 @@ class Repeats:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checkpoints of earlier versions have none of this."""
+        """Restore the state, if it is there: checkpoints of early versions do not have it."""
         if "answers.digest" in tensors:
             digests, thetas = (tensors[f"answers.{name}"].numpy() for name in ("digest", "theta"))
             whose = zip(tensors["answers.party"].tolist(), (theta.tobytes() for theta in thetas), strict=True)
@@ -105,10 +104,10 @@ class Repeats:
 
 
 def _digest(tensors: Iterable[Tensor], more: bytes = b"") -> bytes:
-    found = hashlib.sha256(more)
+    digest = hashlib.sha256(more)
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.digest()[:_DIGEST]
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.digest()[:_DIGEST]
 
 
 def _matrix(digests: Iterable[bytes]) -> Tensor:
