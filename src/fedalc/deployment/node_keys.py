@@ -38,7 +38,7 @@ def check_public_key(file: Path) -> None:
         with file.open("rb") as content:
             begins = content.read(64)
     except OSError as error:
-        raise FedalcError(f"{file}: the party's public key cannot be read: {error.strerror}") from None
+        raise FedalcError(f"{file}: cannot read the party's public key: {error.strerror}") from None
     if b"PRIVATE KEY" in begins:
         raise FedalcError(f"{file}: a private key, which must not leave its party; ask for the public key, FILE.pub")
     if not begins.startswith(PUBLIC):
