@@ -85,7 +85,8 @@ def test_a_folder_with_a_run_in_it_is_not_written_to(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_a_resumed_run_cannot_change_is_refused(tmp_path: Path, option: list[str]) -> None:
     folder = begun(tmp_path / "one")
-    with pytest.raises(ConfigError, match=f"^{option[0]}: not with --resume; a resumed run keeps") as error:
+    why = "not with --resume; a resumed run keeps its folder and its settings"
+    with pytest.raises(ConfigError, match=f"^{option[0]}: {why}") as error:
         run("--resume", str(folder), "--state", str(tmp_path / "state"), *option)
     assert "\n" not in str(error.value)
 
