@@ -148,3 +148,17 @@ def test_a_new_run_never_stops_one_in_progress(tmp_path: Path, monkeypatch: pyte
     begun(folder)
     submit(state, resumed_run(state, folder, {}))
     assert [what for what, *_ in flower.done] == ["submit", "stop", "submit"] and flower.done[1] == ("stop", "7")
+
+
+def test_a_run_that_ends_before_it_is_stopped_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ending(FakeFlower):
+        def stop(self, run: str) -> None:
+            super().stop(run)
+            raise FedalcError("flwr stop: Run is already finished.")
+
+    flower = Ending()
+    monkeypatch.setattr(ServerState, "flower", flower)
+    monkeypatch.setattr(submission, "_check_server", lambda state: None)
+    state, folder = ServerState(tmp_path / "state"), begun(tmp_path / "one")
+    state.remember(folder, Submitted("7", {}))
+    assert submit(state, resumed_run(state, folder, {})) == "8"

@@ -86,11 +86,11 @@ class Gate:
 
     async def _signer(self, headers: Mapping[str, str]) -> int | None:
         async with self._checks:
-            found = await asyncio.to_thread(self.signatures.check, headers)
-        if found is None:
+            signature = await asyncio.to_thread(self.signatures.check, headers)
+        if signature is None:
             return None
-        self.signatures.first_use(*found)
-        return found[0]
+        self.signatures.first_use(*signature)
+        return signature[0]
 
     @asynccontextmanager
     async def _stranger(self, scope: Scope, size: int | None) -> AsyncIterator[tuple[Account, int, Pace]]:

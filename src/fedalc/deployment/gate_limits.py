@@ -78,14 +78,14 @@ def host_of(address: str) -> str:
     ('198.51.100.4', '198.51.100.4', '2001:db8:1:2::/64')
     """
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return "unknown"
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found) >> _PRIVATE_BITS << _PRIVATE_BITS, 128 - _PRIVATE_BITS)))
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.ip_network((int(ip) >> _PRIVATE_BITS << _PRIVATE_BITS, 128 - _PRIVATE_BITS)))
 
 
 class Room:

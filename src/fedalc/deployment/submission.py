@@ -35,7 +35,11 @@ def submit(state: ServerState, settings: Mapping[str, Any], app: Path = APP) -> 
     if earlier is not None and _is_running(flower, earlier.run):
         if not settings.get("resume"):
             raise FedalcError(f"{run_folder}: run {earlier.run} is writing there; choose another folder (--name)")
-        flower.stop(earlier.run)
+        try:
+            flower.stop(earlier.run)
+        except FedalcError:  # it may have ended just now
+            if _is_running(flower, earlier.run):
+                raise
     if settings.get("resume"):
         _wait_until_free(run_folder)
     file = state.settings_file(run_folder)

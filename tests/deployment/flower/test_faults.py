@@ -103,13 +103,13 @@ FAULTS: dict[str, tuple[Content, str]] = {
     "absurdly long": (with_arrays("change", lambda a: {k: v * 1e6 for k, v in a.items()}), "credible"),
     "nothing": (lambda content: RecordDict(), "no outcome"),
     "no change": (without("change"), "no change"),
-    "a record more": (lambda c: RecordDict({**c, "extra": pack({"x": np.zeros(9)})}), "nobody asked for: extra"),
-    "a value more": (with_outcome(more=b"x" * 99), "outcome has what nobody asked for: more"),
+    "a record more": (lambda c: RecordDict({**c, "extra": pack({"x": np.zeros(9)})}), "not requested: extra"),
+    "a value more": (with_outcome(more=b"x" * 99), "outcome has values that were not requested: more"),
     "another round": (with_answer(round="1"), "answers 'train' of round '1', and was asked 'train' of round '2'"),
     "another kind": (with_answer(kind="evaluate"), "answers 'evaluate' of round '2'"),
     "another question": (with_answer(question="message 1"), "answers another question"),
     "no question": (with_answer(question=5), "no question"),
-    "a value more in the answer": (with_answer(more=5), "answer has what nobody asked for"),
+    "a value more in the answer": (with_answer(more=5), "answer has values that were not requested"),
     "another record": (lambda content: RecordDict({**content, "change": MetricRecord({"0": 1.0})}), "no change"),
 }
 

@@ -102,9 +102,13 @@ def test_metrics_that_are_none_are_left_out(
 @pytest.mark.parametrize(
     ("metrics", "more", "why"),
     [
-        ({"num-examples": 0}, {"extra": ConfigRecord({"x": b"z" * 1000})}, "brings what nobody asked for: extra"),
-        ({"num-examples": 0, "junk": [1.0] * 1000}, {}, "metrics has what nobody asked for: junk"),
-        ({"num-examples": 0, "score": 0.5}, {}, "metrics has what nobody asked for: score"),
+        (
+            {"num-examples": 0},
+            {"extra": ConfigRecord({"x": b"z" * 1000})},
+            "has records that were not requested: extra",
+        ),
+        ({"num-examples": 0, "junk": [1.0] * 1000}, {}, "metrics has values that were not requested: junk"),
+        ({"num-examples": 0, "score": 0.5}, {}, "metrics has values that were not requested: score"),
         ({"num-examples": 0}, {}, None),
     ],
 )

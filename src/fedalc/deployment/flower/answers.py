@@ -10,11 +10,10 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from fedalc.deployment.flower.wire import BadMessage, config
+from fedalc.deployment.flower.wire import BadMessage, config, few
 
 RECORD = "answer"
 _DIGEST = 16  # bytes
-_NAMES_SHOWN = 5  # of unexpected records, in an error
 
 
 def sign_off(content: RecordDict, question: Message) -> RecordDict:
@@ -36,7 +35,7 @@ def check_question(content: RecordDict, kind: str, round_: str, question: str) -
             f"answers {said['kind'][:30]!r} of round {said['round'][:10]!r}, and was asked {kind!r} of round {round_!r}"
         )
     if said["question"] != question:
-        raise BadMessage("answers another question than it was asked")
+        raise BadMessage("answers another question")
     exactly({RECORD: content.pop(RECORD)}, {RECORD: said})
 
 
@@ -47,16 +46,11 @@ def exactly(content: Mapping[str, object], wanted: Mapping[str, Collection[str] 
     if missing:
         raise BadMessage("there is " + ", ".join(f"no {name}" for name in sorted(missing)))
     if extra:
-        raise BadMessage(f"brings what nobody asked for: {_few(extra)}")
+        raise BadMessage(f"has records that were not requested: {few(extra)}")
     for record, names in wanted.items():
         values = content[record]
         if names is not None and isinstance(values, Mapping) and set(values) - set(names):
-            raise BadMessage(f"{record} has what nobody asked for: {_few(set(values) - set(names))}")
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = sorted(str(name)[:30] for name in names)
-    return ", ".join(listed[:_NAMES_SHOWN]) + (" …" if len(listed) > _NAMES_SHOWN else "")
+            raise BadMessage(f"{record} has values that were not requested: {few(set(values) - set(names))}")
 
 
 class Repeats:
@@ -99,8 +93,8 @@ class Repeats:
         """Restore the state, if it is there: checkpoints of early versions do not have it."""
         if "answers.digest" in tensors:
             digests, thetas = (tensors[f"answers.{name}"].numpy() for name in ("digest", "theta"))
-            whose = zip(tensors["answers.party"].tolist(), (theta.tobytes() for theta in thetas), strict=True)
-            self._seen = dict(zip((digest.tobytes() for digest in digests), whose, strict=True))
+            sources = zip(tensors["answers.party"].tolist(), (theta.tobytes() for theta in thetas), strict=True)
+            self._seen = dict(zip((digest.tobytes() for digest in digests), sources, strict=True))
 
 
 def _digest(tensors: Iterable[Tensor], more: bytes = b"") -> bytes:

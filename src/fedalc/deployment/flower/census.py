@@ -83,9 +83,7 @@ class Census:
         """Return the census of a run to resume, or None if the run was stopped before it."""
         if not (run / CENSUS).exists():
             if any((run / name).exists() for name in ("checkpoint", "checkpoint.old")):
-                raise FedalcError(
-                    f"{run / CENSUS}: is missing, and without it nobody knows which row belongs to which label"
-                )
+                raise FedalcError(f"{run / CENSUS}: is missing; without it, rows cannot be matched to labels")
             return None
         tensors, facts = load_folder(run / CENSUS)
         try:
@@ -177,10 +175,10 @@ def _few_enough_labels(parties: Parties, known: dict[int, Introduction], most: i
     for who in known.values():
         if len(who.labels) > most:
             parties.leave_out(0, who.client, too_many_labels(len(who.labels), most))
-    kept = {node: who for node, who in known.items() if len(who.labels) <= most}
-    if not kept:
+    few_enough = {node: who for node, who in known.items() if len(who.labels) <= most}
+    if not few_enough:
         raise FedalcError(f"every party claims more than {most} labels (--max-labels-per-party)")
-    return kept
+    return few_enough
 
 
 def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int, Introduction]:

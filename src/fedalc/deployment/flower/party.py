@@ -91,10 +91,10 @@ class Party:
         canonical = identity.canonical(features, self.holding.records)
         return self.hasher.instances(canonical, identity.name(features))
 
-    def messages(self, encoder: SharedEncoder, kept: np.ndarray) -> Messages:
-        """Return the message for the collection of label sets, about the training instances `kept`."""
-        identity, split = Identity(self.collection, encoder), self.holding.split.rows(kept)
-        records = None if self.holding.records is None else [self.holding.records[row] for row in kept]
+    def messages(self, encoder: SharedEncoder, rows: np.ndarray) -> Messages:
+        """Return the message for the collection of label sets, about the training instances `rows`."""
+        identity, split = Identity(self.collection, encoder), self.holding.split.rows(rows)
+        records = None if self.holding.records is None else [self.holding.records[row] for row in rows]
         canonical = identity.canonical(split.features, records)
         kind = identity.name(split.features)
         return make_messages(self.hasher, kind, self.name, canonical, split.labels, self.holding.names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def unpack(content: RecordDict, record: str, wanted: Mapping[str, tuple[str, Sha
     if not isinstance(arrays, ArrayRecord):
         raise BadMessage(f"there are no {record}")
     if set(arrays) != set(wanted):
-        raise BadMessage(f"{record} has the arrays {_few(arrays)}, and should have {_few(wanted)}")
+        raise BadMessage(f"{record} has the arrays {few(arrays)}, and should have {few(wanted)}")
     return {name: _read(arrays[name], f"{record} {name}", *wanted[name]) for name in wanted}
 
 
@@ -72,7 +72,8 @@ def _times(shape: Sequence[int | None]) -> str:
     return " × ".join("any" if size is None else str(size)[:12] for size in shape[:6])
 
 
-def _few(names: Any) -> str:
+def few(names: Iterable[Any]) -> str:
+    """Return a list of names for a message, cut to a bounded length."""
     listed = sorted(str(name)[:20] for name in names)
     return ", ".join(listed[:8]) + (" …" if len(listed) > 8 else "")
 
