@@ -84,12 +84,12 @@ def test_an_authority_that_cannot_sign_is_refused(tmp_path: Path, monkeypatch: p
     other.authority.write_text("mine")
     before = one.server.read_bytes()
     for made in (one, other):
-        with pytest.raises(FedalcError, match="not an authority that this command has made"):
+        with pytest.raises(FedalcError, match="not an authority made by this command"):
             make_certificates(made.folder, ["localhost"], days=1)
     assert one.server.read_bytes() == before and not (one.folder / "server.crt.old").exists()
     monkeypatch.setattr("fedalc.deployment.certificates._AUTHORITY_LIVES", timedelta(seconds=-1))
     monkeypatch.setattr("fedalc.deployment.certificates.max", min, raising=False)
-    with pytest.raises(FedalcError, match="was valid until"):
+    with pytest.raises(FedalcError, match="expired on"):
         for _ in range(2):
             make_certificates(tmp_path / "old", ["localhost"], days=1)
 
@@ -102,5 +102,5 @@ def test_what_is_no_name_of_a_host(tmp_path: Path, host: str) -> None:
 
 
 def test_a_missing_certificate_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(FedalcError, match=r"ca\.crt: is not there; make it with `fedalc deploy certificates"):
+    with pytest.raises(FedalcError, match=r"ca\.crt: not found; create it with `fedalc deploy certificates"):
         Certificates(tmp_path).check()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedalc.data.dataset import Dataset
@@ -21,7 +22,7 @@ from fedalc.deployment.demo import pairs
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower_programs import APP
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
-from fedalc.deployment.processes import Process, running
+from fedalc.deployment.processes import Process
 from fedalc.deployment.twin import model_in_one_process
 from fedalc.models.trained import TrainedModel
 from fedalc.runs.folder import read_settings
@@ -99,7 +100,7 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
     deployment.start_server()
     again = deployment.start_run("--resume", str(run_folder))
     assert run_to_its_end(again, lambda line: None, PATIENCE) == 0, again.said()
-    assert "going on after round" in again.said()
+    assert "continuing after round" in again.said()
     settings = read_settings(run_folder)
     assert settings.rounds == ROUNDS
     census = Census.load(run_folder)
@@ -160,3 +161,8 @@ def test_everything_ends(deployment: LocalDeployment) -> None:
         time.sleep(0.1)
     assert not deployment.processes
     assert not running(before)
+
+
+def running(pids: set[int]) -> set[int]:
+    """Without zombies."""
+    return {process.pid for process in psutil.process_iter() if process.pid in pids and process.status() != "zombie"}

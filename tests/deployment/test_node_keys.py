@@ -41,7 +41,7 @@ def test_no_node_key_is_overwritten(tmp_path: Path, name: str) -> None:
 
 def test_node_keys_that_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "node"
-    with pytest.raises(FedalcError, match="cannot be read"):
+    with pytest.raises(FedalcError, match="cannot read"):
         check_node_key(file)
     make_node_key(file)
     file.chmod(0o640)
@@ -58,12 +58,12 @@ def test_node_keys_that_are_refused(tmp_path: Path) -> None:
 def test_the_halves_are_told_apart(tmp_path: Path) -> None:
     public = make_node_key(tmp_path / "node")
     check_public_key(public)
-    with pytest.raises(FedalcError, match="never leaves its party"):
+    with pytest.raises(FedalcError, match="must not leave its party"):
         check_public_key(tmp_path / "node")
-    with pytest.raises(FedalcError, match="public half"):
+    with pytest.raises(FedalcError, match="this is the public key"):
         check_node_key(public)
     (tmp_path / "else").write_text("anything")
     with pytest.raises(FedalcError, match="not a party's public key"):
         check_public_key(tmp_path / "else")
-    with pytest.raises(FedalcError, match="cannot be read"):
+    with pytest.raises(FedalcError, match="cannot read"):
         check_public_key(tmp_path / "none")

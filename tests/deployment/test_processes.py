@@ -24,7 +24,7 @@ time.sleep(float(sys.argv[1]))
 
 
 def start(tmp_path: Path, code: str, *arguments: str) -> Process:
-    return Process("it", [sys.executable, "-c", code, *arguments], tmp_path / "logs" / "it.log")
+    return Process.start("it", [sys.executable, "-c", code, *arguments], tmp_path / "logs" / "it.log")
 
 
 def child_of(process: Process) -> int:

@@ -68,7 +68,7 @@ def test_nonsense_is_refused_at_once(tmp_path: Path, options: list[str], said: s
 def test_a_folder_with_a_run_in_it_is_not_written_to(tmp_path: Path) -> None:
     begun(tmp_path / "one")
     with pytest.raises(
-        FedalcError, match=r"a run here already; go on with it \(--resume .*one\) or .* another --name"
+        FedalcError, match=r"already has a run; continue it \(--resume .*one\) or .* another --name"
     ) as e:
         new_run({}, tmp_path, "one")
     assert "--overwrite" not in str(e.value)
@@ -85,7 +85,8 @@ def test_a_folder_with_a_run_in_it_is_not_written_to(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_a_resumed_run_cannot_change_is_refused(tmp_path: Path, option: list[str]) -> None:
     folder = begun(tmp_path / "one")
-    with pytest.raises(ConfigError, match=f"^{option[0]}: a resumed run keeps its folder and its settings") as error:
+    why = "not with --resume; a resumed run keeps its folder and its settings"
+    with pytest.raises(ConfigError, match=f"^{option[0]}: {why}") as error:
         run("--resume", str(folder), "--state", str(tmp_path / "state"), *option)
     assert "\n" not in str(error.value)
 
@@ -139,7 +140,7 @@ def test_a_new_run_never_stops_one_in_progress(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(submission, "_check_server", lambda state: None)
     state, folder = ServerState(tmp_path / "state"), tmp_path / "one"
     state.remember(folder, Submitted("7", {}))
-    with pytest.raises(FedalcError, match="run 7 is writing there; name another folder"):
+    with pytest.raises(FedalcError, match="run 7 is writing there; choose another folder"):
         submit(state, new_run({}, tmp_path, "one"))
     assert flower.done == []
     assert submit(state, new_run({}, tmp_path, "two")) == "8"
@@ -147,3 +148,17 @@ def test_a_new_run_never_stops_one_in_progress(tmp_path: Path, monkeypatch: pyte
     begun(folder)
     submit(state, resumed_run(state, folder, {}))
     assert [what for what, *_ in flower.done] == ["submit", "stop", "submit"] and flower.done[1] == ("stop", "7")
+
+
+def test_a_run_that_ends_before_it_is_stopped_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ending(FakeFlower):
+        def stop(self, run: str) -> None:
+            super().stop(run)
+            raise FedalcError("flwr stop: Run is already finished.")
+
+    flower = Ending()
+    monkeypatch.setattr(ServerState, "flower", flower)
+    monkeypatch.setattr(submission, "_check_server", lambda state: None)
+    state, folder = ServerState(tmp_path / "state"), begun(tmp_path / "one")
+    state.remember(folder, Submitted("7", {}))
+    assert submit(state, resumed_run(state, folder, {})) == "8"

@@ -86,7 +86,7 @@ def test_an_app_that_nobody_looked_at_ends_the_supernode(
     """As with a Flower that no longer calls the function in which apps are looked at."""
     with pytest.raises(Ended):
         in_the_supernode(lambda: make_task(NodeStateFactory(ObjectStoreFactory()).state(), b"an app"))
-    assert "nobody had looked at" in capsys.readouterr().out
+    assert "that was not checked" in capsys.readouterr().out
 
 
 def test_a_flower_without_that_function_is_not_started(

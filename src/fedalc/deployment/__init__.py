@@ -1,1 +1,1 @@
-"""A deployment on Flower: parties and a server on machines of their own, started, watched and ended from here."""
+"""Run a server and parties on separate machines, with Flower: start, watch and stop them."""

@@ -1,6 +1,6 @@
-"""The server's certificate, and the authority of one's own that signed it: by its ca.crt, parties know the server.
+"""Make the server's certificate and the certificate authority that signs it. Parties verify the server with ca.crt.
 
-The authority lives ten years and signs the next server certificate too, so that parties keep the ca.crt they have.
+The authority is valid for ten years and signs later server certificates too, so parties can keep their ca.crt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-# The server's own processes talk to it under these names.
+# The server's own processes connect to it under these names.
 _OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_LIVES = timedelta(days=3653)
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
@@ -30,7 +30,7 @@ _CLOCKS_DIFFER_BY = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Certificates:
-    """Where the files of a server are."""
+    """The paths of a server's certificate files."""
 
     folder: Path
 
@@ -54,7 +54,7 @@ class Certificates:
         for file in (self.authority, self.server, self.server_key):
             if not file.is_file():
                 raise FedalcError(
-                    f"{file}: is not there; make it with `fedalc deploy certificates {self.folder} --host NAME`"
+                    f"{file}: not found; create it with `fedalc deploy certificates {self.folder} --host NAME`"
                 )
 
 
@@ -65,10 +65,10 @@ class _Authority:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
-    """A certificate for a server of these names and addresses, and an authority to sign it unless there is one."""
+    """Make a certificate for a server with these names and addresses, and an authority if the folder has none."""
     require_flower()
     if not hosts:
-        raise ConfigError("--host: name the server as the parties will call it")
+        raise ConfigError("--host: give the name or address that parties use to reach the server")
     names = [_general_name(host) for host in dict.fromkeys((*hosts, *_OWN_NAMES))]
     files = Certificates(folder)
     until = datetime.now(UTC) + timedelta(days=days)
@@ -91,8 +91,8 @@ def _check_empty(files: Certificates) -> None:
     for file in (files.authority, files.authority_key, files.server, files.server_key):
         if file.exists():
             raise FedalcError(
-                f"{file}: exists already, and is never overwritten; for a new server certificate of the same authority "
-                f"{files.authority.name} and {files.authority_key.name} must both be there, or else name another folder"
+                f"{file}: already exists, and is never overwritten; to renew the server certificate, the folder needs "
+                f"both {files.authority.name} and {files.authority_key.name}; otherwise choose another folder"
             )
 
 
@@ -111,24 +111,24 @@ def _read_authority(files: Certificates) -> _Authority:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    theirs = None
+    public_key = None
     try:
         certificate = x509.load_pem_x509_certificate(files.authority.read_bytes())
         key = load_pem_private_key(files.authority_key.read_bytes(), None)
-        theirs = certificate.public_key()
+        public_key = certificate.public_key()
     except OSError as error:
         raise FedalcError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):  # also when the key wants a password
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):  # also if the key needs a password
         key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != theirs:
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public_key:
         raise FedalcError(
-            f"{files.authority}, {files.authority_key}: not an authority that this command has made; "
-            "name another folder for a new one"
+            f"{files.authority}, {files.authority_key}: not an authority made by this command; choose another folder "
+            "for a new one"
         )
     if certificate.not_valid_after_utc <= datetime.now(UTC):
         raise FedalcError(
-            f"{files.authority}: was valid until {certificate.not_valid_after_utc:%Y-%m-%d}; "
-            "make new certificates in another folder, and give their ca.crt to every party"
+            f"{files.authority}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}; make new certificates in "
+            "another folder, and give the new ca.crt to every party"
         )
     return _Authority(certificate, key)
 

@@ -1,4 +1,4 @@
-"""Connections to the server: how many, and how long one may take to say what it wants."""
+"""Limits on connections to the server: their number, and the time until a request's headers are complete."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedalc.deployment.gate_limits import KIB, Limits, host_of
 
-_SMALL = 64 * KIB  # an answer up to here is the system's to deliver; strangers get no larger one
-_LOOPBACK = ("127.0.0.1", "::/64")  # this machine's own programs come from there
+_SMALL = 64 * KIB  # the system delivers answers up to this size after close; strangers get no larger ones
+_LOOPBACK = ("127.0.0.1", "::/64")  # where this machine's own programs connect from
 
 
 class _Line:
-    """A transport that does not read on after its end. TLS would: its close() waits for the other side's goodbye for
-    30 seconds, and takes in whatever comes instead."""
+    """A transport that stops reading once it is closed. With TLS, close() waits up to 30 seconds for the other side's
+    goodbye, and keeps reading whatever comes instead."""
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, linger: float) -> None:
         self.transport, self._loop, self._linger = transport, loop, linger
@@ -39,7 +39,7 @@ class _Line:
             self.transport.resume_reading()
 
     def close(self) -> None:
-        """Whoever is still sending may read the answer first."""
+        """Close after a while, so that a sender can read the answer first."""
         self._end(self._linger)
 
     def close_now(self) -> None:
@@ -50,15 +50,15 @@ class _Line:
             return
         self._ended = True
         if self.answered > _SMALL:
-            self.transport.close()  # which first sends what is left of the answer
+            self.transport.close()  # sends the rest of the answer first
         else:
             self.transport.pause_reading()
             self._loop.call_later(after, self.transport.abort)
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
-    """Uvicorn's, with limits: it has none for connections that send no request, or the half of one."""
-    known: Counter[str] = Counter()
+    """Return uvicorn's protocol with limits. Its own has none for connections without a complete request."""
+    open_count: Counter[str] = Counter()
 
     class Guarded(H11Protocol):
         host = ""
@@ -68,12 +68,12 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self.line = _Line(transport, self.loop, limits.refused_seconds)
             super().connection_made(cast(asyncio.Transport, self.line))
             host = host_of(self.client[0] if self.client else "")
-            too_many = known[host] >= limits.address_connections and host not in _LOOPBACK
-            if too_many or known.total() >= limits.connections:
+            too_many = open_count[host] >= limits.address_connections and host not in _LOOPBACK
+            if too_many or open_count.total() >= limits.connections:
                 transport.abort()
                 return
             self.host = host
-            known[host] += 1
+            open_count[host] += 1
             self._wait_for_request()
 
         def data_received(self, data: bytes) -> None:
@@ -89,24 +89,24 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
             if self.host:
-                known[self.host] -= 1
-                if not known[self.host]:
-                    del known[self.host]
+                open_count[self.host] -= 1
+                if not open_count[self.host]:
+                    del open_count[self.host]
             self.transport = self.line.transport
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
-            """Whoever waits for the rest of this request, or answers it, is told that there is nobody."""
+            """Also tell the app, which may wait for the rest of the request, that the sender is gone."""
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 super().send_400_response(msg)
-            else:  # in the middle of another answer
+            else:  # while another answer is being sent
                 self.line.close()
             if self.cycle is not None:
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
 
         def timeout_keep_alive_handler(self) -> None:
-            """At once, or a party could send its next request to nobody."""
+            """Close at once. Otherwise a party could send its next request into a connection that nobody reads."""
             self.line.close_now()
 
         def shutdown(self) -> None:
@@ -117,7 +117,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if not self.cycle.response_complete:  # the next request had come already
+            if not self.cycle.response_complete:  # the next request has already arrived
                 self.line.answered = 0
 
         def _wait_for_request(self) -> None:

@@ -1,7 +1,7 @@
-"""`make deploy-demo`: a real deployment on this machine, and its result beside that of one process.
+"""`make deploy-demo`: a real deployment on this machine, compared with a training in one process.
 
-A server and three parties with certificates and registered keys; a fourth whose key nobody registered; three rounds;
-then θ and W against engine `clients` on the same data.
+A server and three parties with certificates and registered keys, a fourth party whose key is not registered, three
+rounds; then θ and W are compared with engine `clients` on the same data.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ PARTIES = 3
 ROUNDS = 3
 RUN_ID = "demo"
 TOLERANCE = 1e-9
-"""Of the largest number. In double precision sums in another order differ by less, also after Adam has divided them."""
+"""Relative to the largest number. Double-precision sums in another order differ by less, even after Adam's division."""
 
 
 class Demo:
     def __init__(self, folder: Path) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
         self.began = time.monotonic()
-        self.say("certificates for the server, and the key that the parties share")
         self.deployment = LocalDeployment(folder)
         self.folder = folder
         data = make_demo()
@@ -48,38 +47,39 @@ class Demo:
         self.console.print(f"{time.monotonic() - self.began:6.1f} s  {line}", markup=False)
 
     def run(self) -> None:
+        self.say("making certificates for the server, and the key that the parties share")
         with self.deployment:
             self.start()
             self.refuse_a_stranger()
-            run_folder = self.let_them_train()
-        if left := self.deployment.processes:
-            raise FedalcError(f"processes are still running: {sorted(left)}")
+            run_folder = self.train_with_parties()
+        if running := self.deployment.processes:
+            raise FedalcError(f"processes are still running: {sorted(running)}")
         self.say("all processes have ended")
         self.compare(run_folder)
 
     def start(self) -> None:
         self.deployment.start_server()
         self.say(f"the server is up at 127.0.0.1:{self.deployment.port}, with TLS and node authentication")
-        for number, (held, names) in enumerate(split_by_labels(self.train, self.names, PARTIES), 1):
+        for number, (split, names) in enumerate(split_by_labels(self.train, self.names, PARTIES), 1):
             party = f"party-{number}"
-            self.deployment.add_party(party, held, names)
+            self.deployment.add_party(party, split, names)
             self.deployment.start_party(party, wait=False)
-            self.say(f"{party} is registered, and starts with {len(held):,} instances under {len(names)} labels")
+            self.say(f"{party} is registered, and starts with {len(split):,} instances of {len(names)} labels")
         for party in list(self.deployment.parties):
             self.deployment.wait_connected(party)
-        self.say("all of them are connected")
+        self.say("all parties are connected")
 
     def refuse_a_stranger(self) -> None:
-        held, names = split_by_labels(self.train, self.names, PARTIES)[0]
-        self.deployment.add_party("stranger", held, names, register=False)
+        split, names = split_by_labels(self.train, self.names, PARTIES)[0]
+        self.deployment.add_party("stranger", split, names, register=False)
         process = self.deployment.start_party("stranger", "--patience", "0", wait=False)
-        said: list[str] = []
-        code = run_to_its_end(process, said.append, 120)
-        if code == 0 or not any("refused this party" in line for line in said):
-            raise FedalcError("a party whose key is not registered was let in:\n" + "\n".join(said))
-        self.say("a fourth, whose key is not registered, was refused")
+        output: list[str] = []
+        code = run_to_its_end(process, output.append, 120)
+        if code == 0 or not any("refused this party" in line for line in output):
+            raise FedalcError("a party whose key is not registered was accepted:\n" + "\n".join(output))
+        self.say("a fourth party, whose key is not registered, was refused")
 
-    def let_them_train(self) -> Path:
+    def train_with_parties(self) -> Path:
         held_out = self.folder / "held-out"
         pseudonyms = Hasher("hmac-sha256", Key.read(self.deployment.key), run=RUN_ID).labels(self.names)
         write_data(held_out, self.test, [pseudonym.tobytes().hex() for pseudonym in pseudonyms])
@@ -101,8 +101,8 @@ class Demo:
 
     def compare(self, run_folder: Path) -> None:
         settings = read_settings(run_folder)
-        found = TrainedModel.load(run_folder / "model").model
-        self.say("the same rounds in one process, engine `clients`")
+        deployed = TrainedModel.load(run_folder / "model").model
+        self.say("training the same rounds in one process, with engine `clients`")
         census = Census.load(run_folder)
         assert census is not None
         expected = model_in_one_process(
@@ -110,19 +110,19 @@ class Demo:
         )
         table = Table("", "numbers", "largest", "largest difference")
         worst = 0.0
-        for name, ours, theirs in pairs(found, expected):
+        for name, ours, theirs in pairs(deployed, expected):
             largest, difference = theirs.abs().max().item(), (ours - theirs).abs().max().item()
             worst = max(worst, difference / largest)
             table.add_row(name, f"{theirs.numel():,}", f"{largest:.3g}", f"{difference:.2g}")
         self.console.print(table)
         if worst > TOLERANCE:
-            raise FedalcError(f"the two differ by {worst:.2g} of the largest number, more than {TOLERANCE:g}")
-        self.say(f"the deployment's model is that of one process, to {worst:.1g} of the largest number")
+            raise FedalcError(f"the two models differ by {worst:.2g} of the largest number, more than {TOLERANCE:g}")
+        self.say(f"the deployment's model equals that of one process, to {worst:.1g} of the largest number")
 
 
 def pairs(found: Model, expected: Model) -> list[tuple[str, Tensor, Tensor]]:
-    """What is to be equal."""
-    theta = [(f"θ {place}", *both) for place, both in enumerate(zip(found.theta, expected.theta, strict=True), 1)]
+    """Return (name, tensor, tensor) of all that should be equal."""
+    theta = [(f"θ {number}", *both) for number, both in enumerate(zip(found.theta, expected.theta, strict=True), 1)]
     return [*theta, ("W", found.W, expected.W)]
 
 
@@ -133,7 +133,7 @@ def main() -> None:
     except FedalcError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("stopped; nothing is left running")
+        sys.exit("stopped; no process is left running")
 
 
 if __name__ == "__main__":

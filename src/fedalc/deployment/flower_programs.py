@@ -1,4 +1,4 @@
-"""How Flower's programs are called: found, kept offline by their environment, given settings they cannot misread."""
+"""Call Flower's programs: find them, keep them offline, and pass settings as files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedalc.core.safe_parsing import Unreadable, parse_json
 from fedalc.errors import FedalcError
 
 APP = Path(__file__).parent / "app"
-"""The Flower app: it names the modules of this package, and holds no code of its own."""
+"""The Flower app. It has no code, and refers to modules of this package."""
 CONNECTION = "fedalc"
-"""What the server is called in Flower's own configuration."""
+"""The server's name in Flower's configuration."""
 
 _OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -36,7 +36,7 @@ def require_flower() -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For every program of Flower's. It starts others by name: they must be found beside this Python."""
+    """Return the environment for Flower's programs. They start others by name, so PATH has this Python's folder."""
     programs = str(Path(sys.executable).parent)
     return {
         **_BRISK,
@@ -50,12 +50,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def write_settings(path: Path, values: Mapping[str, str | int | float | bool]) -> None:
-    """As TOML. Flower takes a file wherever it takes `key=value`, and only a file takes every value."""
+    """Write a TOML file. Flower accepts a file in place of `key=value`, and only a file can hold every value."""
     write_text(path, "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items()))
 
 
 def toml_value(value: str | int | float | bool) -> str:
-    """One value as TOML has it.
+    """Return a value in TOML syntax.
 
     >>> print(toml_value('a "b" c'), toml_value(True), toml_value(0.5))
     "a \\"b\\" c" true 0.5
@@ -66,34 +66,34 @@ def toml_value(value: str | int | float | bool) -> str:
 
 
 def plain(line: str) -> str:
-    """A line of Flower's log without colours and level; empty where it says nothing."""
+    """Return a line of Flower's log without colours and level."""
     return re.sub(r"^(?:INFO|DEBUG)\s*:\s*", "", _COLOUR.sub("", line)).strip()
 
 
 class Flower:
-    """Flower's command `flwr`, speaking to one server."""
+    """Flower's command `flwr`, connected to one server."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
 
     def register(self, public_key: Path) -> str:
-        """The id of the node that has this key."""
+        """Register a node, and return its id."""
         return str(self._ask("supernode", "register", str(public_key), CONNECTION)["node-id"])
 
     def unregister(self, node: str) -> None:
         self._ask("supernode", "unregister", node, CONNECTION)
 
     def nodes(self) -> dict[str, str]:
-        """The status of every registered node: registered, online or offline."""
+        """Return the status of every registered node: registered, online or offline."""
         answer = self._ask("supernode", "list", CONNECTION)
         return {str(node["node-id"]): str(node["status"]) for node in answer["nodes"]}
 
     def submit(self, app: Path, settings: Path) -> str:
-        """The id of the new run."""
+        """Submit a run, and return its id."""
         return str(self._ask("run", str(app), CONNECTION, "--run-config", str(settings))["run-id"])
 
     def status(self, run: str) -> tuple[str, str]:
-        """`running`, `finished:completed`, `finished:failed`, …, and what Flower has to say about it."""
+        """Return (`running`, `finished:completed`, `finished:failed`, …) and Flower's details."""
         known = self._ask("ls", CONNECTION, "--run-id", run)["runs"][0]
         return str(known["status"]), str(known["status-details"])
 
@@ -101,7 +101,7 @@ class Flower:
         self._ask("stop", run, CONNECTION)
 
     def log_command(self, run: str) -> list[str]:
-        """Shows what the run's ServerApp says until the run is over."""
+        """Return the command that prints the output of a run's ServerApp until the run ends."""
         return [program("flwr"), "log", run, CONNECTION, "--stream"]
 
     def _ask(self, *words: str) -> dict[str, Any]:
@@ -120,18 +120,18 @@ class Flower:
 
 
 def python_module(module: str) -> list[str]:
-    """A module of this package as a program. The folder one happens to be in is not looked into for modules."""
+    """Return the command that runs a module. It does not search the current folder for modules (-P)."""
     return [sys.executable, "-P", "-m", module]
 
 
 def program(name: str) -> str:
-    """One of Flower's, beside this Python."""
+    """Return the path of one of Flower's programs, beside this Python."""
     require_flower()
     return str(Path(sys.executable).parent / name)
 
 
 def _reason(answer: Mapping[str, Any]) -> str:
-    """Flower puts what it had printed before into it too."""
+    """Return the error message, without the lines that Flower printed before it."""
     message = str(answer.get("error-message", ""))
     return " ".join(line.strip() for line in message.splitlines() if line.strip() and "Using SuperLink" not in line)
 

@@ -1,7 +1,7 @@
-"""The gate in front of Flower's SuperLink: who may ask for what, and how much.
+"""The gate in front of Flower's SuperLink: which requests it accepts, and how large they may be.
 
-A SuperLink has one port for the parties and for those who run it, and reads every body before it looks who sent it.
-The gate reads first: parties' requests from anywhere and within limits, everything else from this machine only.
+A SuperLink serves parties and operators on one port, and reads every body before it checks the sender. The gate checks
+first: it accepts requests of parties from anywhere, within limits, and all other requests from this machine only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLEET = "/v1/fleet/"
 _FOR_PARTIES = re.compile(r"/health|/v1/fleet/[a-z-]+")
 _PUSHES = (_FLEET + "push-object", _FLEET + "push-messages")
 _PULL = _FLEET + "pull-messages"
-_CHECKS_AT_ONCE = 4  # of signatures; more wait
+_CHECKS_AT_ONCE = 4  # signature checks in parallel; more wait
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -31,7 +31,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI middleware. `registered` says which node has a public key."""
+    """An ASGI middleware. `registered` returns the node id of a public key."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Gate:
         self._log = _Log(say, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # Flower has none
+        if scope["type"] == "websocket":  # Flower uses none
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -64,7 +64,7 @@ class Gate:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not is_allowed(scope):
-            raise Refused(403, "only from the server's own machine")
+            raise Refused(403, "only allowed from the server's own machine")
         if not _FOR_PARTIES.fullmatch(scope["path"]):
             await self.app(scope, receive, send)
             return
@@ -77,7 +77,7 @@ class Gate:
         async with visit as (account, limit, pace):
             body = await _read_body(receive, limit, pace)
             if body is None:
-                return  # the sender has gone
+                return  # the sender disconnected
             if node is not None:
                 await asyncio.to_thread(self.signatures.check_body, node, headers, scope["path"], body)
             if node is not None and scope["path"] == _PULL:
@@ -86,11 +86,11 @@ class Gate:
 
     async def _signer(self, headers: Mapping[str, str]) -> int | None:
         async with self._checks:
-            found = await asyncio.to_thread(self.signatures.check, headers)
-        if found is None:
+            signature = await asyncio.to_thread(self.signatures.check, headers)
+        if signature is None:
             return None
-        self.signatures.first_use(*found)
-        return found[0]
+        self.signatures.first_use(*signature)
+        return signature[0]
 
     @asynccontextmanager
     async def _stranger(self, scope: Scope, size: int | None) -> AsyncIterator[tuple[Account, int, Pace]]:
@@ -116,8 +116,8 @@ class Gate:
 
     @asynccontextmanager
     async def _place(self, account: Account, size: int) -> AsyncIterator[None]:
-        """Room for a body. A party waits for its own bodies first, so that it never keeps others out of more than its
-        share. Small requests do not wait: heartbeats, and asking for work."""
+        """Reserve memory for a body. A party waits for its own bodies first, so that it takes no more than its share.
+        Small requests, such as heartbeats and asking for work, do not wait."""
         if size <= self.limits.party_body:
             yield
             return
@@ -127,12 +127,12 @@ class Gate:
 
 
 def is_allowed(scope: Scope) -> bool:
-    """What a party needs, or a request from this machine."""
+    """Return whether this is a request that parties need, or comes from this machine."""
     return _FOR_PARTIES.fullmatch(scope["path"]) is not None or _from_this_machine(scope)
 
 
 def _from_this_machine(scope: Scope) -> bool:
-    """From its loopback, or from the address it came to."""
+    """Return whether a request comes from the loopback, or from the address it was sent to."""
     client, server = scope.get("client"), scope.get("server")
     if not client:
         return False
@@ -150,17 +150,17 @@ def _host(scope: Scope) -> str:
 
 
 def _content_length(headers: Mapping[str, str]) -> int | None:
-    """None where the sender does not say. The HTTP parser has seen to it that it is one number."""
+    """Return the announced size, or None without one. The HTTP parser guarantees that there is only one."""
     if "transfer-encoding" in headers:
         return None
-    said = headers.get("content-length", "0")
-    if not (said.isascii() and said.isdigit() and len(said) < 20):
-        raise Refused(400, "a Content-Length that is no number")
-    return int(said)
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdigit() and len(length) < 20):
+        raise Refused(400, "a Content-Length that is not a number")
+    return int(length)
 
 
 def _checked_size(size: int | None, limit: int, whose: str) -> int:
-    """How much to read at most: what was announced, or, where nothing was, the limit."""
+    """Return how many bytes to read at most: the announced size, or the limit without one."""
     if size is not None and size > limit:
         raise Refused(413, f"a body of more than {limit} bytes {whose}")
     return limit if size is None else size
@@ -189,7 +189,7 @@ async def _read_body(receive: Receive, limit: int, pace: Pace) -> bytes | None:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """For the app, which reads the body again; afterwards it hears what happens to the connection."""
+    """Return a `receive` that gives the body to the app, and then passes on the connection's events."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     del body
 
@@ -200,7 +200,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _noting_questions(send: Send, account: Account) -> Send:
-    """A pull whose answer is not empty has brought a question: what is pushed from now on answers that one."""
+    """Reset the party's pushed bytes after a pull with a non-empty answer: it has a new question now."""
 
     good = False
 
@@ -216,7 +216,7 @@ def _noting_questions(send: Send, account: Account) -> Send:
 
 
 async def _answer(send: Send, refusal: Refused) -> None:
-    """And the connection is closed: what is still on its way is not read."""
+    """Send the refusal and close the connection, without reading what is still on its way."""
     headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
     if refusal.status in (429, 503):
         headers.append((b"retry-after", b"5"))
@@ -225,7 +225,7 @@ async def _answer(send: Send, refusal: Refused) -> None:
 
 
 class _Log:
-    """What was refused: one line a minute for each sender and reason, with how often it was."""
+    """Logs refusals: one line a minute for each sender and reason, with a count."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
         self.say, self._seldom = say, Seldom(clock)

@@ -1,4 +1,4 @@
-"""What the gate allows: the limits, and the accounts of who has how much under way."""
+"""The limits of the gate, and the accounts of requests in progress."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 KIB, MIB = 1 << 10, 1 << 20
-_REMEMBERED = 10_000  # accounts without a request under way
-_PRIVATE_BITS = 64  # of an IPv6 address: a host has all of them, so they do not tell two hosts apart
+_REMEMBERED = 10_000  # accounts without a request in progress
+_PRIVATE_BITS = 64  # of an IPv6 address: a host can choose them freely, so they do not identify it
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes, seconds and numbers. A stranger is whoever did not sign as a registered node."""
+    """Bytes, seconds and numbers. A stranger is a sender without the signature of a registered node."""
 
     request: int = 64 * MIB  # the body of a party's push; Flower sends arrays in pieces of 5 MiB
-    reply: int = 1024 * MIB  # all that a party may push for one question
+    reply: int = 1024 * MIB  # all pushes of a party for one question
     party_body: int = 64 * KIB  # any other request of a party; up to here none waits for room
-    party_requests: int = 16  # of one party at once
+    party_requests: int = 16  # of one party at a time
     party_rate: int = 3000  # requests of one party in a minute
-    parties_bodies: int = 128 * MIB  # larger bodies of all parties at once; more wait
-    party_seconds: float = 30.0  # for a body, and a second more for every `slowest` bytes that have come
+    parties_bodies: int = 128 * MIB  # larger bodies of all parties in memory; more wait
+    party_seconds: float = 30.0  # for a body, plus a second for every `slowest` bytes received
     slowest: int = 64 * KIB
     stranger_body: int = 16 * KIB
     stranger_requests: int = 8  # of one address at once
@@ -33,17 +33,17 @@ class Limits:
     stranger_rate: int = MIB  # bytes of one address in a minute; a request counts as at least 1 KiB
     stranger_seconds: float = 10.0  # for a body
     header_seconds: float = 10.0
-    refused_seconds: float = 2.0  # in which a refused sender may read why; what it still sends is not read
+    refused_seconds: float = 2.0  # for a refused sender to read why; what it still sends is not read
     connections: int = 1000
     address_connections: int = 100
 
     def __post_init__(self) -> None:
         if not 0 < self.request <= self.reply:
-            raise ValueError("the largest request should be above 0, and not above the largest reply")
+            raise ValueError("the largest request must be above 0, and not above the largest reply")
 
     @property
     def room(self) -> int:
-        """For larger bodies of all parties. One party has `request` of it at most, so half is left for the others."""
+        """Memory for larger bodies of all parties. One party gets at most `request`, so half is left for others."""
         return max(self.parties_bodies, 2 * self.request)
 
     @property
@@ -53,18 +53,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Pace:
-    """How slowly a body may come: within `seconds`, and a second more for every `slowest` bytes that are there."""
+    """How slowly a body may arrive: within `seconds`, plus a second for every `slowest` bytes received."""
 
     seconds: float
     slowest: float = math.inf
 
     def allows(self, received: int) -> float:
-        """Seconds since its beginning in which the next bytes have to come."""
+        """Return the seconds since the start within which the next bytes have to arrive."""
         return self.seconds + received / self.slowest
 
 
 class Refused(Exception):
-    """A request that is answered by the gate itself."""
+    """A request that the gate refuses."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -72,24 +72,24 @@ class Refused(Exception):
 
 
 def host_of(address: str) -> str:
-    """What is counted as one: an IPv4 address, or the network of an IPv6 one.
+    """Return what counts as one sender: an IPv4 address, or the /64 network of an IPv6 address.
 
     >>> host_of("198.51.100.4"), host_of("::ffff:198.51.100.4"), host_of("2001:db8:1:2:3::4")
     ('198.51.100.4', '198.51.100.4', '2001:db8:1:2::/64')
     """
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return "unknown"
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found) >> _PRIVATE_BITS << _PRIVATE_BITS, 128 - _PRIVATE_BITS)))
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.ip_network((int(ip) >> _PRIVATE_BITS << _PRIVATE_BITS, 128 - _PRIVATE_BITS)))
 
 
 class Room:
-    """Bytes that may be in memory at once. Who finds no room waits, in the order of arrival."""
+    """A limit on bytes in memory. Requests without room wait, in order of arrival."""
 
     def __init__(self, size: int) -> None:
         self.size, self.taken = size, 0
@@ -114,19 +114,19 @@ class Room:
 class Account:
     """Of one address or one party."""
 
-    requests: int = 0  # under way
+    requests: int = 0  # in progress
     spent: float = 0.0  # of the minute's allowance
-    at: float = 0.0  # when `spent` was worked out
+    at: float = 0.0  # when `spent` was computed
     pushed: int = 0  # bytes since the party's last question
     room: Room | None = None  # a party's own share of the room for larger bodies
 
 
 class Accounts:
-    """Requests at once and in a minute, for everyone who comes. Bounded, however many come."""
+    """Limits the requests of each sender: in parallel, and per minute. Keeps a bounded number of accounts."""
 
     def __init__(self, at_once: int, rate: float, clock: Callable[[], float]) -> None:
         self.at_once, self.rate, self.clock = at_once, rate, clock
-        self.requests = 0  # under way, of all
+        self.requests = 0  # in progress, of all senders
         self._known: OrderedDict[str, Account] = OrderedDict()
 
     def of(self, who: str) -> Account:
@@ -148,7 +148,7 @@ class Accounts:
             self._forget()
 
     def _spend(self, account: Account, cost: float) -> None:
-        """What was spent is forgotten evenly over a minute."""
+        """Charge the account. What was spent decays evenly over a minute."""
         now = self.clock()
         spent = max(0.0, account.spent - (now - account.at) * self.rate / 60)
         account.spent, account.at = spent, now

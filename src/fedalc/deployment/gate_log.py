@@ -1,4 +1,4 @@
-"""A log that strangers cannot fill: one line a minute of each kind, and how many were left out."""
+"""Limit the log, so that strangers cannot fill the disk: one line a minute per kind, with a count of the others."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable
 from fedalc.deployment.gate_limits import host_of
 
 _EVERY = 60.0  # seconds between two lines of a kind
-_KINDS = 1000  # that are told apart
-_LOGGERS = ("uvicorn.error", "uvicorn.access", "flwr", "asyncio")  # of what a sender can make the server say
+_KINDS = 1000  # that are counted separately
+_LOGGERS = ("uvicorn.error", "uvicorn.access", "flwr", "asyncio")  # that a sender can make the server write to
 OTHERS = ("many addresses", "too many to list")
 
 Kind = tuple[str, str]
 
 
 class Seldom:
-    """Says when a line of a kind is due."""
+    """Decides when a line of a kind may be written."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._written: dict[Kind, tuple[float, int]] = {}  # when, and how many were left out since
+        self._written: dict[Kind, tuple[float, int]] = {}  # when, and how many lines were left out since
 
     def due(self, kind: Kind) -> tuple[Kind, str] | None:
-        """None to write nothing; else the kind under which it is counted, and what to add to the line."""
+        """Return None to write nothing, else the kind under which it counts, and a suffix for the line."""
         now = self.clock()
         if kind not in self._written and len(self._written) >= _KINDS:
             self._written = {known: last for known, last in self._written.items() if now - last[0] < _EVERY}
@@ -39,8 +39,8 @@ class Seldom:
 
 
 class SeldomFilter(logging.Filter):
-    """For loggers of others. A kind of error is the place in the code that tells of it (its text may be the sender's);
-    a kind of refused request is its address and status."""
+    """A filter for other libraries' loggers. The kind of an error is its line of code, because the sender may choose
+    the text; the kind of a refused request is its address and status."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class SeldomFilter(logging.Filter):
 
 
 def _kind(record: logging.LogRecord) -> Kind | None:
-    """None for what is always written."""
+    """Return the kind of a record, or None if it is always written."""
     if record.name == "uvicorn.access":
         match record.args:
             case (str(address), _, _, _, int(status)) if status >= 400:

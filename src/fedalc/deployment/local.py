@@ -1,6 +1,6 @@
-"""A whole deployment on this machine: a server and parties as real processes, with certificates and keys of their own.
+"""A whole deployment on one machine, for the demo and for tests: server and parties as real processes.
 
-For the demonstration and for tests. Everything is in one folder, listens on 127.0.0.1 only, and ends with the `with`.
+Everything is in one folder, listens on 127.0.0.1 only, and ends with the `with` block.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fedalc.errors import FedalcError
 from fedalc.labels.collection.keys import Key
 
 HOST = "127.0.0.1"
-_READY_WITHIN = 180.0  # seconds, on a machine that is busy
+_READY_WITHIN = 180.0  # seconds, on a busy machine
 
 
 class LocalDeployment:
-    """The commands that people would type, each as a process of its own."""
+    """Runs the commands that users would type, each as its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,10 +41,9 @@ class LocalDeployment:
         self.server: Process | None = None
         self.parties: dict[str, Process] = {}
         self.runs: list[Process] = []
-        Key.fresh().write(self.key)
-        make_certificates(self.certificates.folder, [HOST], days=2)
 
     def __enter__(self) -> LocalDeployment:
+        self.make_keys()
         return self
 
     def __exit__(
@@ -52,14 +51,19 @@ class LocalDeployment:
     ) -> None:
         self.close()
 
+    def make_keys(self) -> None:
+        """Make the key that the parties share and the server's certificates."""
+        Key.fresh().write(self.key)
+        make_certificates(self.certificates.folder, [HOST], days=2)
+
     def close(self) -> None:
-        """Everything ends, parties before the server: so they can take their leave."""
+        """End all processes, parties before the server, so that they can sign off."""
         for process in (*self.runs, *self.parties.values(), *([self.server] if self.server else [])):
             process.end()
 
     @property
     def processes(self) -> set[int]:
-        """All that is running."""
+        """The ids of all processes that are running."""
         every = (*self.runs, *self.parties.values(), *([self.server] if self.server else []))
         return set().union(*(process.family() for process in every))
 
@@ -71,9 +75,9 @@ class LocalDeployment:
     def answers(self) -> bool:
         return is_healthy(f"{HOST}:{self.port}", self.certificates.authority)
 
-    def add_party(self, name: str, held: Split, label_names: Sequence[str], register: bool = True) -> None:
-        """Its files, its node key, and its registration."""
-        write_data(self.folder / name, held, label_names)
+    def add_party(self, name: str, split: Split, label_names: Sequence[str], register: bool = True) -> None:
+        """Write its data, make its node key, and register it."""
+        write_data(self.folder / name, split, label_names)
         public = make_node_key(self.folder / f"{name}.key")
         if register:
             self.state.add_party(name, self.state.flower.register(public))
@@ -106,23 +110,23 @@ class LocalDeployment:
 
     def _command(self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
         command = [*python_module("fedalc"), "deploy", *words]
-        # One thread each: many processes share one machine here.
-        around = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
-        return Process(name, command, self.folder / f"{name}.out", around)
+        # One thread each, because many processes share the machine.
+        variables = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
+        return Process.start(name, command, self.folder / f"{name}.out", variables)
 
 
 def split_by_labels(train: Split, names: Sequence[str], parties: int) -> list[tuple[Split, list[str]]]:
-    """To each party every n-th of the labels that anything carries."""
+    """Give each party every n-th of the labels that have an instance."""
     used = train.labels.getnnz(axis=0) > 0
     shares = [[label for label in range(first, len(names), parties) if used[label]] for first in range(parties)]
-    return [(held_with(train, own), [names[label] for label in own]) for own in shares]
+    return [(held_with(train, labels), [names[label] for label in labels]) for labels in shares]
 
 
 def held_with(train: Split, labels: Iterable[int]) -> Split:
-    """What a party with these labels holds: the instances that carry one of them, and of their labels only these."""
-    held = train.labels[:, list(labels)]
-    kept = np.flatnonzero(held.getnnz(axis=1))
-    return Split(train.features[kept], held[kept])
+    """Return the data of a party with these labels: the instances that have one of them, without other labels."""
+    columns = train.labels[:, list(labels)]
+    rows = np.flatnonzero(columns.getnnz(axis=1))
+    return Split(train.features[rows], columns[rows])
 
 
 def write_party(folder: Path, train: Split, labels: Iterable[int], names: Iterable[str]) -> Path:
@@ -130,7 +134,7 @@ def write_party(folder: Path, train: Split, labels: Iterable[int], names: Iterab
 
 
 def write_data(folder: Path, split: Split, label_names: Iterable[str]) -> Path:
-    """As `fedalc deploy party` reads it."""
+    """Write a folder that `fedalc deploy party` reads."""
     folder.mkdir(parents=True)
     label_names = list(label_names)
     if isinstance(split.features, Images):
@@ -142,7 +146,7 @@ def write_data(folder: Path, split: Split, label_names: Iterable[str]) -> Path:
 
 
 def write_pictures(folder: Path, images: Images, labels: csr_matrix, names: Sequence[str]) -> None:
-    """A file for each, without loss, and train.csv, which lists them."""
+    """Write each picture as a PNG file, and the list train.csv."""
     from PIL import Image
 
     with (folder / "train.csv").open("w", encoding="utf-8", newline="") as file:
@@ -155,7 +159,7 @@ def write_pictures(folder: Path, images: Images, labels: csr_matrix, names: Sequ
 
 
 def write_xmlc(path: Path, features: csr_matrix, labels: csr_matrix) -> None:
-    """Numbers are written so that they are the same when they are read."""
+    """Write numbers with all digits, so that they read back exactly."""
     lines = [f"{features.shape[0]} {features.shape[1]} {labels.shape[1]}"]
     for values, carried in zip(_rows(features), _rows(labels), strict=True):
         listed = ",".join(str(label) for label, _ in carried)
@@ -170,12 +174,12 @@ def _rows(matrix: csr_matrix) -> list[list[tuple[int, float]]]:
 
 
 def run_to_its_end(process: Process, say: Callable[[str], None], seconds: float) -> int:
-    """Passes on what it says: its exit code."""
-    until = time.monotonic() + seconds
+    """Pass on its output until it ends, and return its exit code."""
+    deadline = time.monotonic() + seconds
     while process.alive:
         for line in process.new_lines():
             say(line)
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise FedalcError(f"{process.name} has not ended within {seconds:g} s:\n{process.tail()}")
         time.sleep(0.2)
     for line in process.new_lines():

@@ -1,6 +1,6 @@
-"""What lets the server know a party: a key pair for each.
+"""The parties' key pairs, with which the server authenticates them.
 
-No private key is ever overwritten: a lost one cannot be made again, and somebody may rely on it.
+A private key is never overwritten: it cannot be recreated, and may still be in use.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from fedalc.core.atomic_files import sync_folder, write_bytes
 from fedalc.deployment.flower_programs import require_flower
 from fedalc.errors import FedalcError
 
-LARGEST = 64 << 10  # bytes of a file that has a key; one of ours has a thousandth of that
-PUBLIC = b"ecdsa-sha2-nistp384 "  # how the public half of a P-384 key begins
+LARGEST = 64 << 10  # bytes of a key file; ours have a hundredth of that
+PUBLIC = b"ecdsa-sha2-nistp384 "  # start of a P-384 public key
 
 
 def make_node_key(file: Path) -> Path:
-    """A party's key pair, in the form Flower reads. The public half is for the server: FILE.pub."""
+    """Make a party's key pair in Flower's format, and return the path of the public key, FILE.pub."""
     require_flower()
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
     public = file.with_name(f"{file.name}.pub")
     if public.exists():
-        raise FedalcError(f"{public}: exists already, and is never overwritten; name another file")
+        raise FedalcError(f"{public}: already exists, and is never overwritten; choose another file")
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     write_bytes(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
@@ -33,20 +33,20 @@ def make_node_key(file: Path) -> Path:
 
 
 def check_public_key(file: Path) -> None:
-    """Before it is registered: the public half of a party's key, and not the secret one."""
+    """Check, before registration, that this is a party's public key and not its private one."""
     try:
         with file.open("rb") as content:
             begins = content.read(64)
     except OSError as error:
-        raise FedalcError(f"{file}: the party's public key cannot be read: {error.strerror}") from None
+        raise FedalcError(f"{file}: cannot read the party's public key: {error.strerror}") from None
     if b"PRIVATE KEY" in begins:
-        raise FedalcError(f"{file}: a private key, which never leaves its party; ask for its public half, FILE.pub")
+        raise FedalcError(f"{file}: a private key, which must not leave its party; ask for the public key, FILE.pub")
     if not begins.startswith(PUBLIC):
-        raise FedalcError(f"{file}: not a party's public key; it is FILE.pub of `fedalc deploy node-key FILE`")
+        raise FedalcError(f"{file}: not a party's public key; `fedalc deploy node-key FILE` writes it to FILE.pub")
 
 
 def check_node_key(file: Path) -> None:
-    """A private key that Flower will take, and that nobody else can read."""
+    """Check that Flower accepts this private key, and that only its owner can read it."""
     require_flower()
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -57,28 +57,28 @@ def check_node_key(file: Path) -> None:
             content = stream.read(LARGEST + 1)
     except OSError as error:
         raise FedalcError(
-            f"{file}: this party's node key cannot be read: {error.strerror}; make one with `fedalc deploy node-key`"
+            f"{file}: cannot read this party's node key: {error.strerror}; make one with `fedalc deploy node-key`"
         ) from None
     if content.startswith(PUBLIC):
-        raise FedalcError(f"{file}: the public half, which is for the server's side; give the file without .pub")
+        raise FedalcError(f"{file}: this is the public key, which the server needs; give the file without .pub")
     if mode & 0o077:
-        raise FedalcError(f"{file}: others than its owner have access to it (mode {mode:03o}); run `chmod 600 {file}`")
+        raise FedalcError(f"{file}: other users can access it (mode {mode:03o}); run `chmod 600 {file}`")
     try:
         key = load_ssh_private_key(content, None) if len(content) <= LARGEST else None
-    except Exception:  # the library raises whatever comes: all of it means that this is no key for us
+    except Exception:  # the library raises errors of many kinds; all mean that this is not a usable key
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise FedalcError(f"{file}: not a party's private key; make one with `fedalc deploy node-key FILE`")
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Readable by its owner alone from the first moment, and on the disk when this returns."""
+    """Write a new file that only its owner can ever read, and sync it to disk."""
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise FedalcError(f"{file}: exists already, and a key is never overwritten; name another file") from None
+        raise FedalcError(f"{file}: already exists, and keys are never overwritten; choose another file") from None
     except OSError as error:
-        raise FedalcError(f"{file}: the key cannot be written: {error.strerror}") from None
+        raise FedalcError(f"{file}: cannot write the key: {error.strerror}") from None
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content)

@@ -1,7 +1,8 @@
-"""Who signed a request. Flower's nodes sign the time, in headers: so it can be checked before a body is read.
+"""Check who signed a request. Flower's nodes sign the time, in headers, so the check needs no body.
 
-Flower takes a signature for five minutes, as often as it comes and with any body. Here each is taken once, and fedalc's
-own nodes sign the body too (`BODY_HEADER`). A plain flower-supernode does not; a node that has once must always.
+Flower accepts a signature for five minutes, any number of times and with any body. Here each is accepted once, and
+fedalc's own nodes sign the body too (`BODY_HEADER`). A plain flower-supernode does not; a node that has signed a body
+once has to sign all.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from fedalc.deployment.gate_limits import Refused
 
 BODY_HEADER = "fedalc-signature"
 Registered = Callable[[bytes], int | None]
-"""From a public key, as it is sent, the id of its node."""
+"""From a public key, as sent, the id of its node."""
 
 
 class Signatures:
-    """`registered` may take its time: `check` is for a thread. `first_use` is not."""
+    """Call `check` in a thread, because `registered` may be slow; `first_use` not."""
 
     def __init__(self, registered: Registered) -> None:
         from flwr.common.constant import SYSTEM_TIME_TOLERANCE
         from flwr.supercore.date import now
 
         self.registered, self._now = registered, now
-        # What an earlier process took is not known. A party's clock may be ahead by as much as Flower tolerates.
+        # We do not know what an earlier process accepted. A party's clock may be ahead by Flower's tolerance.
         self._began = now() + datetime.timedelta(seconds=SYSTEM_TIME_TOLERANCE)
         self._used: dict[tuple[int, int], datetime.datetime] = {}  # (node, signature) → when it was made
         self._cleaned = self._began
         self._signs_bodies: set[int] = set()
 
     def check(self, headers: Mapping[str, str]) -> tuple[int, int, datetime.datetime] | None:
-        """The node, what is never the same in two of its signatures, and the time it says; or none of these."""
+        """Return the node, a number that is unique to the signature, and its time; None if it is not valid."""
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
         from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -49,25 +50,25 @@ class Signatures:
             age = (self._now() - made).total_seconds()
             if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
                 return None
-            node = self.registered(key)  # first: nobody else's key is even parsed
+            node = self.registered(key)  # first, so that unknown keys are not even parsed
             if node is None or not verify_signature(bytes_to_public_key(key), stamp.encode("ascii"), signature):
                 return None
-            # Of the two numbers of a signature anyone can turn the second into another that is as good.
+            # Only the first of its two numbers: anyone can change the second into another valid one.
             return node, decode_dss_signature(signature)[0], made
         except (KeyError, ValueError, TypeError, OverflowError, binascii.Error):
             return None
 
     def first_use(self, node: int, signature: int, made: datetime.datetime) -> None:
-        """Refuses one that was used before, or may have been. On 503 a node tries again, with a new signature."""
+        """Refuse a signature that was, or may have been, used before. On 503 a node retries with a new signature."""
         if made < self._began:
-            raise Refused(503, "signed before the server was started, or just then; sign again")
+            raise Refused(503, "signed before the server started, or just then; sign again")
         if (node, signature) in self._used:
-            raise Refused(401, "this signature was used before: a request that is sent again")
+            raise Refused(401, "this signature was used before: a replayed request")
         self._used[node, signature] = made
         self._forget()
 
     def check_body(self, node: int, headers: Mapping[str, str], path: str, body: bytes) -> None:
-        """After `check`: that this body was sent to this path at the time that was signed."""
+        """Check, after `check`, that the node sent this body to this path at the signed time."""
         from flwr.common.constant import TIMESTAMP_HEADER
         from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
         from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
@@ -86,7 +87,7 @@ class Signatures:
         self._signs_bodies.add(node)
 
     def _forget(self) -> None:
-        """Those that are too old to be taken."""
+        """Drop signatures that are too old to be accepted anyway."""
         from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
         now, keep = self._now(), datetime.timedelta(seconds=TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE)
@@ -100,7 +101,7 @@ def signed_text(path: str, stamp: str, body: bytes) -> bytes:
 
 
 def signing_bodies(intercept: Callable[..., Any]) -> Callable[..., Any]:
-    """At the node: what Flower does to sign a request, and after it the signature of the body."""
+    """At the node: wrap Flower's signing of a request, and add the signature of the body."""
     from flwr.common.constant import TIMESTAMP_HEADER
     from flwr.supercore.primitives.asymmetric import sign_message
 

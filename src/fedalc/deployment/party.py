@@ -1,4 +1,4 @@
-"""A party's side: its data and keys checked, then a SuperNode that works for the server until it is told to end."""
+"""Run a party: check its data and keys, then work for the server as a SuperNode until interrupted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NodeSettings = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class PartySide:
-    """`settings` is what the party's app reads: where data and key are, and how they are to be used."""
+    """`settings`: what the party's app reads, such as the paths of data and key."""
 
     settings: NodeSettings
     server: str
@@ -38,9 +38,9 @@ class PartySide:
     any_app: bool = False
 
     def check(self) -> str:
-        """Whatever can be found wrong before the server is called; what the party holds, in words.
+        """Check everything that can be checked without the server, and return a description of the party's data.
 
-        Data and key are read here as the party's app will read them for every message.
+        Reads data and key as the party's app will read them for every message.
         """
         require_flower()
         check_address(self.server)
@@ -56,12 +56,12 @@ class PartySide:
 
         check_device(str(self.settings.get("device", "cpu")))
         Limits.from_node_config(self.settings)
-        said: list[str] = []
-        # Of pictures the server says whether it wants those that can be read if not all can.
-        images = ImageOptions(broken="skip", tell=said.append)
+        lines: list[str] = []
+        # The server decides whether to skip pictures that cannot be read.
+        images = ImageOptions(broken="skip", tell=lines.append)
         holding = Party.from_node_config(self.settings, images).holding
-        said.append(f"{self.settings['data']}: {len(holding.split):,} instances under {len(holding.names):,} labels")
-        return "\n".join(said)
+        lines.append(f"{self.settings['data']}: {len(holding.split):,} instances of {len(holding.names):,} labels")
+        return "\n".join(lines)
 
     def command(self) -> list[str]:
         certificate = self.certificate
@@ -80,40 +80,40 @@ class PartySide:
 
     def start(self) -> Process:
         self.state.mkdir(parents=True, exist_ok=True)
-        self.state.chmod(0o700)  # also one that was there: it says where data and key are
+        self.state.chmod(0o700)  # also an existing folder: it has the paths of data and key
         write_settings(self.settings_file, self.settings)
-        place = self.state.resolve()
-        return Process("the party", self.command(), place / "party.log", environment(place / "flower"))
+        folder = self.state.resolve()
+        return Process.start("the party", self.command(), folder / "party.log", environment(folder / "flower"))
 
 
 def run_party(party: PartySide, say: Callable[[str], None], patience: float) -> None:
-    """In the foreground, until it is told to end.
+    """Run in the foreground until interrupted.
 
-    For a minute after a party was cut off, the server takes it to be still there and does not let it in again. So a
-    refusal is final only after `patience` seconds.
+    For a minute after a lost connection, the server considers a party connected and refuses it. So a refusal is final
+    only after `patience` seconds.
     """
-    until = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     with signals_interrupt():
         while True:
-            seen, process = _Seen(say), party.start()
-            follow(process, seen.line)
-            if not seen.refused:
-                raise FedalcError(f"the party's node ended by itself; its log: {process.log}\n{process.tail()}")
-            if time.monotonic() + _AGAIN_AFTER > until:
+            output, process = _Output(say), party.start()
+            follow(process, output.line)
+            if not output.refused:
+                raise FedalcError(f"the party's node ended unexpectedly; its log: {process.log}\n{process.tail()}")
+            if time.monotonic() + _AGAIN_AFTER > deadline:
                 raise FedalcError(f"{party.server} refused this party: {_why(party)}")
-            left = until - time.monotonic()
-            say(f"refused: not registered, or cut off a minute ago; trying again for {left:.0f} s")
+            seconds = deadline - time.monotonic()
+            say(f"refused: not registered, or disconnected a minute ago; retrying for {seconds:.0f} s")
             time.sleep(_AGAIN_AFTER)
 
 
 def _why(party: PartySide) -> str:
     if party.node_key is None:
-        return "it wants a node key (--node-key)"
-    return f"its node key is not registered there (on the server: fedalc deploy register {party.node_key}.pub NAME)"
+        return "it requires a node key (--node-key)"
+    return f"its node key is not registered (on the server: fedalc deploy register {party.node_key}.pub NAME)"
 
 
-class _Seen:
-    """Passes on what a person wants to know, and remembers whether the server said no."""
+class _Output:
+    """Passes on the lines that matter to users, and remembers whether the server refused the party."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
@@ -123,7 +123,7 @@ class _Seen:
         text = plain(line)
         self.refused |= _REFUSED in text
         if connected := _CONNECTED.search(text):
-            self.say(f"connected, as node {connected[1]}; Ctrl-C ends it")
+            self.say(f"connected as node {connected[1]}; stop with Ctrl-C")
         elif text and not self.refused and not any(part in text for part in _NOISE):
             self.say(text)
 
@@ -136,13 +136,15 @@ def check_address(address: str) -> None:
 
 
 def _check_server(address: str, certificate: Path) -> None:
-    """Whether it is the one that the certificate vouches for. One that does not answer may do so later."""
+    """Check the server's certificate. A server that does not answer yet is accepted."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
         context = ssl.create_default_context(cafile=str(certificate))
     except OSError as error:  # also ssl.SSLError
-        raise FedalcError(f"{certificate}: not a certificate ({error}); ask the server's side for its ca.crt") from None
+        raise FedalcError(
+            f"{certificate}: not a certificate ({error}); ask the server's operator for its ca.crt"
+        ) from None
     try:
         with (
             socket.create_connection((host, int(port)), timeout=5) as plain_,
@@ -152,8 +154,8 @@ def _check_server(address: str, certificate: Path) -> None:
     except ssl.SSLError as error:
         why = getattr(error, "verify_message", None) or error.reason or error
         raise FedalcError(
-            f"{address}: not the server that {certificate} vouches for ({why}); ask the server's side for its ca.crt, "
-            "and call it by the name it was made for"
+            f"{address}: its certificate does not match {certificate} ({why}); ask the server's operator for its "
+            "ca.crt, and use the host name that the certificate was made for"
         ) from None
     except OSError:
         return
@@ -165,6 +167,6 @@ def _check_certificate(file: Path) -> None:
     try:
         x509.load_pem_x509_certificate(file.read_bytes())
     except OSError as error:
-        raise FedalcError(f"{file}: the server's certificate cannot be read: {error.strerror}") from None
+        raise FedalcError(f"{file}: cannot read the server's certificate: {error.strerror}") from None
     except (ValueError, x509.InvalidVersion):
-        raise FedalcError(f"{file}: not a certificate; ask the server's side for its ca.crt") from None
+        raise FedalcError(f"{file}: not a certificate; ask the server's operator for its ca.crt") from None

@@ -1,7 +1,7 @@
-"""Programs that start others: started with a log, watched, and ended with everything they started.
+"""Start a program with a log file, watch it, and end it together with everything it started.
 
-Flower's programs put their children into sessions of their own, so that no process group holds them all. The family of
-a process is therefore read from the system's table, each time it is needed.
+Flower's programs start their children in new sessions, so no process group contains them all. The descendants are
+therefore looked up whenever they are needed.
 """
 
 from __future__ import annotations
@@ -16,35 +16,43 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+
+import psutil
 
 from fedalc.errors import FedalcError
 
 _LOOK_EVERY = 0.1  # seconds
-_GONE_WITHIN = 5.0  # seconds from the kill until the system has done it
+_GONE_WITHIN = 5.0  # seconds from the kill until the process is gone
 
 
 class Process:
-    """A program in a session of its own: a Ctrl-C in the terminal reaches us, and we end it in order."""
+    """A program in its own session, so that Ctrl-C in the terminal reaches only us, and we end it in order."""
 
-    def __init__(
-        self,
+    def __init__(self, name: str, log: Path, popen: subprocess.Popen[bytes], log_start: int) -> None:
+        """Wrap a running program, whose output is in `log` from byte `log_start` on. See `start`."""
+        self.name = name
+        self.log = log
+        self._popen = popen
+        self._log_start = self._read_from = log_start
+        self._family: list[psutil.Process] = []
+
+    @classmethod
+    def start(
+        cls,
         name: str,
         command: Sequence[str],
         log: Path,
         environment: Mapping[str, str] | None = None,
         keep_open: Sequence[int] = (),
-    ):
-        """`keep_open`: open files to hand on to it, such as a lock that must last as long as it does."""
-        self.name = name
-        self.log = log
+    ) -> Process:
+        """Start a program. `keep_open`: file descriptors that it inherits, such as a lock that must last as long."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self._began_at = self._read_from = out.tell()
-            self._running = subprocess.Popen(
+            log_start = out.tell()
+            popen = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -53,22 +61,25 @@ class Process:
                 start_new_session=True,
                 pass_fds=tuple(keep_open),
             )
-        self._family = {pid: row.born for pid, row in _table().items() if pid == self.pid}
+        process = cls(name, log, popen, log_start)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process._family = [psutil.Process(popen.pid)]
+        return process
 
     @property
     def pid(self) -> int:
-        return self._running.pid
+        return self._popen.pid
 
     @property
     def alive(self) -> bool:
-        return self._running.poll() is None
+        return self._popen.poll() is None
 
     @property
     def code(self) -> int | None:
-        return self._running.poll()
+        return self._popen.poll()
 
     def new_lines(self) -> list[str]:
-        """What it has written since this was last asked, in whole lines (after its end: to the end)."""
+        """Return the whole lines it has written since the last call; after its end, also an unfinished one."""
         ended = not self.alive
         with self.log.open("rb") as log:
             log.seek(self._read_from)
@@ -79,58 +90,65 @@ class Process:
         return text.decode("utf-8", "replace").splitlines()
 
     def family(self) -> set[int]:
-        """The ids of it and of all it has started, as far as they are alive: also of orphans, if seen before."""
-        table = _table()
-        alive = {pid for pid, born in self._family.items() if pid in table and table[pid].born == born}
-        self._family = {pid: table[pid].born for pid in alive | _descendants(alive, table)}
-        return set(self._family)
+        """Return the ids of the living: this process, its descendants, and orphans that an earlier call has seen."""
+        family: list[psutil.Process] = []
+        for member in self._family:
+            if member not in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    family += [member, *member.children(recursive=True)]
+        self._family = [member for member in dict.fromkeys(family) if _is_alive(member)]
+        return {member.pid for member in self._family}
 
-    def wait_for(self, found: Callable[[], bool], seconds: float, what: str) -> None:
-        """Until something is so. The end of the program, or of our patience, is an error that says where to look."""
-        until = time.monotonic() + seconds
-        while not found():
+    def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until `condition()` is true. Raises if the program ends first or `seconds` have passed."""
+        deadline = time.monotonic() + seconds
+        while not condition():
             if not self.alive:
                 raise FedalcError(f"{self.name} ended before {what}:\n{self.tail()}")
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise FedalcError(f"{self.name}: not {what} within {seconds:g} s; its log is {self.log}")
             time.sleep(_LOOK_EVERY)
 
     def said(self) -> str:
-        """All it has written since it was started: the log may be older."""
-        return self.log.read_bytes()[self._began_at :].decode("utf-8", "replace")
+        """Return all it has written since its start. The log file may have older lines."""
+        return self.log.read_bytes()[self._log_start :].decode("utf-8", "replace")
 
     def tail(self, lines: int = 15) -> str:
         return "\n".join(self.said().splitlines()[-lines:])
 
     def end(self, patience: float = 15.0) -> None:
-        """Asks it to end, waits, and makes sure of it and of everything it started. Can be called twice."""
+        """Ask it to end, wait up to `patience` seconds, then kill what is left of it and of everything it started.
+
+        Can be called twice.
+        """
         self.family()
         if self.alive:
-            self._running.terminate()
-            until = time.monotonic() + patience
-            with contextlib.suppress(KeyboardInterrupt):  # asked again: wait no longer
-                while self.alive and time.monotonic() < until:
-                    self.family()  # until its end it may start another one
+            self._popen.terminate()
+            deadline = time.monotonic() + patience
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the wait
+                while self.alive and time.monotonic() < deadline:
+                    self.family()  # it may still start another process
                     time.sleep(_LOOK_EVERY)
         self.kill()
 
     def kill(self) -> None:
-        """At once, without a word to anyone: what a power cut would do."""
-        for member in self.family():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member, signal.SIGKILL)
-        self._running.wait()
-        until = time.monotonic() + _GONE_WITHIN
-        while self.family() and time.monotonic() < until:
+        """Kill it and everything it started at once, as a power cut would."""
+        self.family()
+        for member in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        self._popen.wait()
+        deadline = time.monotonic() + _GONE_WITHIN
+        while self.family() and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY / 10)
 
 
 def follow(process: Process, say: Callable[[str], None]) -> int:
-    """Passes on what it writes until it ends: its exit code. It is ended when we are told to."""
+    """Pass on what it writes until it ends, and return its exit code. If we are interrupted, end it."""
     try:
         with signals_interrupt():
             while process.alive:
-                process.family()  # to know its children when it is gone and they are not
+                process.family()  # to know its children if they outlive it
                 for line in process.new_lines():
                     say(line)
                 time.sleep(_LOOK_EVERY)
@@ -145,12 +163,12 @@ def follow(process: Process, say: Callable[[str], None]) -> int:
 
 @contextlib.contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP do what Ctrl-C does, so that clean-up is done for them too."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that they clean up too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    # What is ignored stays so: that is how nohup keeps a program running when its terminal goes.
+    # Signals that are ignored stay ignored: nohup relies on it.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
@@ -161,7 +179,7 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """For a program that another one started: it is not to live on when that one is killed."""
+    """End this program when the one that started it is gone, even if that one was killed."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -172,20 +190,15 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def running(pids: Iterable[int]) -> set[int]:
-    """Those that are alive. One that is dead and only waited for by its parent is not."""
-    return set(pids) & set(_table())
-
-
 def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody uses at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def is_healthy(address: str, certificate: Path | None) -> bool:
-    """Whether a SuperLink answers there. Without a certificate: over plain HTTP."""
+    """Return whether a SuperLink answers at the address: over HTTPS, or plain HTTP without a certificate."""
     context = None if certificate is None else ssl.create_default_context(cafile=str(certificate))
     scheme = "http" if certificate is None else "https"
     direct = urllib.request.build_opener(
@@ -199,43 +212,9 @@ def is_healthy(address: str, certificate: Path | None) -> bool:
         return False
 
 
-class _Row(NamedTuple):
-    parent: int
-    born: str
-    """With the id, tells a process from a later one of the same id."""
-
-
-def _table() -> dict[int, _Row]:
-    """All processes that are alive. Those that are dead and only waited for are left out."""
-    if not Path("/proc/self/stat").exists():
-        return _table_by_ps()
-    table = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                # Fields after the name, which is in brackets and may hold anything.
-                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] not in "ZX":
-                    table[int(entry.name)] = _Row(int(fields[1]), fields[19])
-    return table
-
-
-def _table_by_ps() -> dict[int, _Row]:
-    command = ["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = (line.split(None, 3) for line in listed.splitlines())
-    return {int(pid): _Row(int(parent), born) for pid, parent, state, born in rows if not state.startswith("Z")}
-
-
-def _descendants(roots: set[int], table: Mapping[int, _Row]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for pid, row in table.items():
-        children.setdefault(row.parent, []).append(pid)
-    found: set[int] = set()
-    open_ends = list(roots)
-    while open_ends:
-        for child in children.get(open_ends.pop(), []):
-            if child not in found:
-                found.add(child)
-                open_ends.append(child)
-    return found
+def _is_alive(process: psutil.Process) -> bool:
+    """Return False also for a zombie, which has ended and only waits to be reaped by its parent."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,4 +1,4 @@
-"""The server's side: a SuperLink with certificates, node authentication and a database."""
+"""Run the server: a SuperLink with certificates, node authentication and a database."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedalc.deployment.state import ServerState
 from fedalc.errors import FedalcError
 from fedalc.runs.folder import only_writer
 
-_START_WITHIN = 120.0  # seconds, on a machine that is busy
+_START_WITHIN = 120.0  # seconds, on a busy machine
 
 
 @dataclass(frozen=True)
 class Server:
-    """Without certificates it speaks plain HTTP and lets everybody in: for trials on one machine."""
+    """Without certificates it uses plain HTTP and accepts everyone: for trials on one machine."""
 
     state: ServerState
     certificates: Certificates | None
@@ -30,7 +30,7 @@ class Server:
 
     @property
     def own_address(self) -> str:
-        """Under which the server's own programs find it."""
+        """The address for programs on this machine."""
         wildcard = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
         host = wildcard.get(self.host, self.host)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
@@ -55,9 +55,9 @@ class Server:
 
     @contextmanager
     def running(self) -> Iterator[Process]:
-        """Up and answering, and the only server with this state folder. The server itself holds the lock too: it may
-        outlive us, and then nobody else may start there."""
-        busy = "another server is running with this state folder; end it, or choose another --state"
+        """Yield the running server, the only one with this state folder. The SuperLink inherits the lock: if it
+        outlives us, no other server can start there."""
+        busy = "another server is running with this state folder; stop it, or choose another --state"
         with only_writer(self.state.folder, busy) as lock:
             process = self._start(lock)
             try:
@@ -72,11 +72,11 @@ class Server:
         certificate = None if self.certificates is None else self.certificates.authority.resolve()
         if is_healthy(self.own_address, certificate):
             raise FedalcError(
-                f"{self.own_address}: a server is running there already; end it, or choose another --port"
+                f"{self.own_address}: a server is already running there; stop it, or choose another --port"
             )
         self.state.folder.chmod(0o700)
         self.state.write_connection(self.own_address, certificate)
-        process = Process("the server", self.command(), self.state.log, environment(self.state.home), [lock])
+        process = Process.start("the server", self.command(), self.state.log, environment(self.state.home), [lock])
         try:
             process.wait_for(lambda: is_healthy(self.own_address, certificate), _START_WITHIN, "answering")
         except BaseException:
@@ -86,8 +86,8 @@ class Server:
 
 
 def run_server(server: Server, say: Callable[[str], None]) -> None:
-    """In the foreground, until it is told to end."""
+    """Run in the foreground until interrupted."""
     with signals_interrupt(), server.running() as process:
-        say(f"the server is ready at {server.host}:{server.port}; its log: {server.state.log}; Ctrl-C ends it")
+        say(f"the server is ready at {server.host}:{server.port}; log: {server.state.log}; stop with Ctrl-C")
         code = follow(process, lambda line: None)
-    raise FedalcError(f"the server ended by itself (exit code {code}):\n{process.tail()}")
+    raise FedalcError(f"the server ended unexpectedly (exit code {code}):\n{process.tail()}")

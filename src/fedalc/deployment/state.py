@@ -1,5 +1,4 @@
-"""What a server keeps in its state folder: Flower's database and home, who the registered parties are, which runs were
-submitted with which settings."""
+"""The server's state folder: Flower's database and home, the registered parties, and the submitted runs."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from fedalc.errors import FedalcError
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run as it was handed to Flower."""
+    """A run as submitted to Flower."""
 
     run: str
     settings: dict[str, Any]
@@ -26,7 +25,7 @@ class Submitted:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Paths are absolute: other programs get them, and work in other folders."""
+    """Paths are absolute, because other programs use them from other folders."""
 
     folder: Path
 
@@ -47,7 +46,7 @@ class ServerState:
 
     @property
     def privacy_ledger(self) -> Path:
-        """What all runs of this server have spent: fedalc.labels.privacy.ledger."""
+        """The privacy budget that all runs of this server have spent: fedalc.labels.privacy.ledger."""
         return self.folder / PRIVACY_LEDGER
 
     @property
@@ -56,7 +55,7 @@ class ServerState:
         return Flower(self.home)
 
     def write_connection(self, address: str, certificate: Path | None) -> None:
-        """How Flower's command line reaches the server from this machine."""
+        """Write how Flower's command line reaches the server from this machine."""
         trust = "insecure = true" if certificate is None else f"root-certificates = {toml_value(str(certificate))}"
         write_text(
             self._connection_file,
@@ -65,7 +64,7 @@ class ServerState:
         )
 
     def connection(self) -> tuple[str, Path | None]:
-        """The server's address, and the certificate to know it by."""
+        """Return the server's address, and the certificate to verify it with."""
         try:
             known = parse_toml(self._connection_file.read_bytes())["superlink"][CONNECTION]
             address, certificate = known["address"], known.get("root-certificates")
@@ -78,25 +77,25 @@ class ServerState:
             ) from None
         except (Unreadable, KeyError, TypeError, AttributeError, OSError) as error:
             raise FedalcError(
-                f"{self._connection_file}: damaged ({error}); start the server again: it writes the file anew"
+                f"{self._connection_file}: damaged ({error}); start the server again, which rewrites it"
             ) from None
         return address, None if certificate is None else Path(certificate)
 
     def parties(self) -> dict[str, str]:
-        """The registered parties: their names, and the ids of their nodes."""
-        known = self._read("parties.json")
-        if not all(isinstance(node, str) for node in known.values()):
-            raise FedalcError(f"{self.folder / 'parties.json'}: damaged: a node's id is not a text")
-        return known
+        """Return the registered parties: name → node id."""
+        parties = self._read("parties.json")
+        if not all(isinstance(node, str) for node in parties.values()):
+            raise FedalcError(f"{self.folder / 'parties.json'}: damaged: a node id is not a string")
+        return parties
 
     def add_party(self, name: str, node: str) -> None:
         self._write("parties.json", {**self.parties(), name: node})
 
     def remove_party(self, name: str) -> None:
-        self._write("parties.json", {known: node for known, node in self.parties().items() if known != name})
+        self._write("parties.json", {party: node for party, node in self.parties().items() if party != name})
 
     def submitted(self, run_folder: Path) -> Submitted | None:
-        """The latest run that writes to this folder."""
+        """Return the latest run that was submitted for this folder."""
         known = self._read(self._submission_file(run_folder))
         if known and not (isinstance(known.get("run"), str) and isinstance(known.get("settings"), dict)):
             raise FedalcError(f"{self.folder / self._submission_file(run_folder)}: damaged; remove it")
@@ -113,7 +112,7 @@ class ServerState:
         return self.home / "config.toml"
 
     def _submission_file(self, run_folder: Path) -> str:
-        """Two folders of one name are told apart by their paths."""
+        """Return a file name that differs for folders of the same name in different places."""
         return f"runs/{run_folder.name}-{hashlib.sha256(str(run_folder).encode()).hexdigest()[:8]}.json"
 
     def _read(self, name: str) -> dict[str, Any]:

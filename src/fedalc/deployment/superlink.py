@@ -1,8 +1,7 @@
 """Flower's SuperLink behind a gate: `python -m fedalc.deployment.superlink …` takes flower-superlink's arguments, and
 the gate's own (`--max-request-mb`, `--max-reply-mb`, `--max-connections`).
 
-It listens on one port, for everything. Flower's older APIs over gRPC would listen on ports of their own, beside the
-gate, so they stay off.
+It listens on one port only. Flower's older gRPC APIs would listen on other ports, beside the gate, so they stay off.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fedalc.deployment.gate_limits import MIB, Limits
 from fedalc.deployment.gate_log import limit_logs
 from fedalc.deployment.processes import end_with_parent
 
-_UNKNOWN_FLOWER = "this version of Flower cannot be run behind fedalc's gate; install flwr 1.41"
+_UNKNOWN_FLOWER = "fedalc's gate does not work with this version of Flower; install flwr 1.41"
 _BESIDE_THE_GATE = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 
 
@@ -52,7 +51,7 @@ def main() -> None:
         return app
 
     def serve_gated(*arguments: Any, **named: Any) -> None:
-        """A later Flower that makes its service in another way must not run without the gate."""
+        """Stop if a later Flower creates its service in another way, without the gate."""
         if not gated:
             sys.exit(_UNKNOWN_FLOWER)
         logging.getLogger("uvicorn.access").addFilter(_not_refused)
@@ -68,18 +67,18 @@ def main() -> None:
 
 
 def read_limits(words: list[str]) -> tuple[Limits, list[str]]:
-    """The gate's, and the words that are Flower's."""
-    known = Limits()
+    """Return the gate's limits, and the arguments that are Flower's."""
+    defaults = Limits()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--max-request-mb", type=int, default=known.request // MIB)
-    parser.add_argument("--max-reply-mb", type=int, default=known.reply // MIB)
-    parser.add_argument("--max-connections", type=int, default=known.connections)
-    said, others = parser.parse_known_args(words)
-    return Limits(said.max_request_mb * MIB, said.max_reply_mb * MIB, connections=said.max_connections), others
+    parser.add_argument("--max-request-mb", type=int, default=defaults.request // MIB)
+    parser.add_argument("--max-reply-mb", type=int, default=defaults.reply // MIB)
+    parser.add_argument("--max-connections", type=int, default=defaults.connections)
+    given, others = parser.parse_known_args(words)
+    return Limits(given.max_request_mb * MIB, given.max_reply_mb * MIB, connections=given.max_connections), others
 
 
 def own_replies_only(push: Callable[..., Any]) -> Callable[..., Any]:
-    """Flower checks who sends, but not that the messages in the request are the sender's own."""
+    """Refuse messages in the name of another node. Flower checks the sender of a request, not of its messages."""
 
     def push_own(request: Any, **named: Any) -> Any:
         sender = request.node.node_id
@@ -94,7 +93,7 @@ def own_replies_only(push: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _allow_open_files(connections: int) -> None:
-    """Each connection is one."""
+    """Raise the limit of open files: each connection is one."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -106,7 +105,7 @@ def _allow_open_files(connections: int) -> None:
 
 
 def _not_refused(record: logging.LogRecord) -> bool:
-    """The gate tells of these, and not of each: a flood of requests must not fill the disk with lines."""
+    """Filter out refused requests: the gate logs these, with a limit, so that a flood cannot fill the disk."""
     arguments = record.args
     return not (isinstance(arguments, tuple) and arguments and arguments[-1] in (401, 403, 408, 413, 415, 429, 503))
 

@@ -1,9 +1,9 @@
-"""Flower's SuperNode, which runs installed code only: `python -m fedalc.deployment.supernode …` takes
+"""Flower's SuperNode, restricted to installed code: `python -m fedalc.deployment.supernode …` takes
 flower-supernode's arguments.
 
-A SuperNode runs whatever app the server's run brings along. Ours brings no code: it names modules of the fedalc that
-the party has installed itself. So a party can refuse every app that is more than that. An app is a zip archive, which
-Flower unpacks; what it may unpack to is bounded too.
+A SuperNode runs whatever app the server sends. Ours has no code: it refers to modules of the fedalc that the party has
+installed. So a party can refuse every other app. An app is a zip archive that Flower unpacks; its unpacked size is
+limited too.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from fedalc.deployment.node_signatures import signing_bodies
 from fedalc.deployment.processes import end_with_parent
 
 _FILES = {"pyproject.toml", "README.md", "LICENSE"}
-_UNKNOWN_FLOWER = "this version of Flower cannot be kept from running a server's code; install flwr 1.41"
-_OF_FLOWER = ".info/"  # the list of files that Flower adds
+_UNKNOWN_FLOWER = "fedalc cannot keep this version of Flower from running a server's code; install flwr 1.41"
+_OF_FLOWER = ".info/"  # Flower adds a list of files there
 MOST_BYTES = 1 << 20
-"""Of an app, packed and unpacked. Ours has 14 KB."""
+"""Of an app, packed and unpacked. Ours has 14 kB."""
 MOST_FILES = 16
 
 
 def why_refused(app: bytes) -> str:
-    """What an app has that it should not have, or nothing."""
+    """Return why this app is not accepted; "" if it is."""
     if len(app) > MOST_BYTES:
-        return f"it has {len(app):,} bytes, more than the {MOST_BYTES:,} that are read"
+        return f"it has {len(app):,} bytes, more than {MOST_BYTES:,}"
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:
             files = archive.infolist()
-            # Nothing that unpacks zip archives takes more of a file than the archive says that there is.
+            # Unpacking never writes more than the size that the archive states.
             if len(files) > MOST_FILES or sum(file.file_size for file in files) > MOST_BYTES:
                 return f"it unpacks to more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
             foreign = [name for name in archive.namelist() if name not in _FILES and not name.startswith(_OF_FLOWER)]
             if foreign:
-                return f"it brings a file of its own, {foreign[0]!r}"
+                return f"it contains a file of its own, {foreign[0]!r}"
             if any(name.endswith(".py") or ".." in name for name in archive.namelist()):
-                return "it brings code of its own"
+                return "it contains code of its own"
             components = _components(archive.read("pyproject.toml"))
-    except Exception as error:  # whatever is wrong with it: what cannot be read is refused
+    except Exception as error:  # whatever the error, refuse what cannot be read
         return f"it cannot be read ({error or type(error).__name__})"
     own = _components((APP / "pyproject.toml").read_bytes())
     if components == own:
@@ -63,36 +63,36 @@ def _components(pyproject: bytes) -> dict[str, str]:
 
 
 class Guard:
-    """Lets an app run only after it was looked at: what comes to be run in any other way ends the SuperNode."""
+    """Lets only checked apps run: an attempt to run any other ends the SuperNode."""
 
     def __init__(self) -> None:
         self.harmless: set[str] = set()
-        """Hashes of what was looked at, by which Flower finds the app that it runs."""
+        """Hashes of accepted apps. Flower looks up the app to run by its hash."""
 
-    def look_at(self, app: bytes) -> str:
+    def check(self, app: bytes) -> str:
+        """Return why the app is refused. Otherwise remember that it may run."""
         reason = why_refused(app)
         if not reason:
             self.harmless.add(hashlib.sha256(app).hexdigest())
         return reason
 
     def before_task(self, make_task: Callable[..., Any]) -> Callable[..., Any]:
-        """A later Flower that reads apps in another way must not run one unseen."""
+        """Wrap the creation of tasks, so that a later Flower that reads apps in another way runs none unchecked."""
 
         def make_checked(*arguments: Any, fab_hash: str | None = None, **named: Any) -> Any:
             if fab_hash not in self.harmless:
-                print(f"fedalc refused: an app was to run that nobody had looked at; {_UNKNOWN_FLOWER}", flush=True)
-                os._exit(1)  # of all threads: one of them would go on and run it
+                print(f"fedalc refused to run an app that was not checked; {_UNKNOWN_FLOWER}", flush=True)
+                os._exit(1)  # ends all threads: another one might run it
             return make_task(*arguments, fab_hash=fab_hash, **named)
 
         return make_checked
 
 
 def as_error(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step in fetching a message, where the end of the run meanwhile is an error like others.
+    """Wrap a step of fetching a message, so that a run that is stopped meanwhile is an ordinary error.
 
-    Flower takes back what it has begun for a message when an error comes, and forgets to when the run was stopped: the
-    stopped run's app answers then, and the SuperNode takes its answer for that to the message it has fetched next,
-    which it never answers.
+    After an error Flower undoes what it began for the message. After a stopped run it does not: the stopped run's app
+    answers, the SuperNode takes this for the answer to the next message, and never answers that one.
     """
     from flwr.supercore.run import RunNotRunningException
 
@@ -121,11 +121,11 @@ def main() -> None:
     make_state: Any = NodeStateFactory.state
 
     def read_own_settings(app: Any, *arguments: Any) -> Any:
-        """Called once per run, before anything of the app is stored or run."""
-        reason = guard.look_at(app)
+        """Check the app. Flower calls this once per run, before it stores or runs the app."""
+        reason = guard.check(app)
         if reason:
             print(f"fedalc refused: the server sent an app this party does not run: {reason}", flush=True)
-            raise RunNotRunningException  # the one that Flower takes as: leave this message alone
+            raise RunNotRunningException  # makes Flower ignore the message
         return read_settings(app, *arguments)
 
     def fetch_whole(**named: Any) -> Any:
@@ -133,7 +133,7 @@ def main() -> None:
         return fetch(**{**named, **steps})
 
     def make_guarded_state(factory: Any) -> Any:
-        """Always the same one; nothing runs but by a task in it."""
+        """Guard the node's state, which is always the same object. Everything runs as a task in it."""
         state = make_state(factory)
         if "create_task" not in vars(state):
             state.create_task = guard.before_task(state.create_task)

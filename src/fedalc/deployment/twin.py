@@ -1,10 +1,11 @@
-"""What a deployment's result is compared with: the same training in one process, by engine `clients`."""
+"""The reference for a deployment: the same training in one process, with engine `clients`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +30,12 @@ def in_one_process(
     run: str = "",
     owner: np.ndarray | None = None,
 ) -> FederatedTraining:
-    """Labels in the order of their pseudonyms, as the server has them, and instances' keys as the parties have them.
-    `owner`: whose each label is, in that order (`Roster.owner`); without, each is a party of its own."""
+    """Return a training with labels in the order of their pseudonyms, as at the server, and the parties' instance keys.
+    `owner`: the party of each label, in that order (`Roster.owner`); by default each label is its own party."""
     settings = settings.model_copy(update={"engine": "clients"})
     hasher = Hasher("hmac-sha256", Key.read(key), run=run)
-    held = np.flatnonzero(train.labels.getnnz(axis=0))
-    order = held[byte_order(hasher.labels([names[label] for label in held.tolist()]))]
+    used = np.flatnonzero(train.labels.getnnz(axis=0))
+    order = used[byte_order(hasher.labels([names[label] for label in used.tolist()]))]
     train = Split(train.features, train.labels[:, order])
     train = train.rows(np.flatnonzero(train.labels.getnnz(axis=1)))
     digests = hasher.instances(canonical_features(train.features), features_identity("content", train.features))
@@ -46,16 +47,9 @@ def in_one_process(
     )
 
 
-def model_in_one_process(
-    settings: Experiment,
-    train: Split,
-    names: Sequence[str],
-    key: Path | str,
-    run: str = "",
-    owner: np.ndarray | None = None,
-) -> Model:
-    """After all rounds."""
-    training = in_one_process(settings, train, names, key, run, owner)
+def model_in_one_process(settings: Experiment, *arguments: Any) -> Model:
+    """Return the model after all rounds. Arguments as for `in_one_process`."""
+    training = in_one_process(settings, *arguments)
     for _ in range(settings.rounds):
         training.run_round()
     return training.averaged_model()

@@ -52,7 +52,7 @@ def test_a_label_that_two_claim_is_set_aside(
     _, roster = take_part(tmp_path, grid, method, **{"num-parties": 4, "min-parties": 2})
     assert len(roster.counts) == 6 and "party 55" not in roster.parties
     assert "1 label" in capsys.readouterr().out
-    assert (1, "party 55", "is no party of this run: not there, or refused, when the labels were collected") in notes(
+    assert (1, "party 55", "is no party of this run: it was away, or refused, when labels were collected") in notes(
         tmp_path / "run"
     )
 
@@ -114,7 +114,7 @@ def test_samples_do_not_show_counts_that_noise_hides(tmp_path: Path, parties: No
     """A refused sample would say whether a label has more instances than 8 / sample, as often as somebody asks."""
     private = SETTINGS | {"client.sample": 0.9, "privacy.mechanism": "counts", "privacy.epsilon": 1.0}
     with pytest.raises(
-        ConfigError, match=r"client\.sample: who can take part would show how many instances a label has"
+        ConfigError, match=r"client\.sample: below 1, the list of participants shows how many instances a label has"
     ):
         run(LocalGrid(parties), tmp_path / "run", asked("fedalc", private, **ONE))
 
@@ -141,16 +141,16 @@ def said(**changes: Any) -> Callable[[Message, Message], Message]:
 LIES: dict[str, tuple[dict[str, Any], str]] = {
     "no labels": ({"labels": [], "counts": [], "held-out": []}, "no labels"),
     "a label twice": ({"labels": lambda labels: [labels[0]] * 3}, "twice"),
-    "short pseudonyms": ({"labels": [b"a", b"b", b"c"]}, "no pseudonym"),
-    "negative counts": ({"counts": [3, -1, 5]}, "credible"),
-    "counts of 10^12": ({"counts": [3, 10**12, 5]}, "credible"),
-    "more counts than labels": ({"counts": [1] * 1000}, "credible"),
-    "negative held out": ({"held-out": [0, 0, -1]}, "credible"),
+    "short pseudonyms": ({"labels": [b"a", b"b", b"c"]}, "not a pseudonym"),
+    "negative counts": ({"counts": [3, -1, 5]}, "plausible"),
+    "counts of 10^12": ({"counts": [3, 10**12, 5]}, "plausible"),
+    "more counts than labels": ({"counts": [1] * 1000}, "plausible"),
+    "negative held out": ({"held-out": [0, 0, -1]}, "plausible"),
     "nothing to train on": ({"counts": [0, 0, 0]}, "no instance"),
     "no features": ({"features": 0}, "features"),
     "counts as numbers with a point": ({"counts": [1.0, 2.0, 3.0]}, "no counts"),
     "counts that are true": ({"counts": [True, True, True]}, "no counts"),
-    "a huge list": ({"labels": [n.to_bytes(16, "big") for n in range(100_000)]}, "credible"),
+    "a huge list": ({"labels": [n.to_bytes(16, "big") for n in range(100_000)]}, "plausible"),
     "a name of many lines": ({"client": "a\nround 9: party 101 left out"}, "printable"),
     "names that steer the terminal": ({"names": ["\x1b[2J", "b", "c"]}, "names"),
     "too few names": ({"names": ["a"]}, "names"),
@@ -211,7 +211,7 @@ def protocol_of_many_digits(arrays: dict[str, Array], who: ConfigRecord) -> None
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (other_pseudonyms, "not those it introduced itself with"),
+        (other_pseudonyms, "not those of its introduction"),
         (unknown_label, "of 3 labels"),
         (protocol_of_lists, "wrong kind"),
         (protocol_without_end, "cannot be read"),
@@ -259,7 +259,7 @@ def test_a_party_that_could_not_start_is_asked_again(tmp_path: Path, parties: No
 
 
 def test_too_few_to_start_with(tmp_path: Path, parties: Nodes) -> None:
-    with pytest.raises(TooFew, match=r"4 parties are connected and 0 have said .* 5 are wanted.*num-parties"):
+    with pytest.raises(TooFew, match=r"4 parties are connected and 0 have introduced .* needs 5.*num-parties"):
         run(LocalGrid(parties), tmp_path / "run", asked("fedavg", SETTINGS, **{"num-parties": 5}, wait=1.0))
     assert not (tmp_path / "run").exists()
 

@@ -103,13 +103,13 @@ FAULTS: dict[str, tuple[Content, str]] = {
     "absurdly long": (with_arrays("change", lambda a: {k: v * 1e6 for k, v in a.items()}), "credible"),
     "nothing": (lambda content: RecordDict(), "no outcome"),
     "no change": (without("change"), "no change"),
-    "a record more": (lambda c: RecordDict({**c, "extra": pack({"x": np.zeros(9)})}), "nobody asked for: extra"),
-    "a value more": (with_outcome(more=b"x" * 99), "outcome has what nobody asked for: more"),
+    "a record more": (lambda c: RecordDict({**c, "extra": pack({"x": np.zeros(9)})}), "not requested: extra"),
+    "a value more": (with_outcome(more=b"x" * 99), "outcome has values that were not requested: more"),
     "another round": (with_answer(round="1"), "answers 'train' of round '1', and was asked 'train' of round '2'"),
     "another kind": (with_answer(kind="evaluate"), "answers 'evaluate' of round '2'"),
     "another question": (with_answer(question="message 1"), "answers another question"),
     "no question": (with_answer(question=5), "no question"),
-    "a value more in the answer": (with_answer(more=5), "answer has what nobody asked for"),
+    "a value more in the answer": (with_answer(more=5), "answer has values that were not requested"),
     "another record": (lambda content: RecordDict({**content, "change": MetricRecord({"0": 1.0})}), "no change"),
 }
 
@@ -201,9 +201,11 @@ def test_a_reply_without_content_or_error(parties: Nodes) -> None:
             return replies
 
     grid = Empty(parties)
-    question = Message(RecordDict(), BAD, "query.hello")
     grid.tampering[BAD] = lambda message, reply: Message(RecordDict(), reply_to=message)
-    assert list(exchange.exchange(grid, [question], 1.0, 0.0)) == [(BAD, "its answer is empty")]
+    questions = exchange.Exchange(grid, "query.hello", 0, timeout=1.0, pause=0.0)
+    questions.send(BAD, RecordDict())
+    (reply,) = questions.replies()
+    assert (reply.node, reply.content, reply.problem) == (BAD, None, "its answer is empty")
 
 
 def test_nodes_that_go_between_the_look_and_the_message(tmp_path: Path, train: Split, parties: Nodes) -> None:
@@ -262,7 +264,7 @@ def test_a_party_that_comes_back(tmp_path: Path, train: Split, parties: Nodes, n
     found = run(grid, tmp_path / "run", asked("fedaws", SETTINGS))
     assert_same(found.model, expected("fedaws", SETTINGS, train, parties[BAD]["key"], {2: [BAD]}))
     assert notes(tmp_path / "run") == [(2, f"party {BAD}", "is not connected")]
-    assert notes(tmp_path / "run", "is here again") == [(3, f"party {BAD}", "")]
+    assert notes(tmp_path / "run", "is connected again") == [(3, f"party {BAD}", "")]
 
 
 def test_an_impostor_is_turned_away_and_let_in_when_the_party_has_gone(
@@ -275,7 +277,7 @@ def test_an_impostor_is_turned_away_and_let_in_when_the_party_has_gone(
     monkeypatch.setattr(run_config, "Patience", lambda *seconds: Patience(*seconds, pause=0.0, again=0.0))
     found = run(grid, tmp_path / "run", asked("fedaws", SETTINGS))
     assert_same(found.model, expected("fedaws", SETTINGS, train, parties[BAD]["key"], {}))
-    assert (2, f"party {BAD}", f"claims to be party {BAD}, which is here already") in notes(tmp_path / "run")
+    assert (2, f"party {BAD}", f"claims to be party {BAD}, which is connected already") in notes(tmp_path / "run")
     trained = [(node, group) for node, kind, group in grid.asked if node in (BAD, 4711) and kind == "train"]
     assert trained == [(BAD, "1"), (BAD, "2"), (4711, "3")]
 
@@ -321,7 +323,7 @@ def test_too_few_are_asked_again_and_then_it_is_said_what_to_do(tmp_path: Path, 
     grid = LocalGrid(parties)
     for node in (101, 7, 55):
         grid.tampering[node] = in_round(2, failed)
-    with pytest.raises(TooFew, match=r"round 2: 3 times over fewer than 2 .*resume=true"):
+    with pytest.raises(TooFew, match=r"round 2: in 3 attempts, fewer than 2 .*resume=true"):
         run(grid, tmp_path / "run", asked("fedavg", SETTINGS))
     assert [group for node, kind, group in grid.asked if node == 9 and kind == "train"] == ["1", "2", "2", "2"]
 

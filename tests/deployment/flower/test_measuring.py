@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.dataset import Split
 from fedalc.data.federation import Federation
 from fedalc.deployment.flower.held_out import read_held_out, server_data
-from fedalc.deployment.flower.measuring import PartyEvaluation
+from fedalc.deployment.flower.measuring import read_metrics
 from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.roster import Roster
+from fedalc.deployment.flower.wire import BadMessage
 from fedalc.deployment.local import write_xmlc
 from fedalc.errors import DataError
 from fedalc.labels.collection.hashing import Hasher, canonical_sparse
@@ -102,22 +102,25 @@ def test_metrics_that_are_none_are_left_out(
 @pytest.mark.parametrize(
     ("metrics", "more", "why"),
     [
-        ({"num-examples": 0}, {"extra": ConfigRecord({"x": b"z" * 1000})}, "brings what nobody asked for: extra"),
-        ({"num-examples": 0, "junk": [1.0] * 1000}, {}, "metrics has what nobody asked for: junk"),
-        ({"num-examples": 0, "score": 0.5}, {}, "metrics has what nobody asked for: score"),
+        (
+            {"num-examples": 0},
+            {"extra": ConfigRecord({"x": b"z" * 1000})},
+            "has records that were not requested: extra",
+        ),
+        ({"num-examples": 0, "junk": [1.0] * 1000}, {}, "metrics has values that were not requested: junk"),
+        ({"num-examples": 0, "score": 0.5}, {}, "metrics has values that were not requested: score"),
         ({"num-examples": 0}, {}, None),
     ],
 )
 def test_who_has_nothing_to_measure_brings_nothing_else(
     metrics: dict[str, Any], more: dict[str, Any], why: str | None
 ) -> None:
-    said: list[str] = []
-    roster = SimpleNamespace(parties=["party 7"], held_out=np.array([9]))
-    known = SimpleNamespace(node_of={0: 7}, leave_out=lambda t, party, reason: said.append(reason))
-    measuring = PartyEvaluation(known, SimpleNamespace(roster=roster), Experiment())  # type: ignore[arg-type]
-    reply: Any = SimpleNamespace(content=RecordDict({"metrics": MetricRecord(metrics), **more}))
-    assert measuring.aggregate_evaluate(1, {0: np.array([0])}, [(7, reply)]) == {}
-    assert said == ([] if why is None else [why])
+    content = RecordDict({"metrics": MetricRecord(metrics), **more})
+    if why is None:
+        assert read_metrics(("score", "loss"), content) == {}
+    else:
+        with pytest.raises(BadMessage, match=why):
+            read_metrics(("score", "loss"), content)
 
 
 def test_the_last_model_is_measured_once(tmp_path: Path, parties: Nodes) -> None:

@@ -17,7 +17,10 @@ def screening(limit: float | None = None) -> NormScreen:
 def sifted(screen: NormScreen, *norms: float, parties: list[int] | None = None) -> list[int]:
     """A round: which of these are taken, by their place (or `parties`)."""
     changes = [Change(who, [], None, 0.0, norms[at]) for at, who in enumerate(parties or range(len(norms)))]
-    taken = [one for one in screen.sift(changes) if isinstance(one, Change)]
+    screen = NormScreen(screen.lengths, screen.limit)
+    verdicts = [verdict for change in changes for verdict in screen.judge(change)] + screen.judge_waiting()
+    assert {change.party for change, _ in verdicts} == {change.party for change in changes}
+    taken = [change for change, problem in verdicts if not problem]
     screen.lengths.note({one.party: one.norm for one in taken})
     return [one.party for one in taken]
 
@@ -91,8 +94,8 @@ def test_from_the_second_round_on_nobody_waits_for_others() -> None:
     screen = screening()
     sifted(screen, 1.0, 1.0, 1.0)
     assert screen.lengths.largest == 1.0
-    endless = (Change(place, [], None, 0.0, 1.0) for place in iter(int, 1))
-    assert isinstance(next(iter(screen.sift(endless))), Change)
+    change = Change(0, [], None, 0.0, 1.0)
+    assert NormScreen(screen.lengths).judge(change) == [(change, "")]
 
 
 def test_where_most_stand_still_the_first_three_others_are_judged_together() -> None:

@@ -323,7 +323,7 @@ def test_a_party_may_allow_more(parties: Nodes, honest: RecordDict) -> None:
 def test_rounds_and_time_have_an_end(parties: Nodes, honest: RecordDict) -> None:
     for number in (0, -1, 10**9):
         assert_refused(one(parties[NODE], with_task(honest, round=number)), "round")
-    assert_refused(one(parties[NODE] | {"allow": "seconds=0"}, honest), "longer than the 0 seconds")
+    assert_refused(one(parties[NODE] | {"allow": "seconds=0"}, honest), "longer than 0 seconds")
 
 
 # --- run ids ---
@@ -487,7 +487,8 @@ def test_a_private_run_keeps_and_says_no_exact_count(tmp_path: Path, capfd: pyte
         config = {"num-parties": 3, "held-out-share": 0.2, "num-server-rounds": 2}
         run(grid, tmp_path / name, asked("fedalc", settings, **config, **{"run-id": name}))
         grid.states.clear()
-    printed = dict(zip(("open", "private"), capfd.readouterr().out.split("run id: private"), strict=True))
+    out = capfd.readouterr().out.replace(str(tmp_path), "")  # pytest numbers its folders
+    printed = dict(zip(("open", "private"), out.split("run id: private"), strict=True))
     introductions = [r.content["introduction"] for r in grid.replies if "introduction" in r.content]
     for name, said_ in (("open", introductions[:3]), ("private", introductions[-3:])):
         found = numbers_in(tmp_path / name, printed[name])
@@ -511,7 +512,7 @@ def test_noised_counts_are_said_only_once_they_are_charged(
     config = {"min-parties": 4, "max-labels-per-party": 2, "num-server-rounds": 1}
     with pytest.raises(FedalcError, match="at least 4 are needed"):
         run(LocalGrid(parties), tmp_path / "run", asked("fedalc", private, **config))
-    assert "instances of these" not in capfd.readouterr().out
+    assert " labels and " not in capfd.readouterr().out
     assert not (tmp_path / "privacy-ledger.jsonl").exists() and not (tmp_path / "run").exists()
     kept: list[tuple[str, bool]] = []
     census = tmp_path / "run" / "census"

@@ -19,7 +19,7 @@ from fedalc.deployment.flower.answers import RECORD, check_question, exactly
 from fedalc.deployment.flower.census import _read_messages
 from fedalc.deployment.flower.exchange import UNREADABLE
 from fedalc.deployment.flower.introductions import read_introduction
-from fedalc.deployment.flower.measuring import _metrics
+from fedalc.deployment.flower.measuring import read_metrics
 from fedalc.deployment.flower.norm_screen import bad_rows
 from fedalc.deployment.flower.party_memory import check_unchanged
 from fedalc.deployment.flower.wire import (
@@ -148,7 +148,7 @@ def wire_change() -> Reader:
 def wire_metrics() -> Reader:
     content = RecordDict({"metrics": MetricRecord({"score": 0.5, "loss": 0.25, "num-examples": 3})})
     return _reader(
-        "wire-metrics", "a party's measurements", [content], lambda found: _metrics(found, ("score", "loss"))
+        "wire-metrics", "a party's measurements", [content], lambda found: read_metrics(("score", "loss"), found)
     )
 
 

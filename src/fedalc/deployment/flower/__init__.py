@@ -1,9 +1,10 @@
-"""Engine `flower`: clients are parties of their own, reached over the network by Flower.
+"""Engine `flower`: the clients are parties on other machines, reached over the network with Flower.
 
-party.py, client_app.py            a party's side
-roster.py, collecting.py           who takes part, and what the server learns of their labels
-exchange.py, replies.py, screening.py   messages out and replies in; which replies are refused
-strategy.py, measuring.py          one round: the engine; evaluation at the parties
-training.py, run_config.py, server_app.py   the run, from its settings to its folder
-records.py                         what travels, and how it is checked on arrival
+client_app.py, party.py, limits.py, contributions.py, party_memory.py   a party's side
+server_app.py, run_config.py, training.py   a run at the server, from its settings to its folder
+census.py, introductions.py, roster.py      which parties take part, and what the server learns about their labels
+engine.py, totals.py, measuring.py          one round of training; evaluation at the parties
+connections.py, exchange.py, punctuality.py which parties are connected; messages out, replies in; late parties
+wire.py, answers.py, norm_screen.py         the messages, and how they are checked on arrival
+held_out.py                                 the server's own evaluation data
 """

@@ -1,4 +1,4 @@
-"""What every answer has in common: it names its question, and brings what was asked for and nothing else."""
+"""Checks of every answer: it names its question, has exactly the requested records, and repeats no earlier change."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from fedalc.deployment.flower.wire import BadMessage, config
+from fedalc.deployment.flower.wire import BadMessage, config, few
 
 RECORD = "answer"
 _DIGEST = 16  # bytes
-_REFUSED_NAMES = 5  # of records, in an error
 
 
 def sign_off(content: RecordDict, question: Message) -> RecordDict:
-    """At the party: the answer, with the question it is for. The question's id is a hash of all that is in it: run,
-    round, settings and θ."""
-    said = question.metadata
+    """At the party: add which question this answers. The question's id is a hash of its run, round, settings and θ."""
+    about = question.metadata
     content[RECORD] = ConfigRecord(
-        {"kind": said.message_type, "round": said.group_id, "question": said.message_id or ""}
+        {"kind": about.message_type, "round": about.group_id, "question": about.message_id or ""}
     )
     return content
 
 
 def check_question(content: RecordDict, kind: str, round_: str, question: str) -> None:
-    """At the server: that it is the answer to this question. What names the question is taken out."""
+    """At the server: check that this answers the question, and remove the record that says so."""
     if RECORD not in content:
         raise BadMessage("does not say which question it answers")
     said = config(content, RECORD, {"kind": str, "round": str, "question": str})
@@ -37,44 +35,39 @@ def check_question(content: RecordDict, kind: str, round_: str, question: str) -
             f"answers {said['kind'][:30]!r} of round {said['round'][:10]!r}, and was asked {kind!r} of round {round_!r}"
         )
     if said["question"] != question:
-        raise BadMessage("answers another question than it was asked")
+        raise BadMessage("answers another question")
     exactly({RECORD: content.pop(RECORD)}, {RECORD: said})
 
 
 def exactly(content: Mapping[str, object], wanted: Mapping[str, Collection[str] | None]) -> None:
-    """Refuses a reply that has more than the wanted records, or less. For records of single values, what these are
-    called is in `wanted` too; arrays are compared where they are read."""
+    """Refuse a reply unless it has exactly the `wanted` records. For records of single values, `wanted` also has the
+    names of the values; arrays are checked when they are read."""
     missing, extra = set(wanted) - set(content), set(content) - set(wanted)
     if missing:
         raise BadMessage("there is " + ", ".join(f"no {name}" for name in sorted(missing)))
     if extra:
-        raise BadMessage(f"brings what nobody asked for: {_few(extra)}")
+        raise BadMessage(f"has records that were not requested: {few(extra)}")
     for record, names in wanted.items():
         values = content[record]
         if names is not None and isinstance(values, Mapping) and set(values) - set(names):
-            raise BadMessage(f"{record} has what nobody asked for: {_few(set(values) - set(names))}")
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = sorted(str(name)[:30] for name in names)
-    return ", ".join(listed[:_REFUSED_NAMES]) + (" …" if len(listed) > _REFUSED_NAMES else "")
+            raise BadMessage(f"{record} has values that were not requested: {few(set(values) - set(names))}")
 
 
 class Repeats:
-    """Refuses a change of θ that was sent before, by the same party or another, about another θ.
+    """Refuses a change of θ that another party sent before, or the same party for another θ.
 
-    The same question asked again (too few had answered) may well have the same answer. A change that is zero says
-    nothing, and may come as often as it likes. The loss counts as part of the answer: far from the margins of a linear
-    encoder the gradient does not depend on θ, and honest changes repeat, with another loss.
-    Kept: a digest of each answer and of its θ, for the length of the run; they are in the checkpoint.
+    A question that is asked again (because too few answered) may get the same answer. A zero change may repeat any
+    number of times. The loss is part of the answer: far from the margins of a linear encoder the gradient does not
+    depend on θ, so honest changes repeat, with another loss.
+    Keeps a digest of each answer and of its θ for the whole run; they are part of the checkpoint.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[bytes, tuple[int, bytes]] = {}  # an answer → whose it is, and about which θ
+        self._seen: dict[bytes, tuple[int, bytes]] = {}  # answer → its party and θ
         self._theta = b""
 
     def about(self, theta: Iterable[Tensor]) -> None:
-        """What the answers from now on are about."""
+        """Set θ that the following answers are about."""
         self._theta = _digest(theta)
 
     def check(self, party: int, change: Iterable[Tensor], rows: Tensor | None, loss: float) -> None:
@@ -89,7 +82,7 @@ class Repeats:
             raise BadMessage("its change is the one that it sent in an earlier round")
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "answers.digest": _matrix(self._seen),
             "answers.theta": _matrix(theta for _, theta in self._seen.values()),
@@ -97,18 +90,18 @@ class Repeats:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checkpoints of earlier versions have none of this."""
+        """Restore the state, if it is there: checkpoints of early versions do not have it."""
         if "answers.digest" in tensors:
             digests, thetas = (tensors[f"answers.{name}"].numpy() for name in ("digest", "theta"))
-            whose = zip(tensors["answers.party"].tolist(), (theta.tobytes() for theta in thetas), strict=True)
-            self._seen = dict(zip((digest.tobytes() for digest in digests), whose, strict=True))
+            sources = zip(tensors["answers.party"].tolist(), (theta.tobytes() for theta in thetas), strict=True)
+            self._seen = dict(zip((digest.tobytes() for digest in digests), sources, strict=True))
 
 
 def _digest(tensors: Iterable[Tensor], more: bytes = b"") -> bytes:
-    found = hashlib.sha256(more)
+    digest = hashlib.sha256(more)
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.digest()[:_DIGEST]
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.digest()[:_DIGEST]
 
 
 def _matrix(digests: Iterable[bytes]) -> Tensor:

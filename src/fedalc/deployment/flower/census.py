@@ -1,12 +1,13 @@
-"""Before round 1: who is there, which labels are whose, and, where the method learns from labels, which occur together.
+"""Before round 1: which parties take part, which labels they own and, if the method uses it, which labels co-occur.
 
-The server sees pseudonyms of labels and keyed digests of instances, and joins those that are equal.
+The server sees pseudonyms of labels and keyed digests of instances, and joins equal ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.wire import BadMessage, config, read_json, task, unpack
-from fedalc.errors import ConfigError, DataError, FedalcError
+from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.join import distinct, join, set_sizes, too_many_labels
 from fedalc.labels.collection.messages import Messages, byte_order, protocol_from
@@ -37,15 +38,19 @@ from fedalc.training.federated import planned_looks
 
 @dataclass(frozen=True)
 class Census:
-    """`set_sizes`: by party, of each digest it sent (ascending, each once) how many labels the instance has.
-    `share`: of its instances, what each party keeps out of training to measure on. `run`: the run id, which digests and
-    pseudonyms are hashed for; empty in a run that began before there were any."""
+    """`set_sizes`: per party, the number of labels of each instance whose digest it sent (ascending, each once).
+    `share`: the share of its instances that each party keeps out of training for evaluation. `run`: the run id that
+    digests and pseudonyms are hashed for; "" in a run of an early version without run ids."""
 
     roster: Roster
     knowledge: LabelKnowledge | None
     set_sizes: dict[int, np.ndarray]
     share: float
     run: str
+
+    def about(self, labels: np.ndarray) -> dict[str, Any]:
+        """Return the part of a question that names the labels it is about."""
+        return {"labels": self.roster.pseudonyms_of(labels), "numbers": labels.tolist(), "share": self.share}
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = self.roster.tensors()
@@ -56,67 +61,66 @@ class Census:
         return tensors
 
     def facts(self) -> dict[str, Any]:
-        known, said = self.knowledge, None
+        known, knowledge = self.knowledge, None
         if known is not None:
             assert isinstance(known.labels, Correlations)
-            said = {
+            knowledge = {
                 "instances": known.labels.instances,
                 "bytes_up": known.bytes_up,
                 "bytes_down": known.bytes_down,
                 "collection": known.collection,
                 "noise_multiplier": known.noise_multiplier,
             }
-        return {"roster": self.roster.facts(), "share": self.share, "run": self.run, "knowledge": said}
+        return {"roster": self.roster.facts(), "share": self.share, "run": self.run, "knowledge": knowledge}
 
     def save(self, run: Path) -> None:
-        """Once: in a run folder, so that a resumed run need not ask again."""
+        """Write it into a run folder, once, so that a resumed run need not ask again."""
         if not (run / CENSUS).exists():
             save_folder(run / CENSUS, self.tensors(), self.facts())
 
     @classmethod
     def load(cls, run: Path) -> Census | None:
-        """Of a run that is resumed; none, if it was stopped before there was one."""
+        """Return the census of a run to resume, or None if the run was stopped before it."""
         if not (run / CENSUS).exists():
             if any((run / name).exists() for name in ("checkpoint", "checkpoint.old")):
-                raise FedalcError(f"{run / CENSUS}: is missing, and without it nobody knows which row is whose label")
+                raise FedalcError(f"{run / CENSUS}: is missing; without it, rows cannot be matched to labels")
             return None
         tensors, facts = load_folder(run / CENSUS)
         try:
             return cls.restored(tensors, facts)
         except (KeyError, TypeError, ValueError) as error:
-            raise FedalcError(f"{run / CENSUS}: damaged, it does not fit together: {error}") from None
+            raise FedalcError(f"{run / CENSUS}: damaged, its parts do not match: {error}") from None
 
     @classmethod
     def restored(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Census:
         roster = Roster.restored(tensors, facts["roster"])
         prefix = "set_sizes."
         sizes = {int(k.removeprefix(prefix)): v.numpy() for k, v in tensors.items() if k.startswith(prefix)}
-        said = facts["knowledge"]
         knowledge = None
-        if said is not None:
-            said = dict(said)
-            labels = Correlations.restored(tensors, said.pop("instances"))
-            knowledge = LabelKnowledge(labels, **said)
+        if facts["knowledge"] is not None:
+            saved = dict(facts["knowledge"])
+            labels = Correlations.restored(tensors, saved.pop("instances"))
+            knowledge = LabelKnowledge(labels, **saved)
         return cls(roster, knowledge, sizes, facts["share"], str(facts.get("run", "")))
 
 
 def question(settings: Experiment, share: float, run: str) -> RecordDict:
-    """What a node is asked before round 1: who it is, and for its label sets."""
+    """Return the content of both messages before round 1: `query.hello` and `query.label_sets`."""
     return RecordDict({"task": task(settings, run, share=share)})
 
 
 def take_census(
     parties: Parties, settings: Experiment, share: float, run: str, most_labels: int = MOST_LABELS_PER_PARTY
 ) -> Census:
-    """Ask everyone who is there. `share` of its instances is what a party keeps out of training.
+    """Ask all connected nodes. Each party keeps `share` of its instances out of training.
 
-    With noised counts (`privacy`), the census has these alone: no exact number of instances is kept or said, and the
-    noised ones are not said here (`who_is_in`).
+    With noised counts (`privacy`), the census has only these: exact numbers of instances are neither kept nor logged,
+    and the noised ones are logged later (`who_is_in`).
     """
     private = settings.privacy.mechanism is not None
     if private and settings.client.sample < 1:
         raise ConfigError(
-            "who can take part would show how many instances a label has, which noise is to hide; use 1",
+            "below 1, the list of participants shows how many instances a label has, which noise should hide; use 1",
             "client.sample",
         )
     known = _few_enough_labels(parties, _distinct_names(parties.gather()), most_labels)
@@ -133,7 +137,7 @@ def take_census(
     joined = join([messages[node] for node in known], say_counts=not private)
     for note in joined.notes:
         parties.say(f"label sets: {note}")
-    column = {pseudonym.tobytes(): place for place, pseudonym in enumerate(joined.pseudonyms)}
+    column = {pseudonym.tobytes(): number for number, pseudonym in enumerate(joined.pseudonyms)}
     roster, nodes = _roster(parties, known, set(column))
     label_sets = joined.label_sets[:, [column[pseudonym.tobytes()] for pseudonym in roster.pseudonyms]]
     exact = settings.client.loss == "square" and settings.client.set_size == "exact"
@@ -150,7 +154,7 @@ def take_census(
         "parties": len(nodes),
     }
     bytes_up = sum(m.digests.nbytes + m.labels.nbytes + m.pseudonyms.nbytes for m in sent)
-    # The sizes of label sets go to their owners with each round's message, and are counted there.
+    # The sizes of label sets are sent to their owners with each round's message, and counted there.
     collection = Collection(label_sets, np.empty(0), bytes_up, 0, facts)
     knowledge = protected(settings, collection, planned_looks(settings, 1))
     if private:
@@ -162,27 +166,27 @@ def take_census(
 
 
 def who_is_in(roster: Roster) -> str:
-    """In words. Noised counts are said only once the run is charged for them, and they are kept."""
-    instances = f"{int(roster.counts.sum())} instances of these{' (noised)' * roster.is_noised}"
-    return f"{len(roster.parties)} parties with {roster.label_count} labels, {instances}"
+    """Return one line for the log. Log noised counts only after the run is charged for them and they are saved."""
+    instances = f"{int(roster.counts.sum())} instances{' (noised)' * roster.is_noised}"
+    return f"{len(roster.parties)} parties with {roster.label_count} labels and {instances}"
 
 
 def _few_enough_labels(parties: Parties, known: dict[int, Introduction], most: int) -> dict[int, Introduction]:
     for who in known.values():
         if len(who.labels) > most:
             parties.leave_out(0, who.client, too_many_labels(len(who.labels), most))
-    kept = {node: who for node, who in known.items() if len(who.labels) <= most}
-    if not kept:
+    few_enough = {node: who for node, who in known.items() if len(who.labels) <= most}
+    if not few_enough:
         raise FedalcError(f"every party claims more than {most} labels (--max-labels-per-party)")
-    return kept
+    return few_enough
 
 
 def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int, Introduction]:
-    """Those with as many features as most have."""
+    """Return the parties that have the most common number of features."""
     (usual, often), *others = Counter(who.features for who in known.values()).most_common()
     if others and others[0][1] == often:
-        said = listed([f"{who.client} ({who.features})" for who in known.values()])
-        raise FedalcError(f"the parties' data has different numbers of features, and none is the usual one: {said}")
+        counts = listed([f"{who.client} ({who.features})" for who in known.values()])
+        raise FedalcError(f"the parties' data has different numbers of features, and none is the most common: {counts}")
     for who in known.values():
         if who.features != usual:
             parties.leave_out(0, who.client, f"its data has {who.features} features, most have {usual}")
@@ -190,7 +194,7 @@ def _same_features(parties: Parties, known: dict[int, Introduction]) -> dict[int
 
 
 def _enough_drawn(parties: Parties, settings: Experiment, known: dict[int, Introduction]) -> dict[int, Introduction]:
-    """Those that will answer with the sample of each label that is wanted, unless they chose another `--fewest`."""
+    """Return the parties that accept `client.sample` with the default `--fewest` (the server knows no other)."""
     sample = settings.client.sample
     problems = {node: sample_problem(np.array(who.counts), sample, FEWEST) for node, who in known.items()}
     if all(problems.values()):
@@ -205,23 +209,23 @@ def _label_sets(
     parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction]
 ) -> dict[int, Messages]:
     parties.say(f"asking {len(known)} parties for the digests of their instances")
-    contents = ((node, question(settings, share, run)) for node in known)
-    found: dict[int, Messages] = {}
-    for node, reply in parties.ask(contents, "query.label_sets", "0"):
-        try:
-            if isinstance(reply, str):
-                raise BadMessage(reply)
-            found[node] = _read_messages(reply.content, known[node], run)
-        except (BadMessage, DataError) as error:
-            parties.leave_out(0, known[node].client, str(error))
-    return found
+    exchange = parties.exchange("query.label_sets", 0)
+    for node in known:
+        exchange.send(node, question(settings, share, run))
+    messages = {}
+    for reply in exchange.replies():
+        who = known[reply.node]
+        sent = parties.read(reply, 0, who.client, partial(_read_messages, who=who, run=run))
+        if sent is not None:
+            messages[reply.node] = sent
+    return messages
 
 
 def _read_messages(content: RecordDict, who: Introduction, run: str) -> Messages:
-    """Of the labels that it has instances of to train on, and each with a message."""
+    """Return a party's messages: of exactly the labels it has training instances of, at least one each."""
     exactly(content, {"sender": ("client", "protocol"), "messages": None})
-    said = config(content, "sender", {"client": str, "protocol": str})
-    protocol = protocol_from(read_json(said["protocol"], "its protocol"))
+    sender = config(content, "sender", {"client": str, "protocol": str})
+    protocol = protocol_from(read_json(sender["protocol"], "its protocol"))
     if protocol.run != run:
         raise BadMessage(f"digests for run id {protocol.run or 'none'}, and this run's is {run or 'none'}")
     trained = {label for label, count in zip(who.labels, who.counts, strict=True) if count}
@@ -232,54 +236,53 @@ def _read_messages(content: RecordDict, who: Introduction, run: str) -> Messages
     }
     messages = Messages(protocol, who.client, **unpack(content, "messages", wanted))
     if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != trained:
-        raise BadMessage("the labels of its messages are not those it introduced itself with")
+        raise BadMessage("the labels of its messages are not those of its introduction")
     if empty := len(messages.labels_without_messages):
         raise BadMessage(f"claims {empty} labels without a message")
     return messages
 
 
 def _roster(
-    parties: Parties, known: dict[int, Introduction], kept: set[bytes] | None = None
+    parties: Parties, known: dict[int, Introduction], joined: set[bytes] | None = None
 ) -> tuple[Roster, dict[int, int]]:
-    """Each label with the one party that has it, and party → node. A label that several claim is set aside.
+    """Return the labels with their owners, and party → node. A label that several parties claim is left out.
 
-    `kept`: the labels that were left in the join, where there was one.
+    `joined`: the labels that the join of label sets kept, if there was one.
     """
-    nodes = list(known)
-    claims = [(label, place) for place, node in enumerate(nodes) for label in known[node].labels]
-    rows = np.frombuffer(b"".join(label for label, _ in claims), dtype=np.uint8).reshape(len(claims), -1)
+    nodes, introductions = list(known), list(known.values())
+    claims = [(number, index) for number, who in enumerate(introductions) for index in range(len(who.labels))]
+    names = [introductions[number].labels[index] for number, index in claims]
+    rows = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(claims), -1)
     pseudonyms, label = distinct(rows)
-    claimant = np.array([place for _, place in claims])
-    stands, notes = settle(label, claimant, pseudonyms, [known[node].client for node in nodes])
+    claimant = np.array([number for number, _ in claims])
+    stands, notes = settle(label, claimant, pseudonyms, [who.client for who in introductions])
     for note in notes:
         parties.say(f"labels: {note}")
-    if kept is not None:
-        stands &= np.array([name in kept for name, _ in claims])
+    if joined is not None:
+        stands &= np.array([name in joined for name in names])
     if not stands.any():
-        raise FedalcError("no label is left that one party alone has")
-    of_claim = [
-        (known[nodes[place]], index) for place in range(len(nodes)) for index in range(len(known[nodes[place]].labels))
-    ]
+        raise FedalcError("no label is left that only one party claims")
     chosen = np.flatnonzero(stands)
     chosen = chosen[byte_order(rows[chosen])]
-    owners = claimant[chosen]
-    members = sorted(set(owners.tolist()))
+    owned = [(introductions[number], index) for number, index in (claims[claim] for claim in chosen)]
+    members = sorted(set(claimant[chosen].tolist()))
     roster = Roster(
-        parties=tuple(known[nodes[place]].client for place in members),
+        parties=tuple(introductions[number].client for number in members),
         pseudonyms=rows[chosen],
-        owner=np.searchsorted(members, owners),
-        counts=np.array([of_claim[c][0].counts[of_claim[c][1]] for c in chosen]),
-        held_out=np.array([of_claim[c][0].held_out[of_claim[c][1]] for c in chosen]),
-        feature_count=known[nodes[0]].features,
-        names=tuple(_label_name(*of_claim[c]) for c in chosen),
+        owner=np.searchsorted(members, claimant[chosen]),
+        counts=np.array([who.counts[index] for who, index in owned]),
+        held_out=np.array([who.held_out[index] for who, index in owned]),
+        feature_count=introductions[0].features,
+        names=tuple(who.names[index] if who.names else who.labels[index].hex() for who, index in owned),
     )
-    node_of = {party: nodes[place] for party, place in enumerate(members)}
-    parties.node_of.update(node_of)
+    node_of = {party: nodes[number] for party, number in enumerate(members)}
+    for party, node in node_of.items():
+        parties.connect(party, node)
     return roster, node_of
 
 
 def _distinct_names(known: dict[int, Introduction]) -> dict[int, Introduction]:
-    """Two that call themselves alike are told apart, so that neither speaks for the other."""
+    """Rename parties that chose the same name, so that neither can speak for the other."""
     often = Counter(who.client for who in known.values())
     if len(often) == len(known):
         return known
@@ -287,8 +290,4 @@ def _distinct_names(known: dict[int, Introduction]) -> dict[int, Introduction]:
         node: who if often[who.client] == 1 else replace(who, client=f"{who.client[:32]} (node {node})")
         for node, who in known.items()
     }
-    return _distinct_names(apart)  # one may have called itself as another is called now
-
-
-def _label_name(who: Introduction, place: int) -> str:
-    return who.names[place] if who.names else who.labels[place].hex()
+    return _distinct_names(apart)  # a party may have chosen a name that another one has now

@@ -1,10 +1,10 @@
-"""How much each record of a label contributes to an answer, and whether enough of them do.
+"""Measure how much each record of a label contributes to an answer, and leave out labels with too few contributors.
 
-A server chooses θ and the settings. With a crafted θ all records of a label but one have (almost) no gradient, and the
-label's change is that record's. So a party watches the gradient of every record, in every part of θ by itself and in
-the label's row, over all local steps, and leaves out a label whose change comes from too few. What later steps shrink
-(weight decay, a row that is brought back to length 1) counts less. docs/deployment.md has the rule, and what it does
-not catch.
+The server chooses θ and the settings. With a crafted θ, all records of a label but one have (almost) no gradient, and
+the label's change is that of a single record. So a party measures the gradient of every record over all local steps,
+separately for every part of θ and for the label's row, and leaves out a label whose change comes from too few records.
+Contributions that later steps shrink (by weight decay, or when a row is scaled back to length 1) count less.
+docs/deployment.md states the rule and what it does not catch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from fedalc.methods import Method
 from fedalc.models.encoders import Batch, Chance, SparseRows, TextEncoder
 from fedalc.models.model import Model
 
-SMALL = 3  # of a label with fewer than SMALL × `fewest` records, one in so many has to contribute
-SMALLEST_SCALE = 1e-60  # far from where doubles end
-DOMINANT = 0.5  # the largest part of Σ c² that is one record's, in a label that is not small
+SMALL = 3  # in a label with fewer than SMALL × `fewest` records, one of SMALL has to contribute
+SMALLEST_SCALE = 1e-60  # far from the smallest double
+DOMINANT = 0.5  # the largest part of Σ c² that one record may have, in a label that is not small
 
 
 def enough_contribute(influence: np.ndarray, fewest: int) -> bool:
-    """Whether no few of the records have made what they made together. `influence`: c_i ≥ 0 of each that took part.
+    """Return whether enough records contribute. `influence`: c_i ≥ 0 of each record that took part.
 
-    How many contribute is (Σ c)² / Σ c²: n if all do alike, 1 if one does it all. Where nothing was made, nothing can
-    be seen.
+    The effective number of contributors is (Σ c)² / Σ c²: n if all contribute equally, 1 if only one does. If all c are
+    zero, nothing is revealed, and the answer is True.
 
     >>> enough_contribute(np.ones(40), 8), enough_contribute(np.array([1.0] + [1e-3] * 39), 8)
     (True, False)
@@ -53,7 +53,7 @@ def enough_contribute(influence: np.ndarray, fewest: int) -> bool:
 
 
 def enough_measured(influence: np.ndarray, fewest: int) -> bool:
-    """Whether a mean over held-out records says little of each: at least `fewest` of them make it up.
+    """Return whether at least `fewest` held-out records contribute to a mean, so that it reveals little about each.
 
     >>> enough_measured(np.ones(8), 8), enough_measured(np.ones(7), 8), enough_measured(np.array([1.0] + [0.0] * 59), 8)
     (True, False, False)
@@ -62,8 +62,8 @@ def enough_measured(influence: np.ndarray, fewest: int) -> bool:
 
 
 class CarefulEngine(ClientsEngine):
-    """Engine `clients` at a party: a label to whose change too few records contribute stays as it is. `records` says
-    which rows of the federation are the same record. `left_out` counts such labels."""
+    """Engine `clients` at a party. It leaves a label unchanged if too few records contribute to its change, and counts
+    such labels in `left_out`. `records` says which rows of the federation are the same record."""
 
     def __init__(
         self, federation: Federation, method: Method, settings: Experiment, limits: Limits, records: np.ndarray
@@ -73,8 +73,8 @@ class CarefulEngine(ClientsEngine):
         self.records = records
         self.left_out = 0
         self._influence = _Influence(federation.labels.shape[0])
-        self._parts_left = 0  # of the present step
-        self._pull = torch.empty(0)  # on the row: its gradient, with momentum
+        self._parts_left = 0  # of the current step
+        self._pull = torch.empty(0)  # the row's gradient, with momentum
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         self._server = model
@@ -89,12 +89,12 @@ class CarefulEngine(ClientsEngine):
             return row, loss
         self.left_out += 1
         with torch.no_grad():
-            for mine, server in zip(local.theta, self._server.theta, strict=True):
-                mine.copy_(server)
+            for parameter, sent in zip(local.theta, self._server.theta, strict=True):
+                parameter.copy_(sent)
         return self._server.W[self.federation.label_of[client]].clone(), 0.0
 
     def _enough(self, influences: Sequence[np.ndarray], seen: np.ndarray) -> bool:
-        """In every part. `seen`: which rows took part."""
+        """Return whether enough records contribute in every part. `seen`: the rows that took part."""
         _, which = np.unique(self.records[seen], return_inverse=True)
         return all(enough_contribute(np.bincount(which, part[seen]), self.limits.fewest) for part in influences)
 
@@ -121,17 +121,17 @@ class CarefulEngine(ClientsEngine):
         return loss
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
-        """Asked once at the beginning of each step."""
+        """Also note how many parts the step has: the engine calls this once, at the start of each step."""
         self._parts_left = len(self._parts(batch))
         return super()._counted(client, batch)
 
     @property
     def _kept_of_theta(self) -> float:
-        """What a step leaves of the steps before it: weight decay takes the rest."""
+        """The factor by which weight decay shrinks earlier steps."""
         return 1 - self.settings.client.learning_rate * self.settings.client.weight_decay
 
     def _kept_of_row(self, row: Tensor) -> float:
-        """What a step leaves of the row, its own part included: it is brought back to length 1."""
+        """Return the factor by which this step shrinks the row, when it is scaled back to length 1."""
         if row.grad is None:
             return 1.0
         client = self.settings.client
@@ -148,25 +148,25 @@ class CarefulEngine(ClientsEngine):
         return self._squared
 
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        """Of a label, c is ‖x‖²/m in the first sum and ‖x‖ in the second."""
-        kept = []
+        """Return the sums of the labels with enough contributors: c is ‖x‖²/m in the first sum, ‖x‖ in the second."""
+        answered = []
         for client in participants.tolist():
             self.limits.check_time()
-            held = self.federation.instances_of(client)
-            own = torch.full((len(held),), int(self.federation.label_of[client]))
-            share = self.method.share(own, torch.from_numpy(held)).double().cpu().numpy()
+            instances = self.federation.instances_of(client)
+            labels = torch.full((len(instances),), int(self.federation.label_of[client]))
+            share = self.method.share(labels, torch.from_numpy(instances)).double().cpu().numpy()
             influence = np.zeros((2, len(self.records)))
-            influence[:, held] = share * self._squares[held], np.sqrt(self._squares[held])
-            if self._enough(list(influence), held):
-                kept.append(client)
-        self.left_out += len(participants) - len(kept)
-        return super().sums(W, np.array(kept, dtype=np.int64))
+            influence[:, instances] = share * self._squares[instances], np.sqrt(self._squares[instances])
+            if self._enough(list(influence), instances):
+                answered.append(client)
+        self.left_out += len(participants) - len(answered)
+        return super().sums(W, np.array(answered, dtype=np.int64))
 
 
 class _Influence:
-    """Per record and part of θ, Σ over steps of ‖∂loss/∂part‖: of a matrix that is multiplied by a, and whose product
-    has the gradient δ, that is ‖a‖‖δ‖. For a convolution it is a bound on it. The sum of a part is kept over `_scale`,
-    so that a step that shrinks what came before touches one number."""
+    """Per record and part of θ: Σ over steps of ‖∂loss/∂part‖. For a matrix with input a and output gradient δ this is
+    ‖a‖‖δ‖; for a convolution that is an upper bound. Each sum is stored divided by `_scale`, so that shrinking all
+    earlier steps changes one number."""
 
     def __init__(self, rows: int) -> None:
         self._total: dict[int, np.ndarray] = {}
@@ -180,13 +180,13 @@ class _Influence:
         self._part = 0
 
     def watch(self, encoder: nn.Module) -> None:
-        """Every layer that has parameters, and the output, whose product with the row is the score."""
+        """Watch every layer that has parameters, and the output, whose product with the row is the score."""
         if self._watched is encoder:
             return
         self._watched = encoder
         for module in encoder.modules():
-            own = any(True for _ in module.parameters(recurse=False))
-            if own and not isinstance(module, TextEncoder):  # whose own matrices multiply the rows
+            has_parameters = any(True for _ in module.parameters(recurse=False))
+            if has_parameters and not isinstance(module, TextEncoder):  # _WatchedRows watches a TextEncoder's matrices
                 module.register_forward_hook(self._layer)
         encoder.register_forward_hook(self._output)
 
@@ -203,7 +203,7 @@ class _Influence:
         return list(self._total.values())
 
     def begin(self, instances: np.ndarray) -> None:
-        """Of a block of instances."""
+        """Begin a block of instances."""
         self._instances, self._part, self._squares = instances, 0, {}
         self._seen[instances] = True
 
@@ -214,7 +214,7 @@ class _Influence:
         self._squares = {}
 
     def end_step(self, kept_of_theta: float, kept_of_row: float) -> None:
-        """Of θ, the next step shrinks what is there before it adds its own; of the row, this one has."""
+        """Apply the shrinking: of θ by the next step, before it adds its own part; of the row by this step."""
         for part in self._total:
             self._scale[part] *= kept_of_row if part == self._row_part else kept_of_theta
             if not SMALLEST_SCALE < self._scale[part] < 1 / SMALLEST_SCALE:
@@ -222,7 +222,7 @@ class _Influence:
                 self._scale[part] = 1.0
 
     def product(self, a_squared: Tensor, output: Tensor) -> None:
-        """`output` is what some part of θ makes of numbers whose squares add up to `a_squared`."""
+        """Record a product of one part of θ. `a_squared`: the sum of squares of its input."""
         part, self._part = self._part, self._part + 1
         if output.requires_grad:
             output.register_hook(lambda slope: self._add(part, a_squared * _squares(slope)))
@@ -240,7 +240,7 @@ class _Influence:
 
 
 class _WatchedRows:
-    """Sparse rows whose products are watched."""
+    """Sparse rows that report their products to `_Influence`."""
 
     def __init__(self, rows: SparseRows, squares: np.ndarray, influence: _Influence) -> None:
         self.rows, self.keys, self._influence = rows, rows.keys, influence
@@ -256,5 +256,5 @@ class _WatchedRows:
 
 
 def _squares(values: Tensor) -> Tensor:
-    """Of each instance, in double precision."""
+    """Return the sum of squares of each instance, in double precision."""
     return values.detach().flatten(1).double().square().sum(1)

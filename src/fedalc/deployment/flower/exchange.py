@@ -1,10 +1,13 @@
-"""Messages out, replies in as they arrive: never more than a few in memory, whatever the number of parties."""
+"""Send messages to nodes, one after another, and take the replies as they arrive.
+
+At most one message and one reply are in memory at a time, whatever the number of parties.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -13,113 +16,125 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from fedalc.deployment.flower.answers import check_question
 from fedalc.deployment.flower.wire import BadMessage
 
-AT_ONCE = 1  # replies pulled at a time; each may be as large as θ, and one that cannot be read takes the others along
 GRACE = 5.0  # seconds by which a message outlives the wait for its reply
-LATE = 3  # Flower's code
+LATE = 3  # Flower's error code
 REASONS = {
     2: "its app failed",
     LATE: "no answer in time",
     4: "its answer was lost",
     5: "its node is gone",
-    8: "its app was ended in mid-work",
+    8: "its app was stopped while it worked",
 }
-# What Flower raises when it puts a reply together that somebody has made up. Its own troubles (httpx) are others.
+# Flower raises these when it decodes a malformed reply. Errors of its own network code (httpx) are others.
 UNREADABLE = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, MemoryError, DecodeError,
 )  # fmt: skip
 
-
-class Late(str):
-    """No reply, and the reason is that it took too long."""
-
-
-class Asked(NamedTuple):
-    node: int
-    kind: str
-    group: str
-
-
 Wait = Callable[[float], float]
-"""From how long the slowest of the others took, how long to wait, both in seconds."""
+"""From the seconds that the slowest other node took, the seconds to wait for this node."""
 
 
-def exchange(
-    grid: Grid,
-    messages: Iterable[Message],
-    timeout: float,
-    pause: float = 1.0,
-    hurried: Mapping[int, Wait] | None = None,
-    answered: Callable[[int, float], None] = lambda node, seconds: None,
-) -> Iterator[tuple[int, Message | str]]:
-    """(node, its reply), in the order of arrival; in place of a reply that did not come, the reason why.
+@dataclass(frozen=True)
+class Reply:
+    """What a node answered, or the `problem` in place of an answer."""
 
-    Whoever has not answered within `timeout` seconds of the last message's sending is not waited for any longer. Its
-    late reply is dropped by Flower. For nodes that are `hurried` the wait may end earlier, when all others have
-    answered. `answered` hears who has, and after how many seconds.
-    """
-    waiting: dict[str, Asked] = {}
-    for message in messages:  # one by one: together they would be as large as all parties' rows and θ
-        node = message.metadata.dst_node_id
-        message_id = next(iter(grid.push_messages([message])), None)
+    node: int
+    content: RecordDict | None = None
+    problem: str = ""
+    seconds: float | None = None  # until it arrived; None if nothing arrived in time
+    late: bool = False
+
+
+class Exchange:
+    """Messages of one kind and round. First `send` all of them, then read the `replies`."""
+
+    def __init__(self, grid: Grid, kind: str, round_number: int, timeout: float, pause: float = 1.0) -> None:
+        self.grid = grid
+        self.kind = kind
+        self.round_number = round_number
+        self.timeout = timeout
+        self.pause = pause  # seconds between two looks for replies
+        self._waiting: dict[str, int] = {}  # message id → node
+        self._unsent: list[int] = []
+        self._last_sent = time.monotonic()
+
+    def send(self, node: int, content: RecordDict) -> None:
+        """Send one message now. Messages collected first would take the memory of all parties' rows and θ."""
+        ttl = self.timeout + GRACE
+        message = Message(content, node, self.kind, ttl=ttl, group_id=str(self.round_number))
+        message_id = next(iter(self.grid.push_messages([message])), None)
         if message_id:
-            waiting[message_id] = Asked(node, message.metadata.message_type, message.metadata.group_id)
-        else:  # empty where the node has gone since we looked
-            yield node, "the message could not be sent"
-    began, slowest = time.monotonic(), 0.0
-    hurried = {asked.node: (hurried or {})[asked.node] for asked in waiting.values() if asked.node in (hurried or {})}
-    if len(hurried) == len(waiting):
-        hurried = {}  # there are no others
-    while waiting:
-        late, arrived = time.monotonic() - began > timeout, False
-        for start in range(0, len(ids := list(waiting)), AT_ONCE):
-            for message_id, reply in _pulled(grid, ids[start : start + AT_ONCE]):
-                asked = waiting.pop(message_id, None)
-                if asked is not None:
-                    arrived, took = True, time.monotonic() - began
-                    if not isinstance(reply, Late):
-                        answered(asked.node, took)
-                    if asked.node not in hurried:
-                        slowest = max(slowest, took)
-                    yield asked.node, _checked(reply, asked, message_id)
-        if late:
-            break
-        if all(asked.node in hurried for asked in waiting.values()):
-            for message_id, (node, *_) in list(waiting.items()):
-                if time.monotonic() - began > (patience := hurried[node](slowest)):
-                    del waiting[message_id]
-                    yield node, Late(f"no answer within {patience:.3g} seconds, a shorter wait as it was late before")
-        if waiting and not arrived:
-            time.sleep(pause)
-    for node, *_ in waiting.values():
-        yield node, Late(f"no answer within {timeout:g} seconds")
+            self._waiting[message_id] = node
+        else:  # the node has disconnected since its id was listed
+            self._unsent.append(node)
+        self._last_sent = time.monotonic()
+
+    def replies(self, waits: Mapping[int, Wait] | None = None) -> Iterator[Reply]:
+        """Yield one reply per message, in order of arrival.
+
+        The wait ends `timeout` seconds after the last message was sent. Flower drops replies that arrive later. For
+        nodes in `waits` it may end earlier, once all other nodes have answered.
+        """
+        for node in self._unsent:
+            yield Reply(node, problem="the message could not be sent")
+        hurried = {node: wait for node, wait in (waits or {}).items() if node in self._waiting.values()}
+        if len(hurried) == len(self._waiting):
+            hurried = {}  # there are no others to compare with
+        slowest = 0.0
+        while self._waiting:
+            is_over, arrived = self._elapsed > self.timeout, False
+            for message_id in list(self._waiting):
+                reply = self._pull(message_id)
+                if reply is not None:
+                    arrived = True
+                    del self._waiting[message_id]
+                    if reply.node not in hurried:
+                        slowest = max(slowest, self._elapsed)
+                    yield reply
+            if is_over:
+                break
+            if all(node in hurried for node in self._waiting.values()):
+                for message_id, node in list(self._waiting.items()):
+                    if self._elapsed > (seconds := hurried[node](slowest)):
+                        del self._waiting[message_id]
+                        why = f"no answer within {seconds:.3g} seconds, a shorter wait because it was late before"
+                        yield Reply(node, problem=why, late=True)
+            if self._waiting and not arrived:
+                time.sleep(self.pause)
+        for node in self._waiting.values():
+            yield Reply(node, problem=f"no answer within {self.timeout:g} seconds", late=True)
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._last_sent
+
+    def _pull(self, message_id: str) -> Reply | None:
+        """Return the reply to a message, or None if there is none yet.
+
+        Pulls one at a time: each may be as large as θ, and one that Flower cannot decode makes the whole pull fail.
+        """
+        node = self._waiting[message_id]
+        try:
+            pulled = list(self.grid.pull_messages([message_id]))
+        except UNREADABLE:
+            return Reply(node, problem="its answer cannot be read", seconds=self._elapsed)
+        # By the question's id, as the sender of an error may be the server.
+        message = next((reply for reply in pulled if reply.metadata.reply_to_message_id == message_id), None)
+        if message is None:
+            return None
+        if not message.has_content() or not isinstance(message.content, RecordDict):
+            if message.has_error() and message.error.code == LATE:
+                return Reply(node, problem=REASONS[LATE], late=True)
+            return Reply(node, problem=_problem(message), seconds=self._elapsed)
+        try:
+            check_question(message.content, self.kind, str(self.round_number), message_id)
+        except BadMessage as error:
+            return Reply(node, problem=str(error), seconds=self._elapsed)
+        return Reply(node, message.content, seconds=self._elapsed)
 
 
-def _checked(reply: Message | str, asked: Asked, message_id: str) -> Message | str:
-    if isinstance(reply, str):
-        return reply
-    try:
-        check_question(reply.content, asked.kind, asked.group, message_id)
-    except BadMessage as error:
-        return str(error)
-    return reply
-
-
-def _pulled(grid: Grid, ids: list[str]) -> Iterator[tuple[str, Message | str]]:
-    """The id of the message that was answered (an error's sender may be the server), and the answer."""
-    try:
-        replies = list(grid.pull_messages(ids))
-    except UNREADABLE:
-        yield from ((message_id, "its answer cannot be read") for message_id in ids)
-        return
-    for reply in replies:
-        usable = reply.has_content() and isinstance(reply.content, RecordDict)
-        yield reply.metadata.reply_to_message_id, reply if usable else _reason(reply)
-
-
-def _reason(reply: Message) -> str:
+def _problem(reply: Message) -> str:
     if not reply.has_error():
         return "its answer is empty"
-    code, said = reply.error.code, str(reply.error.reason or "")
-    if code == LATE:
-        return Late(REASONS[LATE])
-    return REASONS.get(code, " ".join(said.split())[:200] or f"error {code}")
+    code, reason = reply.error.code, str(reply.error.reason or "")
+    return REASONS.get(code, " ".join(reason.split())[:200] or f"error {code}")

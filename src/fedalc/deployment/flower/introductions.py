@@ -1,4 +1,4 @@
-"""What a party says of itself when it is asked, checked."""
+"""A party's answer to `query.hello`: who it is and what data it has."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 from flwr.app import RecordDict
 
+from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.wire import BadMessage, config
 from fedalc.errors import DataError
 from fedalc.labels.collection.messages import PSEUDONYM_BYTES, check_client_name
 
-MOST = 1 << 31  # instances of a label
+MOST = 1 << 31  # instances of a label, or features
 LONGEST = 1000  # characters of a label's name
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """`labels` are pseudonyms; `counts` and `held_out` are instances of each; `names` is empty or one for each."""
+    """`labels` are pseudonyms; `counts` and `held_out` count instances; `names` is empty or has one per label."""
 
     client: str
     labels: list[bytes]
@@ -35,6 +36,7 @@ def read_introduction(content: RecordDict) -> Introduction:
         "features": int,
         "names": (list, str),
     }
+    exactly(content, {"introduction": wanted})
     said = config(content, "introduction", wanted)
     labels, size = said["labels"], len(said["labels"])
     try:
@@ -42,18 +44,18 @@ def read_introduction(content: RecordDict) -> Introduction:
     except DataError as error:
         raise BadMessage(str(error)) from None
     if not size or len(set(labels)) != size or any(len(label) != PSEUDONYM_BYTES for label in labels):
-        raise BadMessage("no labels, the same one twice, or one that is no pseudonym")
+        raise BadMessage("no labels, a label twice, or one that is not a pseudonym")
     for key in ("counts", "held-out"):
         if len(said[key]) != size or not all(0 <= count < MOST for count in said[key]):
-            raise BadMessage(f"{key} are not one credible number for each label")
-    if not all(count + held for count, held in zip(said["counts"], said["held-out"], strict=True)):
+            raise BadMessage(f"{key} are not one plausible number per label")
+    if not all(count + out for count, out in zip(said["counts"], said["held-out"], strict=True)):
         raise BadMessage("it claims a label that it has no instance of")
     if not any(said["counts"]):
         raise BadMessage("it has no instance to train on")
     if not 0 < said["features"] < MOST:
-        raise BadMessage(f"{said['features']} features")
+        raise BadMessage(f"{said['features']} is not a valid number of features")
     if said["names"] and (len(said["names"]) != size or not all(_is_name(name) for name in said["names"])):
-        raise BadMessage("names are not one for each label, or cannot be printed")
+        raise BadMessage("names are not one per label, or not printable")
     return Introduction(said["client"], labels, said["counts"], said["held-out"], said["features"], said["names"])
 
 

@@ -1,27 +1,27 @@
-"""What a server may ask of a party: of its machine, of its time, and of how few instances."""
+"""What a server may ask of a party: memory, time, and the fewest instances behind an answer."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import psutil
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.errors import ConfigError
 
 FEWEST = 8
-"""Instances of a label that a sample draws, and leaves out, on average; and that have to contribute to an answer."""
+"""A sample has to draw, and leave out, this many instances of a label on average; as many contribute to an answer."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The range of something that a server may ask for, and why it has one."""
+    """The range of a value that a server may ask for, and the reason for it."""
 
     least: float
     most: float
@@ -47,25 +47,25 @@ BOUNDS = {
     "label_weight": Bound(1e-9, 1, "a_u is a share of the largest weight"),
     "seconds": Bound(0, 3_600, "for one answer: the last resort"),
 }
-"""Every setting that costs a party something or that could single an instance out. `--allow NAME=NUMBER` raises `most`.
-Pictures have no bound here: their size is the party's own (`--size`)."""
+"""Every setting that costs a party time or memory, or could single out an instance. `--allow NAME=NUMBER` raises
+`most`. The size of pictures is not here: the party chooses it (`--size`)."""
 
 
 @dataclass
 class Limits:
-    """A party's own bounds, and when its present answer has to be ready."""
+    """A party's own bounds. The clock for one answer starts with the object."""
 
     most: Mapping[str, float] = field(default_factory=dict)  # where they differ from BOUNDS
     fewest: int = FEWEST
     _began: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def from_node_config(cls, said: Mapping[str, Any]) -> Limits:
-        """From `allow` ("client.epochs=500;seconds=7200") and `fewest`."""
-        fewest = said.get("fewest", FEWEST)
+    def from_node_config(cls, node_config: Mapping[str, Any]) -> Limits:
+        """Read `allow` ("client.epochs=500;seconds=7200") and `fewest`."""
+        fewest = node_config.get("fewest", FEWEST)
         if type(fewest) is not int or fewest < 1:
-            raise ConfigError(f"a whole number from 1 on, and is {fewest!r}", "fewest")
-        return cls(_allowed(str(said.get("allow", ""))), fewest)
+            raise ConfigError(f"should be a whole number of at least 1, and is {fewest!r}", "fewest")
+        return cls(_allowed(str(node_config.get("allow", ""))), fewest)
 
     def check(self, name: str, value: float) -> None:
         bound = BOUNDS[name]
@@ -77,7 +77,7 @@ class Limits:
             )
 
     def check_settings(self, settings: Experiment) -> None:
-        """Before anything is read or computed."""
+        """Call it before anything is read or computed."""
         client, encoder = settings.client, settings.encoder
         for name in ("epochs", "learning_rate", "weight_decay", "margin"):
             self.check(f"client.{name}", getattr(client, name))
@@ -86,7 +86,7 @@ class Limits:
         if client.batch_size is not None and client.batch_size < self.fewest:
             raise BadMessage(
                 f"client.batch_size = {client.batch_size} is below {self.fewest}, the fewest records that this party "
-                "takes a step on (--fewest)"
+                "accepts in a step (--fewest)"
             )
         for name in ("dim", "embedding"):
             self.check(f"encoder.{name}", getattr(encoder, name))
@@ -104,14 +104,14 @@ class Limits:
     def check_time(self) -> None:
         most = self.most.get("seconds", BOUNDS["seconds"].most)
         if time.monotonic() - self._began > most:
-            raise BadMessage(f"asks for work that takes longer than the {most:g} seconds this party gives to an answer")
+            raise BadMessage(f"asks for work that takes longer than {most:g} seconds, this party's limit for an answer")
 
     def check_told(self, settings: Experiment, weights: np.ndarray, shares: np.ndarray) -> None:
-        """Label weights and set sizes, as the square loss uses them: each what an honest join can give."""
+        """Check the label weights and set sizes for the square loss: an honest join can give each of them."""
         for weight in weights[(weights < BOUNDS["label_weight"].least) | (weights > BOUNDS["label_weight"].most)][:1]:
             self.check("label_weight", float(weight))
         if settings.client.label_power == 0 and (weights != 1).any():
-            raise BadMessage("label weights other than 1, though client.label_power is 0")
+            raise BadMessage("label weights other than 1, although client.label_power is 0")
         most = self.most.get("set_size", BOUNDS["set_size"].most)
         for share in shares[~((shares >= 1 / most) & (shares <= 1))][:1]:
             raise BadMessage(f"a share of {_short(share)}: shares are 1/m, and m is 1 to {most:g} labels (set_size)")
@@ -131,7 +131,7 @@ def _allowed(text: str) -> dict[str, float]:
             raise ConfigError(f"expected NAME=NUMBER, found {part!r}", "allow") from None
     unknown = set(most) - set(BOUNDS)
     if unknown:
-        raise ConfigError(f"there is no bound {sorted(unknown)[0]!r}; there are {', '.join(BOUNDS)}", "allow")
+        raise ConfigError(f"unknown bound {sorted(unknown)[0]!r}; known are {', '.join(BOUNDS)}", "allow")
     return most
 
 
@@ -140,10 +140,10 @@ def _short(value: float) -> str:
 
 
 def sample_problem(counts: np.ndarray, sample: float, fewest: int = FEWEST, say_counts: bool = True) -> str:
-    """Why no party answers with such a sample of labels with so many instances each, or nothing.
+    """Return why parties refuse this sample of labels with these numbers of instances; "" if they accept it.
 
-    A few instances' gradient tells too much of each; and what a sample leaves out is what two answers differ by.
-    `fewest`: the party's own. `say_counts`: whether the message may say how many there are.
+    The gradient of a few instances reveals too much about each, and two answers differ by what a sample leaves out.
+    `fewest`: the party's own. `say_counts`: whether the message may contain the counts.
 
     >>> sample_problem(np.array([320, 0, 500]), 0.025)
     ''
@@ -154,18 +154,17 @@ def sample_problem(counts: np.ndarray, sample: float, fewest: int = FEWEST, say_
     if not say_counts:
         return (
             f"client.sample = {sample:g} draws, or leaves out, fewer than {fewest} of a label's instances on average, "
-            "and no party answers for so few; use 1"
+            "which is too few for a party to answer; use 1"
         )
     least = math.ceil(1000 * fewest / few) / 1000
     instead = f"{least:g} to {1 - least:g}, or 1" if least <= 0.5 else "1"
     return (
         f"client.sample = {sample:g} draws, or leaves out, fewer than {fewest} of a label's {few} instances on "
-        f"average, and no party answers for so few; use {instead}"
+        f"average, which is too few for a party to answer; use {instead}"
     )
 
 
 def check_memory(needed: int) -> None:
-    """At most half of it: there are others on this machine."""
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 2 * needed > has:
-        raise BadMessage(f"asks for work that takes {needed / 1e9:.3g} GB, too much for this machine")
+    """Refuse work that needs more than half of the machine's memory."""
+    if 2 * needed > psutil.virtual_memory().total:
+        raise BadMessage(f"asks for work that takes {needed / 1e9:.3g} GB, more than half of this machine's memory")

@@ -1,10 +1,12 @@
-"""Which changes are refused. A sanity check: it stops what is broken. What a lying party can do with a change of
-credible length depends on `server.aggregation`."""
+"""Refuse changes of θ of absurd length.
+
+This is a sanity check against broken replies. What a lying party can do with a change of plausible length depends on
+`server.aggregation`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,65 +18,63 @@ ROW_ERROR = 1e-3  # how far a row's length may be from 1
 
 
 def bad_rows(rows: Tensor) -> bool:
-    """Rows are put back to length 1 by their owners; any other length says that something went wrong."""
-    return not bool(((rows.norm(dim=1) - 1).abs() <= ROW_ERROR).all())  # also of numbers that are none
+    """Return whether a row does not have length 1, to which its owner should have scaled it (or has NaN)."""
+    return not bool(((rows.norm(dim=1) - 1).abs() <= ROW_ERROR).all())
 
 
 @dataclass(frozen=True)
 class Change:
-    """A party's reply, read and well-formed."""
+    """A party's reply, well-formed and decoded."""
 
     party: int
-    tensors: list[Tensor]  # the change of θ; of methods of one round, the sums
+    tensors: list[Tensor]  # the change of θ; for one-round methods, the sums
     rows: Tensor | None
     loss: float
     norm: float
 
 
-Refusal = tuple[int, str]
-"""Who, and why."""
+Verdict = tuple[Change, str]
+"""A change, and why it is refused; "" if it is accepted."""
 
 
 class NormScreen:
-    """Refuses changes of absurd length: longer than `limit`, or without one than FACTOR times the usual.
+    """Judges the changes of one round: refuses those longer than `limit`, or without one, than FACTOR × the usual.
 
-    The usual length is the largest median over parties so far (`Lengths`). It does not fall with the gradients, for at
-    the end most of them may be zero; and no party alone can raise it, whoever else is heard. In the first round it is
-    that of the first three replies, which wait for each other; if most are zero, of the first three that are not. With
-    fewer than three parties nobody can say whose length is the absurd one, so until two have been heard only a `limit`
-    helps.
+    The usual length is the largest median over parties so far (`Lengths`). It does not fall as gradients shrink: in
+    the end most changes may be zero. No single party can raise it, whoever else answers. In the first round it is the
+    median of the first three replies, which wait for each other; if most are zero, of the first three that are not.
+    With fewer than three parties nobody can tell whose length is absurd, so only a `limit` helps.
     """
 
     def __init__(self, lengths: Lengths, limit: float | None = None) -> None:
         self.lengths = lengths
         self.limit = limit
+        self._bound = self._bound_for(lengths.largest)
+        self._norms: list[float] = []  # while there is no bound
+        self._waiting: list[Change] = []  # for a bound; never more than two
 
-    def sift(self, changes: Iterable[Change]) -> Iterator[Change | Refusal]:
-        """Those that are in order, and of the others who and why."""
-        waiting: list[Change] = []  # never more than two
-        heard: list[float] = []
-        bound = self._bound(self.lengths.largest)
-        for change in changes:
-            if bound is None and math.isfinite(change.norm):
-                heard.append(change.norm)
-                bound = self._bound(usual_length(heard, JUDGES)) if len(heard) >= JUDGES else None
-            if bound is None and 0 < change.norm < math.inf:
-                waiting.append(change)
-                continue
-            if bound is not None:
-                yield from _judged(waiting, bound)
-                waiting = []
-            yield from _judged([change], bound)
-        yield from _judged(waiting, bound)
+    def judge(self, change: Change) -> list[Verdict]:
+        """Return the verdicts that can be given now: none while the change waits for others to compare with."""
+        if self._bound is None and math.isfinite(change.norm):
+            self._norms.append(change.norm)
+            if len(self._norms) >= JUDGES:
+                self._bound = self._bound_for(usual_length(self._norms, JUDGES))
+        if self._bound is None and 0 < change.norm < math.inf:
+            self._waiting.append(change)
+            return []
+        waiting = [] if self._bound is None else self.judge_waiting()
+        return [*waiting, self._verdict(change)]
 
-    def _bound(self, usual: float) -> float | None:
+    def judge_waiting(self) -> list[Verdict]:
+        """Return the verdicts on the changes that still wait. Call it after the last reply."""
+        waiting, self._waiting = self._waiting, []
+        return [self._verdict(change) for change in waiting]
+
+    def _bound_for(self, usual: float) -> float | None:
         return self.limit or (FACTOR * usual if usual > 0 else None)
 
-
-def _judged(changes: list[Change], bound: float | None) -> Iterator[Change | Refusal]:
-    for change in changes:
-        limit = math.inf if bound is None else bound
-        if change.norm > limit or not math.isfinite(change.norm):
-            yield change.party, f"a change of length {change.norm:.3g}, where at most {limit:.3g} is credible"
-        else:
-            yield change
+    def _verdict(self, change: Change) -> Verdict:
+        bound = math.inf if self._bound is None else self._bound
+        if change.norm > bound or not math.isfinite(change.norm):
+            return change, f"a change of length {change.norm:.3g}, where at most {bound:.3g} is credible"
+        return change, ""

@@ -1,4 +1,4 @@
-"""A party: what it holds, under which key, and what it keeps out of training to measure on."""
+"""A party: its data, its key, and the instances that it holds out for evaluation."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from fedalc.labels.collection.identity import Identity, SharedEncoder, collectio
 from fedalc.labels.collection.messages import Messages, byte_order, make_messages
 
 SHARES = tuple(twentieths / 20 for twentieths in range(11))
-"""Of its instances, what a party may keep out of training. A server that knows digests could otherwise move the limit
-between two of them, and so have a single instance to itself. To decide by a digest that is not sent would hide nothing:
-the server is sent the digests of what is trained on, and so sees what is missing."""
+"""The shares of its instances that a party may hold out. With any other share, a server that knows the digests could
+move the limit between two of them and so single out one instance. Deciding by a secret digest would hide nothing: the
+server receives the digests of the training instances, and so sees which are missing."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """Labels are in the order of their pseudonyms, here and in everything that is sent.
+    """Labels are in the order of their pseudonyms, here and in all messages.
 
-    How instances are hashed is the party's own choice, not the server's: a server that could ask for a plain hash could
-    test guesses.
+    The party, not the server, chooses how instances are hashed: with a plain hash, a server could test guesses.
     """
 
     collection: CollectionSettings
@@ -42,41 +41,40 @@ class Party:
     shares_names: bool = False
 
     @classmethod
-    def from_node_config(cls, said: Mapping[str, Any], images: ImageOptions | None = None, run: str = "") -> Party:
-        """From data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
+    def from_node_config(cls, config: Mapping[str, Any], images: ImageOptions | None = None, run: str = "") -> Party:
+        """Read data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
 
-        `run`: the id of the run that digests and pseudonyms are for.
-        `images`: how pictures are read, if it holds pictures. Their size is the party's own choice: a server that could
-        ask for another with each message would have a set of small copies made for each.
+        `run`: the id of the run that digests and pseudonyms are for. `images`: how to read pictures. The party chooses
+        their size: if the server could, it could make the party write new small copies with every message.
         """
-        if "data" not in said:
+        if "data" not in config:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
-        records = said.get("records")
+        records = config.get("records")
         collection = collection_settings(
-            str(said.get("algorithm", "hmac-sha256")),
-            said.get("digest-bytes", 16),
-            str(said.get("identity", "content")),
-            said.get("key"),
+            str(config.get("algorithm", "hmac-sha256")),
+            config.get("digest-bytes", 16),
+            str(config.get("identity", "content")),
+            config.get("key"),
         )
         if (collection.identity == "record") != (records is not None):
-            raise ConfigError("identity record and a file of records belong together", "records")
-        data_dir = said.get("data-dir")
+            raise ConfigError("give identity record and a file of records together, or neither", "records")
+        data_dir = config.get("data-dir")
         holding = load_holding(
-            str(said["data"]),
-            None if said.get("labels") is None else str(said["labels"]),
+            str(config["data"]),
+            None if config.get("labels") is None else str(config["labels"]),
             None if records is None else Path(str(records)),
             None if data_dir is None else Path(str(data_dir)),
-            replace(images or ImageOptions(), size=picture_size(said)),
+            replace(images or ImageOptions(), size=picture_size(config)),
         )
         hasher = make_hasher(collection, run)
         order = byte_order(hasher.labels(holding.names))
         ordered = Holding(
             Split(holding.split.features, holding.split.labels[:, order]),
-            tuple(holding.names[place] for place in order),
+            tuple(holding.names[label] for label in order),
             holding.records,
         )
-        client = None if said.get("client") is None else str(said["client"])
-        return cls(collection, ordered, hasher, client, bool(said.get("share-names")))
+        client = None if config.get("client") is None else str(config["client"])
+        return cls(collection, ordered, hasher, client, bool(config.get("share-names")))
 
     @cached_property
     def pseudonyms(self) -> np.ndarray:
@@ -84,48 +82,48 @@ class Party:
 
     @property
     def name(self) -> str:
-        """What the party calls itself; else one that says nothing and is the same whenever it is asked."""
+        """The name that the party chose; otherwise one derived from its pseudonyms, which is always the same."""
         return self.client or "party-" + hashlib.sha256(self.pseudonyms.tobytes()).hexdigest()[:8]
 
     def digests(self, encoder: SharedEncoder) -> np.ndarray:
-        """Of every instance. `encoder` matters where instances are known by their embedding."""
+        """Return the digest of every instance. `encoder` matters only for identity `embedding`."""
         identity, features = Identity(self.collection, encoder), self.holding.split.features
         canonical = identity.canonical(features, self.holding.records)
         return self.hasher.instances(canonical, identity.name(features))
 
-    def messages(self, encoder: SharedEncoder, kept: np.ndarray) -> Messages:
-        """What is sent for the collection of label sets, of the instances kept for training."""
-        identity, split = Identity(self.collection, encoder), self.holding.split.rows(kept)
-        records = None if self.holding.records is None else [self.holding.records[row] for row in kept]
+    def messages(self, encoder: SharedEncoder, rows: np.ndarray) -> Messages:
+        """Return the message for the collection of label sets, about the training instances `rows`."""
+        identity, split = Identity(self.collection, encoder), self.holding.split.rows(rows)
+        records = None if self.holding.records is None else [self.holding.records[row] for row in rows]
         canonical = identity.canonical(split.features, records)
         kind = identity.name(split.features)
         return make_messages(self.hasher, kind, self.name, canonical, split.labels, self.holding.names)
 
 
-def picture_size(said: Mapping[str, Any]) -> int:
-    """The side of a party's pictures in pixels, from its configuration. Range and default are those of images.size."""
+def picture_size(config: Mapping[str, Any]) -> int:
+    """Return the side of the party's pictures in pixels. Range and default are those of images.size."""
     try:
-        return ImageSettings.model_validate({"size": said["size"]} if "size" in said else {}).size
+        return ImageSettings.model_validate({"size": config["size"]} if "size" in config else {}).size
     except ValidationError as error:
-        raise ConfigError(f"{error.errors()[0]['msg']}, and is {said['size']!r}", "size") from None
+        raise ConfigError(f"{error.errors()[0]['msg']}, and is {config['size']!r}", "size") from None
 
 
 def held_out(digests: np.ndarray, share: float) -> np.ndarray:
-    """Which instances are kept out of training. Parties that hold the same one agree without a word: its digest says.
+    """Return which instances are held out. The digest decides, so parties with the same instance agree.
 
     >>> held_out(np.array([[0] * 8, [0x20] + [0] * 7, [0xFF] * 8], dtype=np.uint8), 0.1)
     array([ True, False, False])
     """
-    place = np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.float64) / 2**64
-    return place < share
+    position = np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.float64) / 2**64
+    return position < share
 
 
 def instance_keys(hasher: Hasher, digests: np.ndarray, sample: float) -> np.ndarray:
-    """By which random draws know an instance: the same wherever it is held, and never sent.
+    """Return the keys of instances for random draws: the same at every party, and never sent.
 
-    The server has the digests, and chooses seed, round and `sample`: hashed once more under the parties' key, they do
-    not tell it whom it draws. Every `sample` draws anew. Otherwise two of almost the same size would differ by a single
-    instance, and so would the answers.
+    The server has the digests and chooses seed, round and `sample`. Hashed once more with the parties' key, they do not
+    tell it which instances are drawn. Every `sample` draws independently: otherwise two samples of almost the same size
+    could differ by a single instance, and so would the answers.
     """
     secret = hasher.instances((digest.tobytes() for digest in digests), f"draw/{sample!r}")
     return np.ascontiguousarray(secret[:, :8]).view("<i8").ravel()

@@ -1,19 +1,19 @@
-"""What a party remembers of the runs that it answers: a server may not say one thing now and another later.
+"""What a party remembers of each run, so that a server cannot say one thing now and another later.
 
-Run ids, the settings of each, and what the server told of labels and instances: as digests, in one small file per run,
-in the party's own folder. A party without a folder (a plain flower-supernode without `state`) has Flower's memory of
-the run instead, which ends with the node's process.
+It keeps digests of a run's settings and of what the server sent about labels and instances: one small file per run id,
+in the party's state folder. A party without that folder (a plain flower-supernode without `state`) uses Flower's
+context of the run instead, which ends with the node's process.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock
 from flwr.app import ConfigRecord, Context
 
 from fedalc.core.atomic_files import write_text
@@ -28,7 +28,7 @@ def fingerprint(*parts: bytes) -> str:
 
 
 def check_same_run(context: Context, run: str) -> None:
-    """One Flower run is one run of fedalc. (One that is resumed is another Flower run with the same run id.)"""
+    """Refuse a second run id within one Flower run. (A resumed run is another Flower run with the same run id.)"""
     record = context.state.get(f"{_RECORD}-id")
     if not isinstance(record, ConfigRecord):
         context.state[f"{_RECORD}-id"] = ConfigRecord({"run": run})
@@ -36,16 +36,16 @@ def check_same_run(context: Context, run: str) -> None:
         raise BadMessage(f"says run id {run[:70]!r}, and this run began with {str(record['run'])[:70]!r}")
 
 
-def check_unchanged(context: Context, run: str, facts: Mapping[str, str], what: str) -> None:
-    """These facts of a run are what they were when it was first told of them. `what`: in words, for the refusal."""
+def check_unchanged(context: Context, run: str, facts: Mapping[str, str], problem: str) -> None:
+    """Refuse facts that differ from what the run said first. `problem`: the words of the refusal."""
     with _remembered(context, run) as known:
         if any(known.setdefault(key, value) != value for key, value in facts.items()):
-            raise BadMessage(what)
+            raise BadMessage(problem)
 
 
 @contextmanager
 def _remembered(context: Context, run: str) -> Iterator[dict[str, str]]:
-    """Kept if something new was learnt and nothing went wrong."""
+    """Yield the known facts of a run. Facts that the caller adds are saved, unless it raises."""
     folder = context.node_config.get("state")
     if folder is None:
         record = context.state.get(_RECORD)
@@ -59,15 +59,14 @@ def _remembered(context: Context, run: str) -> Iterator[dict[str, str]]:
     file = Path(str(folder)) / "runs" / f"{run or '_none'}.json"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with (file.parent / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # answers to several messages may be made at once
+        with FileLock(file.parent / ".lock"):  # several answers may be in progress at once
             known = _read(file)
             before = len(known)
             yield known
             if len(known) > before:
                 write_text(file, json.dumps(known))
     except (OSError, ValueError, RecursionError) as error:
-        raise FedalcError(f"{file}: what this party remembers of the run cannot be read or kept: {error}") from None
+        raise FedalcError(f"{file}: this party's record of the run cannot be read or written: {error}") from None
 
 
 def _read(file: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Who takes part, and which labels are whose. Nodes come and go; labels stay."""
+"""The parties of a run, and the labels that each of them owns. Nodes come and go; labels stay."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedalc.errors import FedalcError
 @dataclass(frozen=True, eq=False)
 class Roster:
     """Label u is `pseudonyms[u]` (ascending) and belongs to `parties[owner[u]]`, which has `counts[u]` instances of it
-    to train on and `held_out[u]` to measure on. `names[u]` is its name, where its party has told it. `is_noised`: these
-    numbers are not the exact ones (`noised`)."""
+    to train on and `held_out[u]` to evaluate on. `names[u]` is its name if its party shares names, else its pseudonym.
+    `is_noised`: counts are not the exact ones (`noised`)."""
 
     parties: tuple[str, ...]
     pseudonyms: np.ndarray
@@ -30,8 +30,10 @@ class Roster:
     is_noised: bool = False
 
     def noised(self, counts: np.ndarray) -> Roster:
-        """With noised counts in place of the exact ones, whole and at least 1: every label takes part, and weighs what
-        the noise says. Of held-out instances there are no noised counts, so each label counts alike in evaluation."""
+        """Return a roster with noised counts, rounded and at least 1, so that every label takes part.
+
+        There are no noised counts of held-out instances, so all labels weigh the same in evaluation.
+        """
         whole = np.maximum(np.rint(counts), 1).astype(np.int64)
         return replace(self, counts=whole, held_out=np.ones_like(whole), is_noised=True)
 
@@ -50,24 +52,26 @@ class Roster:
 
     @property
     def user_of(self) -> np.ndarray:
-        """It is drawn for a round by itself, whichever party has it."""
+        """Each label is drawn for a round independently of the others of its party."""
         return self.label_of
 
     def labels_of(self, party: int, among: np.ndarray) -> np.ndarray:
-        """Those of these labels that are the party's."""
+        """Return the labels in `among` that belong to the party."""
         return among[self.owner[among] == party]
 
+    def pseudonyms_of(self, labels: np.ndarray) -> list[bytes]:
+        return [self.pseudonyms[label].tobytes() for label in labels]
+
     def party_with(self, pseudonyms: list[bytes]) -> int | None:
-        """The party with exactly these labels, or with more that were set aside."""
-        owners = {int(self.owner[self._place[p]]) for p in pseudonyms if p in self._place}
+        """Return the one party that owns these labels, if they include all of its own. Ignores unknown labels."""
+        owners = {int(self.owner[self._label_of[p]]) for p in pseudonyms if p in self._label_of}
         if len(owners) != 1:
             return None
         (party,) = owners
-        own = {self.pseudonyms[u].tobytes() for u in np.flatnonzero(self.owner == party)}
-        return party if own <= set(pseudonyms) else None
+        return party if set(self.pseudonyms_of(np.flatnonzero(self.owner == party))) <= set(pseudonyms) else None
 
     @cached_property
-    def _place(self) -> dict[bytes, int]:
+    def _label_of(self) -> dict[bytes, int]:
         return {pseudonym.tobytes(): label for label, pseudonym in enumerate(self.pseudonyms)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -99,4 +103,4 @@ class Roster:
                 **arrays,
             )
         except (KeyError, TypeError) as error:
-            raise FedalcError(f"what was saved of the parties is damaged: {error}") from None
+            raise FedalcError(f"the saved roster of parties is damaged: {error}") from None

@@ -1,4 +1,4 @@
-"""What a run's configuration says, kebab-case as Flower users write it: the experiment, and how to go about it."""
+"""Read a Flower run config (kebab-case keys): the experiment, and how to run it."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "epsilon-budget": 0.0,
     "privacy-ledger": "",
 }
-"""Every key there is; a value that is empty, 0 or -1 leaves it to the settings file, the preset or a rule."""
+"""All keys. A value that is empty, 0 or -1 stands for the default: from the settings file, the preset or a rule."""
 
 LARGEST = 1 << 63
 
 ALWAYS = (
     'engine="flower"',
     'dataset="parties"',
-    # The last round is kept: the server has no validation data, and parties cannot rank labels they do not know.
+    # Keep the last round: the server has no validation data, and parties cannot rank labels they do not know.
     "selection.validation=0",
     "selection.refit=false",
     'selection.keep="last"',
     'selection.patience="none"',
     "selection.test_curve=false",
 )
-"""Settings that are no matter of choice with real parties."""
+"""Settings that are fixed with real parties."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """How a run is gone about, apart from what is trained."""
+    """How to run, apart from what to train."""
 
     folder: Path
     resume: bool
@@ -67,14 +67,14 @@ class Deployment:
     run_id: str = ""
     most_labels: int = MOST_LABELS_PER_PARTY
     epsilon_budget: float | None = None  # for all runs of this deployment together
-    privacy_ledger: Path | None = None  # where they are entered; none: beside the run folder
+    privacy_ledger: Path | None = None  # where they are recorded; default: beside the run folder
 
 
-def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
-    """The experiment is that of a new run: one that is resumed goes on with its own settings."""
+def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deployment, Experiment]:
+    """Return the deployment and the experiment of a new run. (A resumed run continues with its own settings.)"""
     values: dict[str, Any] = {}
     for key, default in DEFAULTS.items():
-        value: Any = said.get(key, default)
+        value: Any = run_config.get(key, default)
         wanted = float if isinstance(default, float) else type(default)
         if wanted is float and type(value) is int and abs(value) < LARGEST:
             value = float(value)
@@ -86,9 +86,12 @@ def read_run_config(said: Mapping[str, Any], run_id: int) -> tuple[Deployment, E
     if values["run-id"]:
         check_run_id(values["run-id"])
     if values["min-parties"] > values["num-parties"]:
-        raise ConfigError(f"{values['min-parties']}, and the run starts with {values['num-parties']}", "min-parties")
+        raise ConfigError(
+            f"{values['min-parties']} is more than num-parties, with which the run starts ({values['num-parties']})",
+            "min-parties",
+        )
     if values["held-out-share"] not in SHARES:
-        raise ConfigError(f"0, 0.05, 0.1, … or 0.5, and is {values['held-out-share']}", "held-out-share")
+        raise ConfigError(f"should be 0, 0.05, 0.1, … or 0.5, and is {values['held-out-share']}", "held-out-share")
     held_out = values["held-out"] or None
     deployment = Deployment(
         folder=Path(values["run-folder"] or f"runs/flower-{run_id}"),
@@ -111,27 +114,29 @@ def _shown(value: object) -> str:
 
 
 def _experiment(values: Mapping[str, Any]) -> Experiment:
-    asked: dict[str, Any] = {key: values[key] for key in ("method", "preset") if values[key]}
+    chosen: dict[str, Any] = {key: values[key] for key in ("method", "preset") if values[key]}
     if values["seed"] >= 0:
-        asked["seed"] = values["seed"]
+        chosen["seed"] = values["seed"]
     if values["num-server-rounds"] > 0:
-        asked["rounds"] = values["num-server-rounds"]
+        chosen["rounds"] = values["num-server-rounds"]
     overrides = _separated(values["set"])
     file = Path(values["settings"]) if values["settings"] else None
-    settings = experiment(asked, file=file, overrides=[*overrides, *ALWAYS])
+    settings = experiment(chosen, file=file, overrides=[*overrides, *ALWAYS])
     if settings.method not in METHODS:
         raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
     if settings.privacy.mechanism == "gradients":
-        raise ConfigError('needs the label sets again in every step, which are not kept here; use "counts"', "privacy")
+        raise ConfigError('needs the label sets in every step, which the server does not keep; use "counts"', "privacy")
     for field in ("key", "correlations"):
         if getattr(settings.collection, field) is not None:
-            raise ConfigError("the parties have the key, and the server collects from them", f"collection.{field}")
+            raise ConfigError(
+                "has no use here: the parties have the key, the server collects from them", f"collection.{field}"
+            )
     return settings
 
 
 def _separated(overrides: str) -> list[str]:
-    """One per line, as `fedalc deploy run` has them. A text of one line, as one writes it for `flwr run`, is separated
-    at every `;`; with a line's end after it, a `;` belongs to the value.
+    """Return the overrides: one per line, as `fedalc deploy run` writes them. A text without a line break, as users
+    write it for `flwr run`, is split at every `;`; with a line break, a `;` belongs to the value.
 
     >>> _separated("seed=1; rounds=5"), _separated('name="a;b"\\n')
     (['seed=1', 'rounds=5'], ['name="a;b"'])
@@ -142,4 +147,4 @@ def _separated(overrides: str) -> list[str]:
 def _at_least(values: Mapping[str, Any], limits: Mapping[str, float]) -> None:
     for key, limit in limits.items():
         if not limit <= values[key] < float("inf"):
-            raise ConfigError(f"at least {limit}, and is {values[key]}", key)
+            raise ConfigError(f"should be at least {limit}, and is {values[key]}", key)

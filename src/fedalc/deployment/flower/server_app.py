@@ -1,4 +1,4 @@
-"""The server's side of a run: who is there, what may be learnt of their labels, then rounds, into a run folder."""
+"""The server's side of a run: census of the parties, rounds, and the run folder."""
 
 from __future__ import annotations
 
@@ -45,39 +45,39 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -> Run:
-    """From the first word with the parties to a finished run folder."""
+    """Run the whole training, and return the finished run folder."""
     folder, resume = deployment.folder, deployment.resume
     settings = read_settings(folder) if resume else settings
     check_device(settings.device)
     check_folder(folder, settings, resume, overwrite=False)
     account = deployment_account(deployment.privacy_ledger, folder.resolve(), deployment.epsilon_budget)
-    # Before anybody is asked:
+    # Before any party is asked:
     if account.budget is not None and settings.uses_labels and settings.privacy.mechanism is not None:
         check_run(account, planned_charge(settings, account, planned_looks(settings, 1), folder), folder, resume)
     held_out = None if deployment.held_out is None else read_held_out(deployment.held_out, settings)
     census = Census.load(folder) if resume else None
     share = deployment.share if census is None else census.share
     run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
-    say(f"run id: {run or 'none, as it began without one'}")
+    say(f"run id: {run or 'none (the run began without one)'}")
     parties = Parties(grid, deployment.patience, partial(question, settings, share, run), say)
     census = census or take_census(parties, settings, share, run, deployment.most_labels)
-    least, there = deployment.patience.go_on_with, len(census.roster.parties)
-    if there < least:
+    least, count = deployment.patience.go_on_with, len(census.roster.parties)
+    if count < least:
         raise TooFew(
-            f"{there} parties with labels of their own are left, and at least {least} are needed (min-parties)"
+            f"{count} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
     data = server_data(census.roster, held_out, say)
     check_memory(settings, data)
-    parties.say(described(settings, there))
+    parties.say(described(settings, count))
     followers = [Spoken(settings.rounds)]
     training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, followers, account)
     training.prepare()
-    # Flower ends its processes by a signal, which must not wait for a round: every finished one is saved.
+    # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.
     return fill_folder(training, resume, overwrite=False, interrupt=Interrupt())[0]
 
 
 class Spoken(Callback):
-    """Progress in words: the log is all that one sees of a server."""
+    """Prints progress for the log."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -85,7 +85,7 @@ class Spoken(Callback):
     def phase(self, name: str, rounds: int, done: int) -> None:
         self.rounds = rounds
         if done:
-            say(f"going on after round {done} of {rounds}")
+            say(f"continuing after round {done} of {rounds}")
 
     def note(self, text: str) -> None:
         say(f"note: {text}")
@@ -99,6 +99,6 @@ class Spoken(Callback):
 
 
 def say(line: str) -> None:
-    """One line, at once: it is read while the run goes on."""
+    """Print one line and flush it, because the log is followed live."""
     sys.stdout.write(f"fedalc: {line}\n")
     sys.stdout.flush()

@@ -1,10 +1,10 @@
-"""What travels between server and parties, and how it is checked on arrival. Nothing that arrives is trusted."""
+"""Messages between server and parties, and their checks on arrival. Nothing that arrives is trusted."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,14 @@ from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.model import Model
 
 VERSION = 2  # of these messages: 1 had no run id
-RAW = "raw"  # how arrays travel: their numbers, little-endian, row by row. Nothing in them has to be parsed
-SENT = "sent"  # in place of the server's pretrained weights: they are in θ and the statistics, which are sent
+RAW = "raw"  # format of arrays: little-endian numbers, row by row, so that nothing has to be parsed
+SENT = "sent"  # in place of the path of pretrained weights, because θ and the statistics are sent
 LONGEST_SETTINGS = 100_000  # characters
 Shape = tuple[int | None, ...]
 
 
 class BadMessage(FedalcError):
-    """A message that cannot be used as it stands. Says what is wrong with it."""
+    """A message that is refused. Says what is wrong with it."""
 
 
 def pack(arrays: Mapping[str, np.ndarray | Tensor]) -> ArrayRecord:
@@ -39,20 +39,20 @@ def _as_array(value: np.ndarray | Tensor) -> Array:
 
 
 def unpack(content: RecordDict, record: str, wanted: Mapping[str, tuple[str, Shape]]) -> dict[str, np.ndarray]:
-    """The arrays of a record, if they are exactly those wanted: name, number type, and shape (None: any length)."""
+    """Return the arrays of a record, if they are exactly those `wanted`: name, dtype, and shape (None: any length)."""
     arrays = content.get(record)
     if not isinstance(arrays, ArrayRecord):
         raise BadMessage(f"there are no {record}")
     if set(arrays) != set(wanted):
-        raise BadMessage(f"{record} has the arrays {_few(arrays)}, and should have {_few(wanted)}")
+        raise BadMessage(f"{record} has the arrays {few(arrays)}, and should have {few(wanted)}")
     return {name: _read(arrays[name], f"{record} {name}", *wanted[name]) for name in wanted}
 
 
 def _read(array: Array, what: str, dtype: str, shape: Shape) -> np.ndarray:
-    """Sizes are compared before anything is allocated."""
-    said = f"{str(array.dtype)[:20]} {_times(array.shape)}"
+    """Return one array. Compares sizes before it allocates anything."""
     if array.dtype != dtype or not _fits(array.shape, shape):
-        raise BadMessage(f"{what} is {said}, and should be {dtype} {_times(shape)}")
+        actual = f"{str(array.dtype)[:20]} {_times(array.shape)}"
+        raise BadMessage(f"{what} is {actual}, and should be {dtype} {_times(shape)}")
     size = math.prod(array.shape) * np.dtype(dtype).itemsize
     if array.stype != RAW or len(array.data) != size:
         raise BadMessage(f"{what} cannot be read: {len(array.data)} bytes where {size} should be")
@@ -72,25 +72,26 @@ def _times(shape: Sequence[int | None]) -> str:
     return " × ".join("any" if size is None else str(size)[:12] for size in shape[:6])
 
 
-def _few(names: Any) -> str:
+def few(names: Iterable[Any]) -> str:
+    """Return a list of names for a message, cut to a bounded length."""
     listed = sorted(str(name)[:20] for name in names)
     return ", ".join(listed[:8]) + (" …" if len(listed) > 8 else "")
 
 
 def pack_theta(theta: Sequence[Tensor]) -> ArrayRecord:
-    return pack({str(place): parameter for place, parameter in enumerate(theta)})
+    return pack({str(number): parameter for number, parameter in enumerate(theta)})
 
 
 def unpack_theta(content: RecordDict, record: str, like: Sequence[Tensor]) -> list[Tensor]:
-    """One tensor per parameter, each of the shape and type of these."""
+    """Return one tensor per parameter, each of the shape and dtype of those in `like`."""
     wanted = {str(i): (str(p.dtype).removeprefix("torch."), tuple(p.shape)) for i, p in enumerate(like)}
     arrays = unpack(content, record, wanted)
-    return [torch.from_numpy(arrays[str(place)]) for place in range(len(like))]
+    return [torch.from_numpy(arrays[str(number)]) for number in range(len(like))]
 
 
 def encoder_parts(model: Model) -> dict[str, list[Tensor]]:
-    """What it takes to encode: θ and, of frozen batch normalisation, the statistics it came with. No client changes
-    these, so they only ever go to the parties."""
+    """Return θ and, with frozen batch normalisation, its statistics. Clients do not change the statistics, so these are
+    sent to the parties only."""
     statistics = [buffer for buffer in model.encoder.buffers() if buffer.is_floating_point()]
     return {"theta": model.theta} | ({"statistics": statistics} if statistics else {})
 
@@ -104,70 +105,70 @@ def pack_encoder(model: Model) -> dict[str, ArrayRecord]:
 
 
 def unpack_encoder(content: RecordDict, like: Model) -> list[Tensor]:
-    """In the order of `encoder_tensors`."""
+    """Return the tensors in the order of `encoder_tensors`."""
     return [value for name, part in encoder_parts(like).items() for value in unpack_theta(content, name, part)]
 
 
 def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[type, type]]) -> dict[str, Any]:
-    """The values of a record, if each is of the type wanted. (list, bytes) is a list of bytes."""
+    """Return the `wanted` values of a record, if each has its type. (list, bytes) is a list of bytes."""
     values = content.get(record)
     if not isinstance(values, ConfigRecord):
         raise BadMessage(f"there is no {record}")
-    found: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     for key, kind in wanted.items():
         value: Any = values.get(key)
         outer, inner = kind if isinstance(kind, tuple) else (kind, None)
         items: list[Any] = value if isinstance(value, list) else []
         if type(value) is not outer or (inner is not None and any(type(item) is not inner for item in items)):
-            raise BadMessage(f"{record} says no {key}, or not in the form it should have")
-        found[key] = value
-    return found
+            raise BadMessage(f"{record} has no {key}, or it has the wrong type")
+        checked[key] = value
+    return checked
 
 
 def read_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, or thousands of brackets
+    except (ValueError, RecursionError):  # not JSON, or a number of thousands of digits, or thousands of brackets
         raise BadMessage(f"{what} cannot be read") from None
 
 
 def task(settings: Experiment, run: str, **more: Any) -> ConfigRecord:
-    """What a party is asked to do, in which run, with the settings that concern it."""
+    """Return the record that says what a party should do, in which run, with which settings."""
     return ConfigRecord({"version": VERSION, "run": run, "settings": _for_parties(settings), **more})
 
 
 def _for_parties(settings: Experiment) -> str:
-    """Neither files nor privacy nor what only the server does."""
+    """Return the settings that parties need, as JSON: no files, no privacy, nothing that only the server does."""
     every = settings.to_dict()
-    concerned = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing")
-    kept = {key: every[key] for key in concerned}
+    sections = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing")
+    sent = {key: every[key] for key in sections}
     if settings.encoder.pretrained is not None:
-        kept["encoder"]["pretrained"] = SENT
-    return json.dumps(kept | {"server": {"weights": settings.server.weights}}, sort_keys=True)
+        sent["encoder"]["pretrained"] = SENT
+    return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 
 def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]) -> tuple[Experiment, dict[str, Any]]:
-    """The settings, on this party's own device, and what else was asked for."""
+    """Return the settings, with this party's own device, and the values of the task: run, settings and `more`."""
     version = config(content, "task", {"version": int})["version"]
     if version != VERSION:
         raise BadMessage(
             f"messages of version {version}, and this fedalc speaks version {VERSION}: server and parties need the "
             "same version of fedalc"
         )
-    said = config(content, "task", {"run": str, "settings": str, **more})
-    if len(said["settings"]) > LONGEST_SETTINGS:
-        raise BadMessage(f"settings of {len(said['settings'])} characters, more than {LONGEST_SETTINGS}")
-    values = read_json(said["settings"], "the settings")
-    if not isinstance(values, dict):
+    values = config(content, "task", {"run": str, "settings": str, **more})
+    if len(values["settings"]) > LONGEST_SETTINGS:
+        raise BadMessage(f"settings of {len(values['settings'])} characters, more than {LONGEST_SETTINGS}")
+    table = read_json(values["settings"], "the settings")
+    if not isinstance(table, dict):
         raise BadMessage("the settings are not a table")
     try:
-        settings = Experiment.model_validate(values | {"engine": "flower", "device": device})
+        settings = Experiment.model_validate(table | {"engine": "flower", "device": device})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadMessage(f"the settings are not valid: {where}: {first['msg']}") from None
     except ConfigError as error:
         raise BadMessage(f"the settings are not valid: {error}") from None
-    # Whatever folder or name they say, nothing is read from there: what the server starts from comes as numbers.
+    # Never read from a folder or name that the server gives: its pretrained weights arrive as numbers.
     encoder = settings.encoder.model_copy(update={"pretrained": None})
-    return settings.model_copy(update={"encoder": encoder}), said
+    return settings.model_copy(update={"encoder": encoder}), values
