@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedalc.methods import Method, register_method
     from fedalc.models.encoders import Encoder, register_encoder
     from fedalc.models.trained import TrainedModel
-    from fedalc.training.base import Callback
+    from fedalc.training.callbacks import Callback, register_callback
     from fedalc.workflows.compare import compare
     from fedalc.workflows.train import Run, load_run, train
 
@@ -45,7 +45,8 @@ _HOMES = {
     "register_method": "fedalc.methods",
     "Encoder": "fedalc.models.encoders",
     "register_encoder": "fedalc.models.encoders",
-    "Callback": "fedalc.training.base",
+    "Callback": "fedalc.training.callbacks",
+    "register_callback": "fedalc.training.callbacks",
     "register_format": "fedalc.data.formats",
     "register_metric": "fedalc.evaluation.metrics",
     "TrainedModel": "fedalc.models.trained",
@@ -73,6 +74,7 @@ __all__ = [
     "load_run",
     "picture_blocks",
     "read_pictures",
+    "register_callback",
     "register_encoder",
     "register_format",
     "register_method",

@@ -34,8 +34,8 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help=f"comma-separated (default: all that the settings allow of {', '.join(METHODS)}; "
-            f"centralised, and only when named: {', '.join(ORACLES)})"
+            help=f"comma-separated (default: all of these that the settings allow: {', '.join(METHODS)}; "
+            f"centralised, only if you name them: {', '.join(ORACLES)})"
         ),
     ] = None,
     dataset: Dataset = None,
@@ -50,12 +50,12 @@ def compare(
     set_: Set = None,
     data_dir: DataDir = None,
     epsilon_budget: EpsilonBudget = None,
-    name: Annotated[str | None, typer.Option(help="the folder's name (default: compare-dataset-preset)")] = None,
-    out: Annotated[Path, typer.Option(help="where it goes")] = Path("runs"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs again that are there already")] = False,
+    name: Annotated[str | None, typer.Option(help="name of the folder (default: compare-dataset-preset)")] = None,
+    out: Annotated[Path, typer.Option(help="folder for the comparison's folder")] = Path("runs"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace runs that are finished")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train several methods, each as the preset has it: a table, and curves as pictures. Call again to continue."""
+    """Train several methods and compare them: table, curves and page. Run it again to continue."""
     from fedalc.config.resolve import experiment
 
     asked = given(
@@ -94,15 +94,15 @@ def compare(
             **asked,
         )
     except FedalcError as error:
-        again = "the same command again" + (", without --overwrite" if overwrite else "")
+        again = "the same command" + (", without --overwrite" if overwrite else "")
         raise with_resume_hint(error, again) from None
     except KeyboardInterrupt:
-        raise Interrupted("at once; go on with: the same command again") from None
+        raise Interrupted("at once; run the same command to continue") from None
     finally:
         close_bars()
     note_absent_labels(console, comparison.results[0])
     for method, reason in comparison.left_out.items():
-        console.print(f"note: {method} is left out: {reason}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"note: {method} was left out: {reason}", highlight=False, markup=False, soft_wrap=True)
     console.print(rich_table([dict(result) for result in comparison.results]))
-    pictures = f"curves: {folder / 'curves.png'}    precision for bytes: {folder / 'bytes.png'}"
+    pictures = f"curves: {folder / 'curves.png'}    precision by traffic: {folder / 'bytes.png'}"
     console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedalc.core.registry import ENCODERS, FORMATS, METHODS, METRICS, ORACLES, Registry
+from fedalc.core.registry import CALLBACKS, ENCODERS, FORMATS, METHODS, METRICS, ORACLES, Registry
 from fedalc.errors import FedalcError
 
 KINDS: dict[str, tuple[Registry, ...]] = {
@@ -16,17 +16,18 @@ KINDS: dict[str, tuple[Registry, ...]] = {
     "encoders": (ENCODERS,),
     "formats": (FORMATS,),
     "metrics": (METRICS,),
+    "callbacks": (CALLBACKS,),
 }
 
 
 def list_(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)} (default: all)")] = None,
 ) -> None:
-    """List the methods, encoders and whatever else has a name, with one line on each."""
+    """List methods, encoders, file formats and metrics, your own included."""
     if kind is not None and kind not in KINDS:
         raise FedalcError(f"there is no list of {kind!r}; there are {', '.join(KINDS)}")
     console = Console()
-    for name in KINDS if kind is None else [kind]:
+    for name in [name for name in KINDS if any(KINDS[name])] if kind is None else [kind]:
         table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
         for registry in KINDS[name]:
             for item in registry:

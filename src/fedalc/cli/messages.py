@@ -10,7 +10,7 @@ from fedalc.errors import FedalcError, Interrupted
 
 
 def with_resume_hint(error: FedalcError, command: str) -> FedalcError:
-    return Interrupted(f"{error}; go on with: {command}") if isinstance(error, Interrupted) else error
+    return Interrupted(f"{error}; continue with: {command}") if isinstance(error, Interrupted) else error
 
 
 def note_absent_labels(console: Console, result: Any) -> None:
@@ -18,5 +18,5 @@ def note_absent_labels(console: Console, result: Any) -> None:
     if absent:
         total = result.get("labels", absent + result["clients"])  # older results have no "labels"
         console.print(
-            f"note: {absent} of {total} labels have no training instance: nobody holds them, they are never predicted"
+            f"note: {absent} of {total} labels have no training instance, so no client holds them and they are never predicted"
         )

@@ -37,29 +37,33 @@ def train(
     engine: Engine = None,
     encoder: Encoder = None,
     rounds: Rounds = None,
-    seed: Annotated[int | None, typer.Option(help="same seed and settings, same result")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed and settings give the same result")] = None,
     device: Device = None,
     memory_budget: MemoryBudget = None,
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
     correlations: Annotated[
-        Path | None, typer.Option(help="label correlations from `fedalc collect server`, instead of collecting here")
+        Path | None,
+        typer.Option(help="label correlations from `fedalc collect server`, instead of collecting them here"),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="the clients' key file that --correlations was made with")] = None,
+    key: Annotated[Path | None, typer.Option(help="the clients' key file of --correlations")] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="differential privacy of the label sets: noised counts at this ε")
+        float | None, typer.Option(help="differential privacy of the label sets: add noise to their counts, for this ε")
     ] = None,
     epsilon_budget: EpsilonBudget = None,
     name: Annotated[
-        str | None, typer.Option(help="the run folder's name (default: dataset-method-preset-seed)")
+        str | None, typer.Option(help="name of the run folder (default: dataset-method-preset-seed)")
     ] = None,
-    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run, from its folder")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run of this name")] = False,
+    out: Annotated[Path, typer.Option(help="folder for run folders")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="continue an interrupted run, given its folder")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
+    callback: Annotated[
+        list[str] | None, typer.Option(help="a callback to follow the run with, such as a tracker that you registered")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train one method and test it once, into a run folder."""
+    """Train one method, test it once and write a run folder."""
     from fedalc.config.resolve import experiment
     from fedalc.config.unused import names_of, note_without_effect
     from fedalc.runs.folder import SHEET, read_settings
@@ -73,20 +77,22 @@ def train(
         asked["privacy"] = {"epsilon": epsilon}
     if resume is not None:
         if asked or config or set_:
-            raise FedalcError("--resume takes its settings from the run folder: give it alone")
+            raise FedalcError("--resume takes its settings from the run folder: give no other settings")
         settings, folder = read_settings(resume), resume
     else:
         settings = experiment(asked, file=config, overrides=set_ or ())
         note_without_effect([settings], names_of(asked, set_ or ()))
         dataset_name = Path(settings.dataset).resolve().name
         folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
-    # Here, as they load torch, for which nobody should wait who has only mistyped a setting.
+    # These load torch, which takes seconds. A mistyped setting is refused before that.
     from fedalc.report.tables import rich_table
+    from fedalc.training.callbacks import make_callback
     from fedalc.workflows.progress_bars import make_progress
     from fedalc.workflows.train import train as run_training
 
-    first = started_as().rank == 0  # of several processes: the one that shows
+    first = started_as().rank == 0  # of several processes, the one that prints
     console = Console(quiet=not first)
+    trackers = [make_callback(name) for name in callback or () if first]
     followers = make_progress(console, settings.method, quiet or not first)
     try:
         run = run_training(
@@ -95,7 +101,7 @@ def train(
             resume=resume is not None,
             overwrite=overwrite,
             data_dir=data_dir,
-            callbacks=followers,
+            callbacks=[*followers, *trackers],
             epsilon_budget=epsilon_budget,
         )
     except FedalcError as error:
@@ -103,7 +109,7 @@ def train(
     except KeyboardInterrupt:
         if not (folder / "config.toml").exists():
             raise
-        raise Interrupted(f"at once; go on with: fedalc train --resume {folder}") from None
+        raise Interrupted(f"at once; continue with: fedalc train --resume {folder}") from None
     finally:
         for follower in followers:
             follower.close()

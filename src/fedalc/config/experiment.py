@@ -1,4 +1,4 @@
-"""An experiment: all settings of a run, valid and in agreement, and how they are written as TOML.
+"""An experiment: all settings of a run, checked, and how they are written as TOML.
 
 `schema` has the sections, `compatibility` what goes together; `resolve` puts an `Experiment` together from preset, file
 and command line.
@@ -48,26 +48,24 @@ Option = str | bool | int | float | list[str | bool | int | float] | None
 
 
 class Experiment(Settings):
-    """Everything a run depends on, apart from the data itself."""
+    """All settings of a run. With the data, they determine its result."""
 
     name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None  # of the run folder
     dataset: str = "demo"
     method: MethodName = "fedalc"
     preset: PresetName = "strong"
-    engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties, see docs/deployment.md
-    clients: Literal["labels", "users"] = "labels"  # users: one for each label of each user, where a dataset knows them
+    engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties (docs/deployment.md)
+    clients: Literal["labels", "users"] = "labels"  # users: a client per label and user, if the data has users
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
-    block_rows: Count = (
-        2048  # instances encoded at a time; bounds memory (and is what norm = "batch" has statistics of)
-    )
+    block_rows: Count = 2048  # instances encoded at a time; limits memory (and is the batch of norm = "batch")
     memory_budget: Annotated[int, BeforeValidator(read_budget)] = (
-        DEFAULT_BUDGET  # for what a step holds of one block at a time, in bytes or as "2GB": docs/scale.md
+        DEFAULT_BUDGET  # memory limit per block, in bytes or as "2GB" (docs/scale.md)
     )
     shard_rows: Literal["auto", "on", "off"] = (
-        "auto"  # of several processes (docs/cluster.md), each with a part of W; auto: where W has more than 2 GB
+        "auto"  # split W over several processes (docs/cluster.md); auto: if W has more than 2 GB
     )
     images: ImageSettings = ImageSettings()
     encoder: EncoderSettings = EncoderSettings()
@@ -82,12 +80,12 @@ class Experiment(Settings):
     selection: SelectionSettings = SelectionSettings()
     ovr: OvrSettings = OvrSettings()
     sleec: SleecSettings = SleecSettings()
-    options: dict[str, Option] = {}  # the settings of a registered method's own: docs/extending.md
+    options: dict[str, Option] = {}  # of a registered method: docs/extending.md
 
     @model_validator(mode="wrap")
     @classmethod
     def _explain(cls, values: Any, handler: ModelWrapValidatorHandler[Experiment], info: ValidationInfo) -> Experiment:
-        """An error of ours, with the field; and with the file, where the settings are a file's."""
+        """Raise a ConfigError that names the field, and the file that the settings are from."""
         try:
             return handler(values)
         except ValidationError as error:
@@ -118,7 +116,7 @@ class Experiment(Settings):
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Experiment.to_dict` gives, each setting under its full name, as `encoder.name`."""
+    """Return settings as `Experiment.to_dict` has them, each under its full name: {"encoder.name": "mlp", …}."""
     named: dict[str, Any] = {}
     for key, value in settings.items():
         named |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}

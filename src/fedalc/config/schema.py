@@ -1,4 +1,4 @@
-"""What there is to set, section by section, and what each value may be. How they go together: `compatibility`."""
+"""All settings, section by section, with the values they may have. `compatibility` checks that they go together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MethodName = Annotated[str, AfterValidator(known_method)]
 EncoderName = Annotated[str, AfterValidator(known_encoder)]
 AggregationName = Literal["mean", "clip", "median", "trimmed-mean", "multi-krum"]
 PresetName = Literal["strong", "paper", "demo"]
-Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of pairs of labels: see correlations.py
-Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three: no key
-Identity = Literal["record", "content", "embedding"]  # what makes two parties' instances the same: docs/privacy.md
+Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of a pair of labels: labels/correlations.py
+Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three take no key
+Identity = Literal["record", "content", "embedding"]  # how parties recognise the same instance: docs/privacy.md
 
 
 def is_keyed(algorithm: str) -> bool:
@@ -23,20 +23,20 @@ def is_keyed(algorithm: str) -> bool:
 
 
 PRESETS: tuple[str, ...] = get_args(PresetName)
-NONE = "none"  # TOML has no word for it
-MOST_LABELS_PER_PARTY = 10_000  # that one party may claim, unless the server allows more
+NONE = "none"  # TOML has no null
+MOST_LABELS_PER_PARTY = 10_000  # a party may claim, unless the server allows more
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # nothing withstands half of the parties
+ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # no rule withstands half of the parties
 Count = Annotated[int, Field(ge=1)]
 Margin = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
-    """Unknown keys are errors, and nothing changes after validation."""
+    """A section of the settings. Unknown keys are errors; values do not change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -53,16 +53,16 @@ class EncoderSettings(Settings):
 
     name: EncoderName = "mlp"
     dim: Count = 512
-    embedding: Count = 512  # mlp only: what the sparse features are embedded into
-    hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)  # mlp only
+    embedding: Count = 512  # mlp only: width of the first layer
+    hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)  # mlp only: widths of the next layers
     start: Literal["he", "framework", "zero"] = "he"  # zero: linear only
-    output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, as the square loss wants it
-    features: Literal["unit", "mean", "raw"] = "unit"  # row scaling: length 1, average of the rows used, or as they are
+    output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, for the square loss
+    features: Literal["unit", "mean", "raw"] = "unit"  # how rows are scaled: to length 1, to a mean, or not
     dropout: Share = 0.0
-    shortcut: bool = False  # mlp only: a linear map beside it; the mlp's part then starts at zero
-    precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16; weights stay as they are
-    norm: Literal["group", "frozen", "batch"] = "group"  # of a resnet: see models/encoders/image.py
-    pretrained: str | None = None  # a resnet's weights to start from: a name on the hub, or a folder
+    shortcut: bool = False  # mlp only: add a linear map; the mlp then starts at zero
+    precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16
+    norm: Literal["group", "frozen", "batch"] = "group"  # of a ResNet: docs/images.md
+    pretrained: str | None = None  # weights to start a ResNet from: a name on the hub, or a folder
 
     @property
     def is_image(self) -> bool:
@@ -73,26 +73,28 @@ class EncoderSettings(Settings):
 class ImageSettings(Settings):
     """How pictures are read (docs/images.md)."""
 
-    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = 96  # pixels of a side, to which all are brought
-    difficult: bool = False  # VOC: whether objects marked as difficult count as labels
-    broken: Literal["refuse", "skip"] = "refuse"  # what to do with pictures that cannot be read
-    augment: Literal["off", "mirror", "mirror-shift"] = "off"  # in training, drawn anew for each round
+    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = (
+        96  # pixels per side; all pictures are scaled to it
+    )
+    difficult: bool = False  # VOC: count objects marked as difficult as labels
+    broken: Literal["refuse", "skip"] = "refuse"  # pictures that cannot be read
+    augment: Literal["off", "mirror", "mirror-shift"] = "off"  # in training, drawn for each round
 
 
 class ClientSettings(Settings):
-    """The local work of one client in one round. The defaults are the paper's: one full-batch step of rate 0.1."""
+    """A client's local work in one round. The defaults are the paper's: one full-batch step of rate 0.1."""
 
     epochs: Count = 1
-    batch_size: Count | None = None  # None: the whole client
-    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of its instances that a client's step is taken on
+    batch_size: Count | None = None  # None: all instances of the client
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of its instances that a client uses in a round
     learning_rate: Positive = 0.1
-    row_learning_rate: NotNegative | None = None  # for the client's own row; None: the same
+    row_learning_rate: NotNegative | None = None  # for the client's row of W; None: the same
     momentum: Share = 0.0
     weight_decay: NotNegative = 0.0
-    loss: Literal["hinge", "square"] = "hinge"  # of a positive pair; square: docs/exact.md
-    margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # hinge: the score a pair has to reach
-    set_size: Literal["exact", "expected", "ignored"] = "exact"  # square: what a client knows of m, see docs/exact.md
-    label_power: Share = 0.0  # square: label u counts (n_u + label_offset)^-label_power, over the largest of these
+    loss: Literal["hinge", "square"] = "hinge"  # hinge: max(0, margin - s)²; square: docs/exact.md
+    margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # hinge: the score that a pair should reach
+    set_size: Literal["exact", "expected", "ignored"] = "exact"  # square: what a client knows of m (docs/exact.md)
+    label_power: Share = 0.0  # square: label u has weight (n_u + label_offset)^-label_power, largest 1
     label_offset: NotNegative = 30.0
 
     @property
@@ -101,33 +103,33 @@ class ClientSettings(Settings):
 
 
 class ServerSettings(Settings):
-    """Who takes part, how clients are weighted, and the optimiser that applies the averaged change of θ."""
+    """Who takes part, how clients are weighted, and the optimiser that applies their averaged change of θ."""
 
     optimizer: Literal["sgd", "momentum", "adam", "adagrad", "cg"] = "sgd"  # cg: conjugate gradients
     learning_rate: Positive = 1.0
-    momentum: Share = 0.9  # `momentum`, and adam's first moment
+    momentum: Share = 0.9  # for `momentum`, and for adam's first moment
     beta2: Share = 0.999
     epsilon: Positive = 1e-8
-    weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay each round
-    solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then it is kept, and adam trains the mlp
-    ridge: NotNegative = 1.0  # cg and fedalc-oneshot: penalty ridge·‖θ‖² beside the sum over instances
-    ema: Share = 0.0  # averaged weights, used for evaluation and in the saved model
+    weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay in each round
+    solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then adam trains the mlp
+    ridge: NotNegative = 1.0  # cg and fedalc-oneshot: penalty ridge·‖θ‖²
+    ema: Share = 0.0  # moving average of the weights, for evaluation and the saved model
     weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # How parties' changes become one: docs/robust.md. "auto", where nothing is said: clip with real parties, else mean.
+    # How the server combines changes: docs/robust.md. If not set, or "auto": clip with real parties, else mean.
     aggregation: AggregationName = "mean"
-    trim: ShareOfLiars = 0.3  # trimmed-mean: the share of parties left out at either end, coordinate by coordinate
+    trim: ShareOfLiars = 0.3  # trimmed-mean: share of parties left out at each end
     byzantine: ShareOfLiars = 0.3  # multi-krum: the share of parties that may lie
 
 
 class EmbeddingSettings(Settings):
     """How the class embeddings W start."""
 
-    start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: see geometry.frequency_rows
+    start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: docs/exact.md
 
 
 class HashingSettings(Settings):
-    """fedmlh: `tables` sub-models, in each of which the labels share `buckets` class embeddings."""
+    """fedmlh: `tables` sub-models; in each, all labels share `buckets` class embeddings."""
 
     tables: Annotated[int, Field(ge=1, le=256)] = 4
     buckets: Count = 500
@@ -140,15 +142,15 @@ class RegularizerSettings(Settings):
     rate: Positive = 1e-4
     form: Literal["mined", "full"] = "mined"
     neighbours: Count = 5  # K, mined only
-    candidates: Count | None = None  # mined only: look for neighbours in a sampled subset of this many classes
-    search: Literal["auto", "exact", "index"] = "auto"  # how neighbours are found, see neighbours.py
-    rows: Literal["all", "participants"] = "all"  # mined only: whose neighbours are pushed away from them
-    margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: the distance to the (K+1)-th nearest class
+    candidates: Count | None = None  # mined only: search a sample of this many classes
+    search: Literal["auto", "exact", "index"] = "auto"  # how to find neighbours: docs/scale.md
+    rows: Literal["all", "participants"] = "all"  # mined only: whose neighbours are pushed away
+    margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: distance to the (K+1)-th nearest class
     weighting: Weighting = "sigma"  # fedalc only
 
 
 class FixedSettings(Settings):
-    """What fedalc-fixed does before round 1: `steps` steps on α·(c/N)·d² + β·σ·max(0, ν - d)², σ as weighted."""
+    """fedalc-fixed, before round 1: `steps` steps on α·(c/N)·d² + β·σ·max(0, ν - d)², σ as `weighting` says."""
 
     alpha: NotNegative = 1.0
     beta: NotNegative = 1.0
@@ -156,9 +158,9 @@ class FixedSettings(Settings):
     rate: Positive = 1.0
     steps: Annotated[int, Field(ge=0)] = 200
     weighting: Weighting = "sigma"
-    form: Literal["full", "mined"] = "full"  # mined: the second part over the K nearest classes of each only
+    form: Literal["full", "mined"] = "full"  # mined: the second sum over the K nearest classes only
     neighbours: Count = 50  # K, mined only
-    search: Literal["auto", "exact", "index"] = "auto"  # as of the regularizer
+    search: Literal["auto", "exact", "index"] = "auto"  # as in [regularizer]
 
 
 class CollectionSettings(Settings):
@@ -166,52 +168,52 @@ class CollectionSettings(Settings):
 
     algorithm: Algorithm = "hmac-sha256"
     digest_bytes: Annotated[int, Field(ge=8, le=64)] = 16
-    identity: Identity = "record"  # a simulation's records are its rows; parties with files of their own use `content`
-    quantum: NotNegative = 1e-3  # embedding only: coordinates are rounded to multiples of it; 0: raw, as in the paper
-    key: str | None = None  # the clients' key file; None: a fresh key, forgotten with the process
-    correlations: str | None = None  # a file made by `fedalc collect server`, instead of collecting; needs its key
-    missing_labels: Literal["refuse", "allow"] = "refuse"  # where that file lacks labels that are trained
+    identity: Identity = "record"  # in a simulation, rows; parties with files use `content`
+    quantum: NotNegative = 1e-3  # embedding only: round coordinates to multiples of it; 0: raw, as in the paper
+    key: str | None = None  # the clients' key file; None: a new key for this process
+    correlations: str | None = None  # a file of `fedalc collect server`, instead of collecting; needs its key
+    missing_labels: Literal["refuse", "allow"] = "refuse"  # if that file lacks labels of the data
 
 
 class PrivacySettings(Settings):
-    """Differential privacy of one instance's label set in what the server takes from label correlations.
+    """Differential privacy of one instance's label set in the label correlations.
 
     counts: n and c are noised once. gradients: as in the paper, each step on W is clipped per instance and noised.
     """
 
     mechanism: Literal["counts", "gradients"] | None = None
-    epsilon: Annotated[float, Field(gt=0, le=1000)] = 1.0  # for the whole run, all phases and steps together
+    epsilon: Annotated[float, Field(gt=0, le=1000)] = 1.0  # for the whole run, all phases and steps
     delta: Annotated[float, Field(ge=1e-15, le=0.1)] = 1e-5
-    labels_per_instance: Count = 3  # counts only: an instance with more counts with this many, chosen at random
-    clip: Positive = 1.0  # gradients only: the longest gradient an instance may have
-    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # gradients only: share of instances taken in each step
-    noise: Literal["system", "seeded"] = "system"  # seeded: repeatable, for experiments; who knows the seed knows all
+    labels_per_instance: Count = 3  # counts only: use at most this many labels of an instance, drawn at random
+    clip: Positive = 1.0  # gradients only: clip the gradient of an instance to this length
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # gradients only: share of instances in each step
+    noise: Literal["system", "seeded"] = "system"  # seeded: repeatable, for experiments; not private
 
 
 class SelectionSettings(Settings):
-    """Choice of the round to keep, on validation data only; the test set is looked at once, at the end."""
+    """Which round to keep, chosen on validation data. The test set is used once, at the end."""
 
-    validation: Share = 0.1  # share of train held out (unless the dataset ships its own); 0: keep the last round
+    validation: Share = 0.1  # share of train, if the dataset has no validation data; 0: keep the last round
     metric: Annotated[str, AfterValidator(known_metric)] = "P@1"
-    every: Count = 5  # evaluate after each this many rounds
+    every: Count = 5  # evaluate every so many rounds
     patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
-    keep: Literal["best", "last"] = "best"  # last: validation is for the curves only
-    refit: bool = True  # then train again on all of train for the chosen number of rounds
-    test_curve: bool = False  # with validation = 0, where nothing is chosen: evaluate on test, as papers' curves do
+    keep: Literal["best", "last"] = "best"  # last: validation only draws curves
+    refit: bool = True  # then train on all of train for the chosen number of rounds
+    test_curve: bool = False  # with validation = 0: draw curves on the test set
 
 
 class OvrSettings(Settings):
-    """One-vs-rest (centralised): a linear regression of each label on all instances. docs/oracles.md."""
+    """One-vs-rest (centralised): a linear regression per label on all instances. docs/oracles.md."""
 
     loss: Literal["ridge", "logistic"] = (
         "ridge"  # Σ(xᵀv - y)² + λ‖v‖², or Σ log(1 + e^∓xᵀv) + λ/2‖v‖² with an intercept
     )
-    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None  # λ: the best on validation is taken
-    block_labels: Count = 256  # labels solved for at a time; bounds memory, changes no result but rounding
+    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None  # λ: validation chooses the best
+    block_labels: Count = 256  # labels solved at a time; limits memory, changes rounding only
 
     @property
     def grid(self) -> tuple[float, ...]:
-        """The penalties to try; the two losses have theirs on different scales."""
+        """The penalties to try. The scales of the two losses differ."""
         ridge, logistic = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0), (0.0125, 0.025, 0.05, 0.1, 0.2)
         return self.penalties or (ridge if self.loss == "ridge" else logistic)
 
@@ -219,12 +221,12 @@ class OvrSettings(Settings):
 class SleecSettings(Settings):
     """SLEEC (centralised): neighbours in learned embeddings. The defaults are those published for Bibtex."""
 
-    learners: Count = 1  # each with clusters of its own; their neighbours' labels are counted together
-    clusters: Count | None = None  # None: one for each 6,000 instances
-    neighbours: Count = 250  # n̄: how many of the most similar label sets an instance's embedding has to keep
+    learners: Count = 1  # each with its own clusters; they vote together
+    clusters: Count | None = None  # None: one per 6,000 instances
+    neighbours: Count = 250  # n̄: nearest label sets that an embedding keeps near
     dim: Count = 100  # L̂
-    steps: Annotated[int, Field(ge=0)] = 200  # at most, of the embeddings' refinement
-    tolerance: Share = 0.001  # stop where a step makes the misfit smaller by less than this share of it
+    steps: Annotated[int, Field(ge=0)] = 200  # at most, to refine the embeddings
+    tolerance: Share = 0.001  # stop if a step reduces the misfit by less than this share
     cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
-    threshold: Share = 0.01  # share of its weights, the smallest, that are set to zero
-    nearest: Count = 25  # NN: whose labels are counted
+    threshold: Share = 0.01  # share of the weights, the smallest, set to zero
+    nearest: Count = 25  # NN: neighbours whose labels count

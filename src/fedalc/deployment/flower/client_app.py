@@ -45,6 +45,7 @@ from fedalc.models.model import Model
 from fedalc.workflows.train import image_options
 
 app = ClientApp()
+load_inherited_plugins()  # Flower starts this process, not `fedalc`, which loads them for its commands
 log = logging.getLogger("fedalc.party")
 Answer = Callable[[Message, Context], RecordDict]
 PARTY_ERROR = 100  # our own error code, above Flower's

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedalc.config.experiment import Experiment
 from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
+from fedalc.core.plugins import load_inherited_plugins
 from fedalc.deployment.flower.census import Census, question, take_census
 from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out import read_held_out, server_data
@@ -29,6 +30,7 @@ from fedalc.workflows.preflight import check_memory
 from fedalc.workflows.train import Run, fill_folder
 
 app = ServerApp()
+load_inherited_plugins()  # Flower starts this process, not `fedalc`, which loads them for its commands
 
 
 @app.main()
