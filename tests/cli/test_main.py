@@ -207,7 +207,7 @@ def test_stopped_at_once(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 130
-    hint = f" at once; go on with: fedalc train --resume {tmp_path / 'mine'}" if begun else ""
+    hint = f" at once; continue with: fedalc train --resume {tmp_path / 'mine'}" if begun else ""
     assert capsys.readouterr().err == f"stopped{hint}\n"
 
 

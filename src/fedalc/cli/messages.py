@@ -18,5 +18,6 @@ def note_absent_labels(console: Console, result: Any) -> None:
     if absent:
         total = result.get("labels", absent + result["clients"])  # older results have no "labels"
         console.print(
-            f"note: {absent} of {total} labels have no training instance, so no client holds them and they are never predicted"
+            f"note: {absent} of {total} labels have no training instance: no client holds them, and they are never "
+            "predicted"
         )

@@ -45,7 +45,7 @@ def train(
     data_dir: DataDir = None,
     correlations: Annotated[
         Path | None,
-        typer.Option(help="label correlations from `fedalc collect server`, instead of collecting them here"),
+        typer.Option(help="label correlations from `fedalc collect server`, instead of collecting"),
     ] = None,
     key: Annotated[Path | None, typer.Option(help="the clients' key file of --correlations")] = None,
     epsilon: Annotated[

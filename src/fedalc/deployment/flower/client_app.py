@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.clientapp import ClientApp
 
 from fedalc.config.experiment import Experiment
+from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.federation import Federation
 from fedalc.data.images.images import Images
 from fedalc.deployment.flower.answers import sign_off
