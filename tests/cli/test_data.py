@@ -51,7 +51,7 @@ def test_info_says_where_and_what(run, tmp_path: Path) -> None:  # type: ignore[
     assert "LEAKING" in printed and "11,540 train, 5,823 test, pictures, 20 labels" in printed
     assert f"in {tmp_path / 'voc2012'}" in printed.replace("\n", "")
     assert "39,239 validation, pictures, 1,628 labels" in run("info", "flair-fine").stdout
-    assert "of 51,414 users" in run("info", "flair-fine").stdout and "of 40 users" in run("info", "mosaics").stdout
+    assert "from 51,414 users" in run("info", "flair-fine").stdout and "from 40 users" in run("info", "mosaics").stdout
     assert "users" not in printed
 
 

@@ -221,7 +221,7 @@ def test_a_run_says_how_many_users_there_were() -> None:
 
 
 def test_without_users_it_is_refused() -> None:
-    why = r"clients: this dataset does not say whose its instances are \(those that do: mosaics, flair, flair-fine, and"
+    why = r"clients: this dataset has no users \(these have: mosaics, flair, flair-fine, and"
     with pytest.raises(ConfigError, match=why):
         federated(settings("fused", clients="users"), TRAIN)
     with pytest.raises(ConfigError, match="clients: real parties own labels"):

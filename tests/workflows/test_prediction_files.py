@@ -94,7 +94,9 @@ def test_a_model_of_pictures_that_cannot_be(place: Path, tmp_path: Path, feature
     file = tmp_path / "model" / "facts.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"features": features}))
     (tmp_path / "model" / "SHA256SUMS").unlink()
-    expected = f"damaged, its parts do not fit together: {features!r} numbers are no picture of 8 to 1024 pixels a side"
+    expected = (
+        f"damaged, its parts do not fit together: {features!r} numbers are not a picture of 8 to 1024 pixels a side"
+    )
     with pytest.raises(FedalcError, match=re.escape(expected)):
         fedalc.TrainedModel.load(tmp_path / "model")
 
@@ -142,8 +144,8 @@ def test_broken_pictures_can_be_skipped(
         (["run", "nowhere"], "nowhere: no such file or folder"),
         (["run", "text"], "text: has no pictures (JPEG, PNG, WebP, GIF, BMP)"),
         (["run", "some", "--broken", "mend"], "--broken: refuse or skip, not 'mend'"),
-        (["text", "some/a.png"], "some/a.png: is of pictures, and this model was trained on 1600 features"),
-        (["text", "photos.tar"], "photos.tar: is of pictures, and this model was trained on 1600 features"),
+        (["text", "some/a.png"], "some/a.png: holds pictures, but this model was trained on 1600 features"),
+        (["text", "photos.tar"], "photos.tar: holds pictures, but this model was trained on 1600 features"),
         (["text", "some"], "some: is a folder, and a file was expected"),
         (["text", "some/words.txt", "--sheet", "x.png"], "--sheet: this model was trained on features"),
     ],

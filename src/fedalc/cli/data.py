@@ -1,4 +1,4 @@
-"""`fedalc data …`: what datasets there are, how to get them, and whether a copy is right."""
+"""`fedalc data …`: list datasets, say how to get them, and check a copy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Datasets: list, info, check, fetch, generate.", no_args_is_help=True, rich_markup_mode="rich")
 
 Name = Annotated[str, typer.Argument(help="a dataset's name")]
-NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or a folder with one of your own")]
+NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or your own folder")]
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None) -> None:
-    """The datasets known by name, and which of them are here."""
+    """List the datasets that fedalc knows by name, and whether their files are here."""
     from fedalc.data.catalog.datasets import ENTRIES
     from fedalc.data.catalog.locate import data_root, presence
     from fedalc.data.formats import formats
@@ -43,9 +43,9 @@ def list_(data_dir: DataDir = None) -> None:
         table.add_row(entry.name, *_numbers(entry), presence(entry, data_dir))
     console = Console()
     console.print(table)
-    console.print(f"looked in {data_root(data_dir)}; how to get one: fedalc data info NAME", highlight=False)
-    console.print("packed: there is an archive, which has not been looked into", highlight=False)
-    console.print("generated: made up, with the sizes of a real dataset and nothing else of it", highlight=False)
+    console.print(f"looked in {data_root(data_dir)}; to get one: fedalc data info NAME", highlight=False)
+    console.print("packed: there is an archive; fedalc has not looked inside", highlight=False)
+    console.print("generated: made-up data with the sizes of a real dataset", highlight=False)
     known = ", ".join(f"{each.name} ({each.help or 'registered'})" for each in reversed(list(formats())))
     console.print(f"formats for your own folders: {known}", highlight=False, markup=False)
 
@@ -62,7 +62,7 @@ def _numbers(entry: Entry) -> list[str]:
 
 @app.command()
 def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
-    """What a dataset is, where to get it, and where its files go; or what files a folder has."""
+    """Show what a dataset is, where to get it and where its files go; or what your own folder holds."""
     from fedalc.data.catalog.datasets import entry as find
     from fedalc.data.catalog.locate import dataset_dir
 
@@ -92,7 +92,7 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
             + f"; in {dataset_dir(entry, data_dir)}"
         )
     if entry.users:
-        console.print(f'  of {entry.users:,} users, who can be the clients: clients = "users"')
+        console.print(f'  from {entry.users:,} users, who can be the clients: clients = "users"')
     if entry.note:
         console.print(f"  {entry.note}")
     if entry.files:
@@ -108,7 +108,7 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
 
 
 def _is_folder(name: str) -> bool:
-    """Whether it is one's own: what the catalog knows goes by its name, as everywhere. A path is not a name."""
+    """Return whether this is a user's folder. A name in the catalog means the catalog's dataset; a path never does."""
     from fedalc.data.catalog.datasets import is_known
 
     return not is_known(name) and (Path(name).is_dir() or len(Path(name).parts) > 1)
@@ -132,9 +132,9 @@ def _print_folder(folder: Path, console: Console) -> None:
 
 @app.command()
 def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
-    """Read a dataset and compare it with what it should be. Exits with 1 where it differs.
+    """Read a dataset and compare it with its published numbers. Exits with 1 if it differs.
 
-    In a folder of your own, everything is read and counted. Exits with 1 where pictures are broken or in two splits.
+    For your own folder: read and count everything. Exits with 1 if pictures are broken or in two splits.
     """
     from rich.progress import Progress
 
@@ -145,22 +145,22 @@ def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
     from fedalc.data.check import check_files
     from fedalc.data.load import has_pictures
 
-    own = _is_folder(name)
-    asked = name if own else find(name).name
+    is_folder = _is_folder(name)
+    dataset_name = name if is_folder else find(name).name
     notes: list[str] = []
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("pictures", total=None, visible=has_pictures(asked))
+        task = bar.add_task("pictures", total=None, visible=has_pictures(dataset_name))
 
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        # What is broken is listed, and missing in the counts.
+        # Broken pictures are listed, and left out of the counts.
         options = ImageOptions(broken="skip", progress=show, tell=notes.append)
-        dataset = load_dataset(asked, data_dir, images=options)
+        dataset = load_dataset(dataset_name, data_dir, images=options)
     for note in notes:
         console.print(note)
-    if own:
+    if is_folder:
         _print_counts(dataset)
         if notes:
             raise typer.Exit(1)
@@ -168,7 +168,7 @@ def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
     entry = find(name)
     checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
     if not checks:
-        raise DataError(f"{entry.name}: there is nothing to check it against")
+        raise DataError(f"{entry.name}: no published numbers to compare with")
     table = Table("what", Column("expected", overflow="fold"), Column("found", overflow="fold"), "")
     for line in checks:
         table.add_row(line.what, str(line.expected), str(line.found), "ok" if line.ok else "differs")
@@ -211,7 +211,7 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
 @app.command()
 def generate(
     name: Annotated[str, typer.Argument(help="a generated problem: amazoncat-shaped, or amazoncat-shaped-100th, …")],
-    folder: Annotated[Path, typer.Argument(help="where train.txt and test.txt go")],
+    folder: Annotated[Path, typer.Argument(help="folder for train.txt and test.txt")],
 ) -> None:
     """Write a generated problem as files in the Extreme Classification Repository's format."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

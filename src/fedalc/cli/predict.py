@@ -1,4 +1,4 @@
-"""`fedalc predict`: the best labels of new instances, as a file that people and programs read."""
+"""`fedalc predict`: the best labels of new instances, as CSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from fedalc.errors import DataError, FedalcError
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="a finished run's folder")],
+    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     file: Annotated[
         Path,
         typer.Argument(
-            help="instances, in either format; for a model of pictures: a picture, or a folder or tar archive of "
-            "pictures. Labels are not used"
+            help="instances in a data format that fedalc reads; for a picture model: a picture, or a folder or tar "
+            "archive of pictures. Labels are ignored"
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="how many labels per instance")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="labels per instance")] = 5,
     form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
-    out: Annotated[Path | None, typer.Option(help="a file (default: the terminal)")] = None,
+    out: Annotated[Path | None, typer.Option(help="output file (default: the terminal)")] = None,
     broken: Annotated[
-        str, typer.Option(help="pictures that cannot be decoded: refuse, or skip with a note")
+        str, typer.Option(help="pictures that cannot be decoded: refuse, or skip with a warning")
     ] = "refuse",
-    sheet: Annotated[Path | None, typer.Option(help="a PNG file: the first pictures with their labels")] = None,
-    sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="how many pictures --sheet shows")] = 36,
+    sheet: Annotated[
+        Path | None, typer.Option(help="write the first pictures with their labels to this PNG file")
+    ] = None,
+    sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="number of pictures on the --sheet")] = 36,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
-    """The best labels of new instances, with names and scores.
+    """Predict the best labels of new instances, with names and scores.
 
     Scores rank labels and are not probabilities: cosines in [-1, 1], or any number for models of the square loss
     (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles.
     """
-    if run.exists() and not file.exists():  # told before anything is loaded, which takes seconds
+    if run.exists() and not file.exists():  # before loading torch, which takes seconds
         raise DataError("no such file or folder", file)
     from fedalc.core.devices import check_device
     from fedalc.workflows.predict import predict_file

@@ -1,10 +1,9 @@
-"""Parsed files kept on disk, so that a file is parsed once.
+"""Parsed files on disk, so that each file is parsed once.
 
-An entry is found by the SHA-256 of the file's content, the parser's version and the options it was given: a changed
-file is a different entry, and nothing ever has to be invalidated. (Only pictures, their archives and the annotations of
-published datasets, gigabytes of small files, are known by path, size and time instead: `places`.) The cache is a
-convenience and never a reason to fail: an entry that cannot be read is parsed again, and one that cannot be written is
-not written.
+The key is the SHA-256 of the file's content, the parser's version and its options: a changed file is another entry, and
+nothing has to be invalidated. (Pictures, their archives and the annotations of published datasets, gigabytes of small
+files, are keyed by path, size and time instead: `storage`.) The cache never causes a failure: an entry that cannot be
+read is parsed again, and one that cannot be written is skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a parser found in one file. Names only where the format has them."""
+    """The content of one file. Names only if the format has them."""
 
     split: Split
     feature_names: tuple[str, ...] = ()
@@ -45,12 +44,12 @@ def cache_dir() -> Path:
 
 
 def cached(path: Path, parser: str, options: str, parse: Callable[[], Parsed]) -> Parsed:
-    """The parsed file, from the cache if it is there. `parser` names the parser and its version."""
+    """Return the parsed file, from the cache if possible. `parser` is the parser's name and version."""
     try:
         place = cache_dir() / f"{_key(path, parser, options)}.npz"
     except RuntimeError:  # a user without a home folder
         return parse()
-    # Not there, or damaged in whatever way: the file itself has the answer.
+    # Missing or damaged: parse the file.
     with contextlib.suppress(Exception):
         return _load(place)
     parsed = parse()
@@ -85,7 +84,7 @@ def _store(parsed: Parsed, place: Path) -> None:
 
 
 def store_arrays(place: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Another process sees all of it or nothing, and so does the next one after a power cut."""
+    """Write an entry at once: other processes see all of it or nothing, even after a power cut."""
     with whole_binary(place) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
@@ -105,7 +104,7 @@ def _load(place: Path) -> Parsed:
 
 
 def packed(names: tuple[str, ...]) -> np.ndarray:
-    """Names as bytes with a separator: numpy's own strings would pad each one to the longest."""
+    """Return names as bytes with a separator: numpy strings would pad each to the longest."""
     if with_one := [name for name in names if "\0" in name]:
         raise DataError(f"the name {with_one[0]!r} has a null character in it, which no name may have")
     return np.frombuffer("\0".join(names).encode("utf-8", errors="surrogateescape"), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Whether what was read is what the catalog says it should be; and what is in it, where the catalog says nothing."""
+"""Compare a dataset with the catalog's numbers, or count what is in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedalc.data.formats.text_stream import LineReader
 from fedalc.data.images.images import Images
 
 _ROUNDING = 0.0051
-"""Published averages have two digits behind the point."""
+"""Published averages have two decimals."""
 
 
 class Check(NamedTuple):
@@ -25,7 +25,7 @@ class Check(NamedTuple):
 
 
 def check(dataset: Dataset, entry: Entry) -> list[Check]:
-    """The dataset's statistics beside the published ones. Nothing to compare with is an empty list."""
+    """Compare the dataset's statistics with the published ones; an empty list if there are none."""
     if entry.images is not None:
         return _check_pictures(dataset, entry.images)
     expected = entry.statistics
@@ -47,14 +47,14 @@ def check(dataset: Dataset, entry: Entry) -> list[Check]:
         ("instances per label", expected.instances_per_label, marks / max(dataset.label_count, 1)),
         ("labels per instance", expected.labels_per_instance, marks / max(instances, 1)),
     ]
-    if expected.features_per_instance is not None and entry.like is None:  # of generated data it is about so many
+    if expected.features_per_instance is not None and entry.like is None:  # approximate for generated data
         words = sum(int(split.features.nnz) for split in averaged)
         averages.append(("features per instance", expected.features_per_instance, words / max(instances, 1)))
     return [_same(*line) for line in counts] + [_about(*line) for line in averages]
 
 
 def _check_pictures(dataset: Dataset, expected: ImageSet) -> list[Check]:
-    """The size of the copies is the user's choice, so features are not compared."""
+    """Does not compare features: the user chooses the size of the copies."""
     checks = [
         _same("train instances", expected.train, len(dataset.train)),
         _same("test instances", expected.test, len(dataset.test)),
@@ -69,7 +69,7 @@ def _check_pictures(dataset: Dataset, expected: ImageSet) -> list[Check]:
 
 
 def count(dataset: Dataset) -> list[tuple[str, str]]:
-    """What is in a dataset that nothing was published about, to be looked at."""
+    """Count what is in a dataset without published numbers."""
     held = dataset.train.labels.getnnz(axis=0)
     lines = [(f"{split} instances", f"{len(part):,}") for split, part in dataset.splits.items()]
     lines += [
@@ -107,7 +107,7 @@ def _about(what: str, wanted: float, found: float) -> Check:
 
 
 def check_files(folder: Path, entry: Entry) -> list[Check]:
-    """The checksums of the files' uncompressed content, for the files whose checksum is known."""
+    """Compare the SHA-256 of the files' uncompressed content with the known ones."""
     checks = []
     for name, wanted in entry.sha256.items():
         present = find_file(folder, name)
@@ -117,13 +117,13 @@ def check_files(folder: Path, entry: Entry) -> list[Check]:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file of this name, as it is or compressed."""
+    """Return the file of this name, plain or compressed; None if there is none."""
     candidates = (folder / f"{name}{suffix}" for suffix in ("", ".gz", ".bz2"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def content_sha256(path: Path) -> str:
-    """The checksum of what is in the file once it is unpacked: another compression level is still the same data."""
+    """Return the SHA-256 of the unpacked content: the same for every compression level."""
     digest = hashlib.sha256()
     with LineReader(path) as reader:
         for piece in reader.pieces():

@@ -1,4 +1,4 @@
-"""What a dataset is once it has been read: sparse features or pictures, sparse label sets, and the labels' names."""
+"""A dataset in memory: sparse features or pictures, sparse label sets, and label names."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.errors import DataError
 
 Features: TypeAlias = Any
-"""A csr_matrix or Images. (Not written as a union: text code, which never sees Images, takes it for a csr_matrix.)"""
+"""A csr_matrix or Images. (Not a union: code for text never sees Images and treats this as a csr_matrix.)"""
 
 
 @dataclass(frozen=True)
 class Split:
     """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty.
 
-    Both may be given as any sparse matrix, array, list of rows or data frame, and are brought into this form here.
-    `Images` stay as they are. `labels` is a 0/1 (or bool) matrix: a row of a list is a row of that matrix, and not a
-    list of label numbers. Features that are not finite and labels that are neither 0 nor 1 are refused.
-    `users` says whose each instance is, where that is known: another way to form clients.
+    Give both as any sparse matrix, array, list of rows or data frame; they are converted here. `Images` stay unchanged.
+    `labels` is a 0/1 (or bool) matrix: a row of a list is a row of that matrix, not a list of label numbers. Features
+    that are not finite, and labels other than 0 and 1, are refused. `users` names the user of each instance, if known:
+    another way to form clients.
     """
 
     features: Features
@@ -42,7 +42,7 @@ class Split:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
         if self.users is not None:
             if isinstance(self.users, str) or not isinstance(self.users, Iterable):
-                raise DataError(f"users should be a list of names, one per instance, and not {self.users!r:.60}")
+                raise DataError(f"users should be a list of names, one per instance, not {self.users!r:.60}")
             object.__setattr__(self, "users", tuple(map(str, self.users)))
             if len(self.users) != self.features.shape[0]:
                 raise DataError(f"{len(self.users)} users' names for {self.features.shape[0]} instances")
@@ -51,14 +51,14 @@ class Split:
         return int(self.features.shape[0])
 
     def rows(self, index: np.ndarray) -> Split:
-        """The instances at these positions, in this order."""
+        """Return the instances at these positions, in this order."""
         users = None if self.users is None else tuple(self.users[at] for at in np.arange(len(self))[index])
         return Split(self.features[index], self.labels[index], users)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A train and a test split over the same features and labels. `validation` only where the dataset ships its own.
+    """A train and a test split over the same features and labels. `validation`: only if the dataset ships its own.
 
     Without test data (None, or a split without instances) a run has no test metrics. Without names, labels are called
     by number.
@@ -72,7 +72,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise DataError(f"a dataset's name is a text, and not {self.name!r:.60}")
+            raise DataError(f"a dataset's name is a text, not {self.name!r:.60}")
         for part in ("train", "test", "validation"):
             split = getattr(self, part)
             if not isinstance(split, Split) and (split is not None or part == "train"):
@@ -100,7 +100,7 @@ class Dataset:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """Those that are there, by name."""
+        """The splits that exist, by name."""
         every = {"train": self.train, "test": self.test, "validation": self.validation}
         return {name: split for name, split in every.items() if split is not None}
 
@@ -114,12 +114,12 @@ class Dataset:
 
     @property
     def users(self) -> tuple[str, ...] | None:
-        """Whose each training instance is, where that is known."""
+        """The user of each training instance, if known."""
         return self.train.users
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells whether two datasets are the same, without keeping either."""
+        """A hash of the content: equal for equal datasets."""
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.validation):
             if split is not None:

@@ -1,7 +1,7 @@
 """Positive-only clients: each has one label, holds instances that carry it, and knows of no other label.
 
-By labels, client u is label u, with all its instances. By users, a user's device holds the user's instances alone, and
-each label among these is a client: as many clients have a label as users have an instance of it.
+By labels, client u is label u, with all its instances. By users, a user's device holds only the user's instances, and
+each of their labels is a client: a label has as many clients as users with an instance of it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fedalc.errors import ConfigError, DataError
 
 
 class Clients(Protocol):
-    """What the server of a training has to know of its clients."""
+    """What the server has to know about its clients."""
 
     @property
     def counts(self) -> np.ndarray:
-        """n_u: how many instances each client holds."""
+        """n_u: the number of instances of each client."""
 
     @property
     def clients(self) -> np.ndarray:
-        """Those that hold an instance, by number."""
+        """The numbers of the clients that have an instance."""
 
     @property
     def label_of(self) -> np.ndarray:
@@ -36,7 +36,7 @@ class Clients(Protocol):
 
     @property
     def user_of(self) -> np.ndarray:
-        """Whose each client is: a user's clients take part in a round together, or not at all."""
+        """The user of each client: a user's clients take part in a round together, or not at all."""
 
     @property
     def label_count(self) -> int: ...
@@ -47,11 +47,11 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Federation:
-    """The training instances as the clients hold them. Instances are shared here, once each, to save memory.
+    """The clients' training instances. Each instance is stored once, even if several clients have it.
 
-    `users` says by a number whose each instance is; without, each label is a user of its own, with all its instances.
-    `numbers` and `keys` name clients and instances in random draws, where this is a part of something larger.
-    `parties` says by a number with whom each client is, where one party has several labels.
+    `users`: the number of each instance's user; without it, each label is a user with all its instances. `numbers` and
+    `keys` identify clients and instances in random draws, if this is a part of a larger federation. `parties`: the
+    number of each client's party, if a party has several labels.
     """
 
     features: csr_matrix
@@ -67,17 +67,17 @@ class Federation:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """n_u: how many instances each client holds."""
+        """n_u: the number of instances of each client."""
         return np.bincount(self.held.indices, minlength=self.held.shape[1])
 
     @cached_property
     def clients(self) -> np.ndarray:
-        """Those that hold an instance, by number. Labels without an instance have no client."""
+        """The numbers of the clients that have an instance. Labels without an instance have no client."""
         return np.flatnonzero(self.counts)
 
     @cached_property
     def held(self) -> csr_matrix:
-        """Instances × clients, entry for entry as `labels`: which client an (instance, label) pair is with."""
+        """Instances × clients, in the order of `labels`: the client of each (instance, label) pair."""
         if self.users is None:
             return self.labels
         shape = (self.labels.shape[0], len(self._owners))
@@ -93,7 +93,7 @@ class Federation:
 
     @property
     def party_of(self) -> np.ndarray:
-        """Who sends one change of θ for all its clients: a party, or else each user."""
+        """The sender of each client's change of θ, one for all its clients: a party, or else the user."""
         return self.user_of if self.parties is None else self.parties
 
     @cached_property
@@ -104,11 +104,11 @@ class Federation:
 
     @cached_property
     def _owners(self) -> np.ndarray:
-        """The same of each client: by user, then by label."""
+        """User and label of each client, as one number: by user, then by label."""
         return np.unique(self._owned)
 
     def user_count(self, clients: np.ndarray) -> int:
-        """How many users these clients are of."""
+        """Return how many users these clients belong to."""
         return len(np.unique(self.user_of[clients]))
 
     @property
@@ -126,13 +126,13 @@ class Federation:
         return instances if self.keys is None else self.keys[instances]
 
     def instances_of(self, client: int) -> np.ndarray:
-        """S_u, as row numbers."""
+        """Return S_u, the row numbers of a client's instances."""
         start, stop = self._by_client.indptr[client : client + 2]
         return np.asarray(self._by_client.indices[start:stop])
 
     def pairs_of(self, clients: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
-        """(instances, pairs): the instances that these clients hold, ascending, and which holds which, a column per
-        client. It costs what they hold."""
+        """Return (instances, pairs): the instances of these clients, ascending, and instances × clients. The cost grows
+        with the pairs of these clients only."""
         held = self._by_client[:, clients]
         instances, rows = np.unique(held.indices, return_inverse=True)
         columns = np.repeat(np.arange(len(clients)), np.diff(held.indptr))
@@ -144,36 +144,35 @@ class Federation:
 
 
 def form_clients(train: Split, by: Literal["labels", "users"]) -> Federation:
-    """All clients there are: one for each label, or one for each label of each user."""
+    """Return one client per label, or one per label of each user."""
     if by == "labels":
         return Federation(train.features, train.labels)
     if train.users is None:
         known = ", ".join(entry.name for entry in ENTRIES if entry.users)
         raise ConfigError(
-            f"this dataset does not say whose its instances are (those that do: {known}, and lists of pictures with a "
-            "user column); use labels",
+            f"this dataset has no users (these have: {known}, and lists of pictures with a user column); use labels",
             "clients",
         )
-    # (numpy would pad each instance's name to the longest.)
+    # (A numpy array would pad each name to the longest.)
     number = {name: at for at, name in enumerate(sorted(set(train.users)))}
     return Federation(train.features, train.labels, users=np.array([number[user] for user in train.users]))
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Split, Split | None]:
-    """(train, validation): the dataset's own validation data if it has any, else a random share of train.
+    """Return (train, validation): the dataset's own validation data if it has any, else a random share of train.
 
-    With share 0 there is no validation data, whatever the dataset ships.
+    With share 0 there is no validation data, even if the dataset ships its own.
     """
     if share == 0:
         return dataset.train, None
     if dataset.validation is not None:
         return dataset.train, dataset.validation
     size = len(dataset.train)
-    held = round(size * share)
-    if not 0 < held < size:
+    count = round(size * share)
+    if not 0 < count < size:
         raise DataError(
             f"a validation share of {share} leaves nothing of {size} training instances on one side; "
             "set selection.validation=0 to train without"
         )
     order = numpy_generator(seed, "validation").permutation(size)
-    return dataset.train.rows(np.sort(order[held:])), dataset.train.rows(np.sort(order[:held]))
+    return dataset.train.rows(np.sort(order[count:])), dataset.train.rows(np.sort(order[:count]))

@@ -1,4 +1,4 @@
-"""Names of labels: each label has one of its own, so that a prediction or a pseudonym means one label."""
+"""Label names: each is unique, so that a prediction or a pseudonym means one label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNSUITABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 
 
 def repeated_name(names: Sequence[str]) -> str | None:
-    """A name that two labels have, in whichever way it is written, if there is one."""
+    """Return a name that two labels share, in any Unicode form; None if there is none."""
     often = _often(names)
     if len(often) == len(names):
         return None
@@ -22,7 +22,7 @@ def repeated_name(names: Sequence[str]) -> str | None:
 
 
 def distinct_names(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
-    """The names, those of several labels with the label's number behind (`bank #7`); and which labels these are."""
+    """Return the names, with the label's number added to those that repeat (`bank #7`); and the labels changed."""
     often = _often(names)
     if len(often) == len(names):
         return tuple(names), []
@@ -30,14 +30,14 @@ def distinct_names(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
     apart, taken = list(names), set(often)
     for label in changed:
         apart[label] = f"{names[label]} #{label}"
-        while _one_form(apart[label]) in taken:  # another label has that name in the file
+        while _one_form(apart[label]) in taken:  # another label has that name
             apart[label] += "'"
         taken.add(_one_form(apart[label]))
     return tuple(apart), changed
 
 
 def checked_names(names: Any, count: int) -> tuple[str, ...]:
-    """One name for each of `count` labels. Without any, labels are called by number."""
+    """Return one name for each of `count` labels. Without names, labels are called by number."""
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise DataError(f"label names should be a list of texts, one per label, and not {names!r:.60}")
     found = tuple(name if isinstance(name, str) else str(name) for name in names) or tuple(map(str, range(count)))

@@ -5,7 +5,7 @@ Both limits can be raised with environment variables, for every command and for 
     FEDALC_MAX_LINE=64MiB           the longest line of a text file (default: 16MiB)
     FEDALC_MAX_EXPANSION=1000       how many times its size a compressed file may unpack to (default: 200)
 
-A file that unpacks to at most 64 MiB is always read: small files may be as repetitive as they like.
+A file that unpacks to at most 64 MiB is always read: small files may be very repetitive.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ DEFAULT_EXPANSION = 200
 ALWAYS_READ = 64 << 20
 """Bytes that any file may unpack to."""
 MOST_MEMBERS = 1_000_000
-"""Files in an archive that is unpacked."""
+"""Limit for files in an archive that is unpacked."""
 MOST_LABELS = 10_000_000
-"""That the first line of a text file may announce: each has a name and counts in memory, whether it occurs or not."""
+"""Limit for labels in a text file's first line: each takes memory for its name and counts, even if it never occurs."""
 LONGEST_MEMBER_HEADER = 64 << 10
-"""Bytes of a tar member's extended header (long names and the like). Reading one takes time that grows with their
-square."""
+"""Limit in bytes for a tar member's extended header (long names, attributes). Reading one takes quadratic time."""
 
 
 def longest_line() -> int:
-    """In bytes."""
+    """Return the limit in bytes."""
     said = os.environ.get(LINE)
     if not said:
         return DEFAULT_LINE
@@ -45,7 +44,7 @@ def longest_line() -> int:
 
 
 def largest_content(packed: int) -> int:
-    """Bytes that a compressed file of `packed` bytes may unpack to."""
+    """Return how many bytes a compressed file of `packed` bytes may unpack to."""
     said = os.environ.get(EXPANSION)
     if not said:
         return max(ALWAYS_READ, DEFAULT_EXPANSION * packed)
@@ -56,7 +55,7 @@ def largest_content(packed: int) -> int:
 
 def line_too_long(path: Path, line: int, limit: int) -> DataError:
     return DataError(
-        f"the line is longer than {in_words(limit)}, the longest that is read. If the file is right, allow longer "
+        f"the line is longer than {in_words(limit)}, the limit. If the file is right, allow longer "
         f"lines: {LINE}=64MiB (an environment variable)",
         path,
         line,

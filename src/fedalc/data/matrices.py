@@ -1,4 +1,4 @@
-"""Features and labels as users give them, brought into one form and checked: what cannot be meant is refused."""
+"""Convert the features and labels that users give into one form, and refuse values that must be a mistake."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NUMERIC = "biuf"  # numpy's kinds of numbers: bool, signed, unsigned, floating
 
 
 def feature_matrix(features: Any) -> csr_matrix:
-    """Instances × features as float32, from any sparse matrix, array, list of rows or data frame.
+    """Return instances × features as float32, from any sparse matrix, array, list of rows or data frame.
 
     A value that is not a finite number in float32 is refused, with its row.
     """
-    with np.errstate(over="ignore"), warnings.catch_warnings():  # what overflows is refused below
+    with np.errstate(over="ignore"), warnings.catch_warnings():  # overflow is refused below
         warnings.simplefilter("ignore", RuntimeWarning)
         matrix = csr_matrix(_two_dimensional(features, "features"), dtype=np.float32)
     # The extremes of data with a NaN in it are NaN. (A mask of all values would take memory.)
@@ -32,16 +32,16 @@ def feature_matrix(features: Any) -> csr_matrix:
 
 
 def label_matrix(labels: Any) -> csr_matrix:
-    """Instances × labels as float32 ones, from any sparse matrix, array, list of rows or data frame of 0/1 or bool.
+    """Return instances × labels as float32 ones, from a sparse matrix, array, list or data frame of 0/1 or bool.
 
     Other numbers are refused: a -1 or a probability would count as "has this label".
     """
     given = _two_dimensional(labels, "labels")
-    # Doubles are compared as such: float32 would make a 1 of what is only close to it.
+    # Compare doubles as doubles: float32 would round values close to 1 to 1.
     matrix = csr_matrix(given, dtype=np.float64 if given.dtype == np.float64 else np.float32)
     if (matrix.data == 1).all() and matrix.has_canonical_format:
         return matrix.astype(np.float32, copy=False)
-    matrix = matrix.copy() if issparse(given) else matrix  # never change the caller's
+    matrix = matrix.copy() if issparse(given) else matrix  # do not change the caller's matrix
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     wrong = np.flatnonzero(matrix.data != 1)
@@ -67,7 +67,7 @@ def _how_to_convert(matrix: csr_matrix) -> str:
 
 
 def _two_dimensional(given: Any, what: str) -> Any:
-    """A sparse matrix as it is, everything else as an array; both with two dimensions and of numbers."""
+    """Return a sparse matrix unchanged, and anything else as an array; both two-dimensional and numeric."""
     if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
         raise DataError(f"{what}: a masked array with masked values; fill them in first: X.filled(0)")
     if given is None or isinstance(given, str | bytes):
@@ -84,7 +84,7 @@ def _two_dimensional(given: Any, what: str) -> Any:
 
 
 def _checked_sparse(given: Any, what: str) -> Any:
-    """Compiled code trusts the indices: one out of range reads or writes foreign memory."""
+    """Check the indices, which compiled code trusts: one out of range would read or write other memory."""
     if given.format in ("csr", "csc", "bsr"):
         try:
             given.check_format(full_check=True)
@@ -107,7 +107,7 @@ def _as_array(given: Any, what: str) -> np.ndarray:
 
 
 def _numbers_in_objects(array: Any, what: str) -> Any:
-    """Of an array of Python objects, as data frames of mixed columns give it. Texts are no numbers, even of digits."""
+    """Convert an array of Python objects, as data frames of mixed columns give. Text is refused, even digits."""
     wrong = DataError(f"{what}: expected numbers, found values of type {array.dtype}")
     if array.dtype.kind != "O" or issparse(array):
         raise wrong
@@ -120,5 +120,5 @@ def _numbers_in_objects(array: Any, what: str) -> Any:
 
 
 def _row_of(matrix: csr_matrix, at: int) -> int:
-    """The row of the entry stored at this place."""
+    """Return the row of the entry stored at this position."""
     return int(np.searchsorted(matrix.indptr, at, side="right")) - 1

@@ -1,7 +1,7 @@
-"""Where a dataset's files are: loose in a folder, in tar archives in it, or some here and some there.
+"""A dataset's files: loose in a folder, in tar archives in it, or both.
 
-Archives are never unpacked. They are gone through front to back, once per question, and what is wanted is handed out on
-the way; nothing of them is written to disk under a name of theirs. What is loose takes precedence over what is packed.
+Archives are never unpacked to disk. They are read front to back, once per request, and wanted files are handed out on
+the way. Loose files take precedence over packed ones.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _ARCHIVE = re.compile(r".+\.(?:tar|tar\.gz|tgz|tar\.bz2)", re.IGNORECASE)
 
 
 class File:
-    """One file of a place, to be read where it is handed out. Failures name the file."""
+    """One file, to be read when it is handed out. Errors name the file."""
 
     def __init__(self, stream: IO[bytes], name: str, place: Path, size: int) -> None:
         self._stream, self.name, self.place, self.size = stream, name, place, size
 
     def read(self, most: int) -> bytes:
-        """All of it. A file with more bytes than this is refused before any of them is read."""
+        """Read all of it. A file with more than `most` bytes is refused before reading."""
         if self.size > most:
             raise self.error(f"is larger than {most >> 20} MB, which no file of its kind is")
         return self.read_start(most)
 
     def read_start(self, most: int) -> bytes:
-        """At most so many bytes. A file with more of them is no error: ask for one more than there should be."""
+        """Read at most `most` bytes. A longer file is not an error: ask for one byte more than allowed to notice it."""
         try:
-            # Python sets aside as much memory as it is asked to read.
+            # Python allocates as much memory as it is asked to read.
             return self._stream.read(min(most, self.size))
         except UNREADABLE as error:
             raise _damaged(error, self.place) from None
@@ -44,7 +44,7 @@ class File:
 
 
 class Place:
-    """All the files of a dataset, known by names with `/` in them, relative to its folder or as in its archives."""
+    """All files of a dataset. Names use `/`, relative to the folder or as in the archives."""
 
     def __init__(self, path: Path) -> None:
         """A folder with files, archives or both; or one archive."""
@@ -61,7 +61,7 @@ class Place:
             raise DataError("no such folder or archive", path)
 
     def matching(self, pattern: re.Pattern[str]) -> Iterator[File]:
-        """Every file whose whole name fits. Those in archives only if no loose one does: it has been unpacked then."""
+        """Yield every file whose whole name matches. Looks in archives only if no loose file matches."""
         if loose := self.loose(pattern):
             yield from self._read_loose(loose)
             return
@@ -73,9 +73,9 @@ class Place:
                     yield file
 
     def files(self, names: Iterable[str]) -> Iterator[File]:
-        """These files: the loose ones in this order, then the others in the order in which archives have them.
+        """Yield these files: loose ones in this order, then packed ones in the order of the archives.
 
-        A name is asked for only when the file before it has been handed out. Whatever is not there is not handed out.
+        Takes the next name only after the file before it was handed out. Skips files that do not exist.
         """
         missing: set[str] = set()
         yield from self._read_loose(self._without(missing, names))
@@ -89,11 +89,11 @@ class Place:
             missing -= here
 
     def loose(self, pattern: re.Pattern[str]) -> list[str]:
-        """The names of loose files that fit, in order."""
+        """Return the names of loose files that match, sorted."""
         return sorted(name for name in self._walk() if pattern.fullmatch(name))
 
     def stamp(self, names: Sequence[str]) -> str:
-        """Differs once one of these files, or an archive they may be in, is another one: path, size and time."""
+        """Return a hash that changes with these files, or with an archive they may be in: path, size and time."""
         digest = hashlib.sha256(str(self.path.resolve()).encode())
         packed = not names
         for name in names:
@@ -105,7 +105,7 @@ class Place:
         return digest.hexdigest()
 
     def _without(self, missing: set[str], names: Iterable[str]) -> Iterator[str]:
-        """Those that are loose. The others become `missing`."""
+        """Yield the loose files. The others go into `missing`."""
         for name in names:
             safe = safe_name(name, self.path)
             if self.folder is not None and (self.folder / safe).is_file():
@@ -124,7 +124,7 @@ class Place:
                 yield File(stream, name, self.folder, os.fstat(stream.fileno()).st_size)
 
     def _walk(self) -> Iterator[str]:
-        """Folders that are links are gone into, as one's data often is on another disk, but never twice."""
+        """Yield all file names. Follows linked folders, because data is often on another disk, but visits each once."""
         if self.folder is None:
             return
         visited: set[str] = set()
@@ -140,12 +140,12 @@ class Place:
 
 
 def is_archive(path: Path) -> bool:
-    """By its name alone."""
+    """Return whether this is an archive, by its name."""
     return _ARCHIVE.fullmatch(path.name) is not None and path.is_file()
 
 
 def _read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[File]:
-    """The wanted files. An archive with a link, a device or a path that leads out is refused as a whole."""
+    """Yield the wanted files. Refuses an archive with a link, a device or a path out of the folder."""
     found: set[str] = set()
     try:
         with open_tar(path) as archive:
@@ -164,7 +164,7 @@ def _read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[File]:
 
 
 def safe_name(name: str, place: Path) -> str:
-    """The name without `./`. One that leads out of the place, or means something else on another system, is refused."""
+    """Return the name without `./`. Refuses one that leads out of the folder, or differs on another system."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or any(character in name for character in "\\:\0"):
         raise DataError(f"refused: the name {name!r} leads out of the folder", place)
@@ -172,7 +172,7 @@ def safe_name(name: str, place: Path) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """Empty where there is no file."""
+    """Return size and time of a file; empty if there is none."""
     try:
         found = path.stat()
     except OSError:

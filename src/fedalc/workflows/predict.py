@@ -1,4 +1,4 @@
-"""From a finished run and a file to predictions in a file, with notes and progress where errors go."""
+"""Predict on a file with a finished run's model, and write the predictions."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def predict_file(
     sheet_pictures: int,
     device: str,
 ) -> None:
-    """What a finished run's model says of a file's instances, written to `out` or to standard output; and the first
-    pictures to `sheet`. Notes and progress go where errors do."""
+    """Write the `k` best labels of a file's instances to `out` or to standard output.
+
+    The first pictures go to `sheet`, if given. Notes and progress go to standard error.
+    """
     model = _finished_model(run, device)
     size = model.picture_size if isinstance(model, TrainedModel) else None
     if size is None and sheet is not None:
-        raise FedalcError("--sheet: this model was trained on features, so there are no pictures to show")
+        raise FedalcError("--sheet: this model was trained on features, not on pictures")
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(note: str) -> None:
@@ -65,7 +67,7 @@ def predict_file(
 
 
 def _finished_model(run: Path, device: str) -> TrainedModel | TrainedOracle:
-    """Of a run's folder, or of a model's own."""
+    """Load the model of a run folder, or of a model folder."""
     if (run / "config.toml").exists() and not (run / "model").is_dir():
-        raise FedalcError(f"{run}: this run is not finished; go on with: fedalc train --resume {run}")
+        raise FedalcError(f"{run}: this run is not finished; continue it with: fedalc train --resume {run}")
     return load_model(run / "model" if (run / "model").is_dir() else run, device)

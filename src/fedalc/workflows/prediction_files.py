@@ -1,4 +1,4 @@
-"""From a file of instances, or of pictures, to predictions that people and programs read: CSV, or JSON lines."""
+"""From a file of instances, or pictures, to predictions as CSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Format = Literal["csv", "jsonl"]
 
 
 class Predictions(NamedTuple):
-    """The best labels of each instance, best first, and their scores. An instance is a number, or a picture's name."""
+    """The best labels of each instance, best first, and their scores. Instances are row numbers or picture names."""
 
     instances: Sequence[int | str]
     labels: np.ndarray
@@ -29,23 +29,21 @@ class Predictions(NamedTuple):
 
 
 def predict_rows(model: TrainedModel | TrainedOracle, file: Path, k: int) -> Predictions:
-    """Of a file of features, all at once."""
+    """Predict on all instances of a file of features at once."""
     if looks_like_pictures(file):
-        raise DataError(
-            f"is of pictures, and this model was trained on {model.feature_count} features and not on pictures", file
-        )
+        raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
     labels, scores = model.predict(load_file(file, model.feature_count, len(model.label_names)).features, k)
     return Predictions(range(len(labels)), labels, scores)
 
 
 def predict_pictures(model: TrainedModel, blocks: Iterable[Images], k: int) -> Iterator[tuple[Images, Predictions]]:
-    """Block by block, as they come."""
+    """Predict on pictures, block by block."""
     for images in blocks:
         yield images, Predictions(images.names, *model.predict(images, k))
 
 
 class FirstPictures:
-    """The first few that come by, with what was predicted for them: for a contact sheet."""
+    """The first pictures and their predictions, for a contact sheet."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -68,7 +66,7 @@ class FirstPictures:
 class PredictionWriter:
     """CSV: one line per instance and rank. JSON lines: one line per instance, its labels best first.
 
-    Scores are `predict`'s: they rank labels, and are not probabilities.
+    Scores rank labels and are not probabilities.
     """
 
     def __init__(self, out: TextIO, names: tuple[str, ...], form: Format = "csv") -> None:
@@ -97,7 +95,7 @@ class PredictionWriter:
 
 
 def _best_of(predictions: Predictions) -> Iterator[tuple[int | str, list[tuple[int, float]]]]:
-    """Each instance with its labels and scores. Bytes of a file's name that are no UTF-8 are written out: \\udcff."""
+    """Yield each instance with its labels and scores. Bytes of a file name that are not UTF-8 are escaped: \\udcff."""
     for instance, labels, scores in zip(
         predictions.instances, predictions.labels.tolist(), predictions.scores.tolist(), strict=True
     ):

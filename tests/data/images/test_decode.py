@@ -164,8 +164,8 @@ def test_a_disk_without_locks_is_told_of(folder: Path, own_cache: Path, monkeypa
     told: list[str] = []
     assert small_copies(Place(folder), NAMES, 4, tell=told.append)[1].all()
     assert told == [
-        f"{own_cache}: cannot be written or locked (No locks available), so the small copies of the pictures are made "
-        "again each time. $FEDALC_CACHE says where they go"
+        f"{own_cache}: cannot be written or locked (No locks available), so fedalc makes the small copies of "
+        "the pictures again each time. Set $FEDALC_CACHE to a folder that can be written"
     ]
 
 

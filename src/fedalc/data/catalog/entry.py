@@ -1,4 +1,4 @@
-"""What the catalog says of a dataset."""
+"""What the catalog says about a dataset."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Statistics:
     validation: int | None = None
     averages_over_train: bool = False
     features_per_instance: float | None = None
-    """Those that are not zero. Counted, where the files were at hand; about so many, in generated data."""
+    """Number of non-zero features: counted in the files, approximate for generated data."""
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A dataset of pictures: how it is laid out, and its published numbers. Their averages are over all splits."""
+    """A picture dataset: its layout and its published numbers. Averages are over all splits."""
 
     layout: Literal["voc", "coco", "flair"]
     variant: str
-    """Which of the splits or kinds of labels that the layout's module knows."""
+    """A key of `VARIANTS` in the layout's module: the split or the kind of labels."""
     train: int
     test: int
     labels: int
     validation: int | None = None
     labels_per_instance: float | None = None
-    """With the options as they are by default. Only where it was counted."""
+    """With default options; None if not counted."""
     markers: tuple[str, ...] = ()
-    """Loose files or folders, one of which is there where the dataset has been unpacked."""
+    """Files or folders, at least one of which an unpacked dataset has."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Entry:
     title: str
     statistics: Statistics | None
     page: str
-    """Where its makers offer it."""
+    """The web page of its authors."""
     files: tuple[str, ...]
-    """What its folder should hold. Each may be compressed too, with `.gz` or `.bz2` at the end of its name."""
+    """The files in its folder. Each may be compressed, with `.gz` or `.bz2` added to its name."""
     how_to_get: str
-    """For a person, where there is no direct download."""
+    """Instructions, if there is no direct download."""
     sha256: Mapping[str, str] = field(default_factory=dict)
     """Per file name: the checksum of its uncompressed content."""
     downloads: tuple[Download, ...] = ()
@@ -75,22 +75,22 @@ class Entry:
     propensity: tuple[float, float] = (0.55, 1.5)
     """A and B of the propensity model, for propensity-scored metrics."""
     label_prefix: str | None = None
-    """What the labels' names begin with, where the format does not say which attributes are labels."""
+    """Attributes that begin with this are labels, if the format does not say which are."""
     images: ImageSet | None = None
-    """Set for pictures; `statistics` is for text then, and None."""
+    """Set for pictures; `statistics` is then None."""
     users: int | None = None
-    """Whose the instances are: how many, in all splits. None where that is not known."""
+    """Number of users in all splits; None if unknown."""
     shared_folder: str | None = None
-    """Where its files are in another dataset's folder: that one's name."""
+    """The name of another dataset whose folder has the files."""
     like: str | None = None
-    """Set for generated problems, which only have the size of a real dataset: their name before anything is divided."""
+    """Set for generated problems, which only have the size of a real dataset: their name before dividing."""
 
     @property
     def folder(self) -> str:
-        """The name of its folder among the datasets' folders."""
+        """The name of its folder."""
         return self.shared_folder or self.name
 
     @property
     def is_embedded(self) -> bool:
-        """Made on the spot, without any file."""
+        """Whether fedalc makes it, without any file."""
         return not self.files and self.images is None

@@ -1,4 +1,4 @@
-"""Text from files of annotations: names of labels, users and pictures."""
+"""Text from annotation files: names of labels, users and pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def checked_text(text: str, field: str, error: Callable[[str], Exception]) -> str:
-    """The text, if all of it can be printed, written to a file and kept in the cache."""
+    """Return the text; refuse it if it cannot be printed, written to a file and cached."""
     if found := _REFUSED.search(text):
         what = "half of a character," if "\ud800" <= found[0] <= "\udfff" else "the control character"
         raise error(f"{field}: {shown(text)} has {what} {found[0]!r} in it")

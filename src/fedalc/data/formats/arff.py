@@ -1,4 +1,4 @@
-"""ARFF as Mulan and MEKA ship it: features and labels are attributes alike, and something else says which is which.
+"""ARFF as Mulan and MEKA ship it: features and labels are both attributes; another source says which are labels.
 
     @relation name
     @attribute word numeric
@@ -55,7 +55,7 @@ def _rule(options: ReadOptions) -> LabelRule:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A block's rows: all attributes one after the other, and how many there are in each row."""
+    """A block's rows: all attributes in one array, and the number of attributes per row."""
 
     attributes: NDArray[np.integer]
     values: NDArray[np.floating]
@@ -63,10 +63,10 @@ class _Rows:
 
 
 def read_arff(path: Path | str, rule: LabelRule | None = None, labels_file: Path | None = None) -> Parsed:
-    """Reads a file, plain or compressed with gzip or bzip2. Anything out of order is a DataError with the line.
+    """Read a file, plain or compressed with gzip or bzip2. A fault is a DataError with the line.
 
-    The labels are what `labels_file` lists (Mulan's XML, looked for beside the file if not given), what the relation's
-    `-C n` says (MEKA), or what the rule says. A prefix in the rule is not part of the labels' names.
+    The labels come from `labels_file` (Mulan's XML; default: the one beside the file), the relation's `-C n` (MEKA), or
+    the rule. Label names omit the rule's prefix.
     """
     path = Path(path)
     rule = rule or LabelRule()
@@ -107,7 +107,7 @@ class _RowParser:
         ]
 
     def read_fast(self, text: bytes) -> _Rows | None:
-        """The block's rows, or None if there is anything in it that this does not know for certain to be right."""
+        """Return the block's rows; None if anything in it is unusual, and may be wrong."""
         if b"%" in text or b"?" in text:
             return None
         tokens = Tokens.find(text, _SEPARATORS)
@@ -167,7 +167,7 @@ class _RowParser:
         return None if too_large or ((binary != 0) & (binary != 1)).any() else rows
 
     def read_lines(self, block: Block) -> _Rows:
-        """The same, line by line, and with a word on the first line that is wrong."""
+        """Return the same rows, read line by line. Raises an error at the first faulty line."""
         attributes: list[int] = []
         values: list[float] = []
         counts: list[int] = []

@@ -30,7 +30,7 @@ _HOW_TO_SAY_IT = (
 class Attribute:
     name: str
     values: tuple[float, ...] | None
-    """What a nominal attribute may be, None for a numeric one."""
+    """The values of a nominal attribute; None for a numeric one."""
 
     @property
     def is_binary(self) -> bool:
@@ -44,7 +44,7 @@ class ArffHeader:
 
 
 def read_arff_header(reader: LineReader) -> ArffHeader:
-    """Reads up to and including `@data`."""
+    """Read up to and including `@data`."""
     relation = ""
     attributes: list[Attribute] = []
     lines_of: dict[str, int] = {}
@@ -110,7 +110,7 @@ def _unquoted(text: str) -> str:
 
 
 def find_labels_file(path: Path) -> Path | None:
-    """Mulan's list of labels: `x.xml` for `x.arff` and for `x-train.arff`, or else `labels.xml`."""
+    """Return Mulan's list of labels: `x.xml` for `x.arff` and `x-train.arff`, or else `labels.xml`."""
     stem = path.name.split(".arff")[0]
     for name in (f"{stem}.xml", f"{_SPLIT_SUFFIX.sub('', stem)}.xml", "labels.xml"):
         candidate = path.with_name(name)
@@ -121,7 +121,7 @@ def find_labels_file(path: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class LabelRule:
-    """What the caller knows of the labels. `otherwise_last` only counts where neither file nor caller says more."""
+    """What the caller knows about the labels. `otherwise_last` applies if nothing else says which they are."""
 
     last: int | None = None
     prefix: str | None = None
@@ -129,7 +129,7 @@ class LabelRule:
 
 
 def which_are_labels(header: ArffHeader, path: Path, labels_file: Path | None, rule: LabelRule) -> NDArray[np.bool_]:
-    """True for each attribute that is a label. Where it is said twice it must be said alike: none wins in silence."""
+    """Return a mask of the attributes that are labels. Sources that disagree are an error."""
     said: dict[str, NDArray[np.bool_]] = {}
     names = [attribute.name for attribute in header.attributes]
     if labels_file is not None:
@@ -162,7 +162,7 @@ def which_are_labels(header: ArffHeader, path: Path, labels_file: Path | None, r
 
 
 def _from_count(last: int, attribute_count: int, path: Path) -> NDArray[np.bool_]:
-    """The last so many attributes, or the first so many where the number is negative."""
+    """Mask the last `last` attributes, or the first ones if the number is negative."""
     if not 0 < abs(last) < attribute_count:
         raise DataError(f"{abs(last)} labels cannot be among {attribute_count} attributes; {_HOW_TO_SAY_IT}", path)
     mask = np.zeros(attribute_count, dtype=bool)
@@ -179,7 +179,7 @@ def _from_labels_file(labels_file: Path, names: list[str], path: Path) -> NDArra
 
 
 def _label_names(labels_file: Path) -> set[str]:
-    """The names in `<labels><label name="…"/></labels>`, labels within labels too."""
+    """Return the names in `<labels><label name="…"/></labels>`, labels within labels too."""
     names: set[str] = set()
 
     def start(tag: str, attributes: dict[str, str]) -> None:
@@ -204,7 +204,7 @@ def _label_names(labels_file: Path) -> set[str]:
 def _content(labels_file: Path) -> bytes:
     try:
         with labels_file.open("rb") as file:
-            # Python sets aside as much memory as it is asked to read.
+            # Python allocates as much memory as it is asked to read.
             content = file.read(min(_LARGEST_LIST, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", labels_file) from None

@@ -1,11 +1,11 @@
 """COCO: `annotations/instances_<set>.json` beside the folder `<set>` with the pictures.
 
-A picture has a label if at least one object of that category is annotated in it, a crowd of them included. Pictures
-without any stay. Categories are numbered with gaps; labels are the categories in the order of their numbers.
+A picture has a label if at least one object of that category is annotated in it, including crowds. Pictures
+without objects stay. Categories are numbered with gaps; labels are the categories in the order of their numbers.
 
-Two ways to split: `train2017` and `val2017` as they are; or, where val2017 is all there is, val2017 divided in five: a
+Two ways to split: `train2017` and `val2017` as published; or, if there is only val2017, a fifth of it for testing: a
 picture is for testing if the first 8 bytes of the SHA-256 of its number, written with 12 digits as in its file's name,
-are, as a fraction of 2^64, below 1/5. That asks for no other picture and for no random numbers.
+are, as a fraction of 2^64, below 1/5. This depends on no other picture and on no random numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Variant:
-    """The sets for training and testing. Where they are one, it is divided."""
+    """The sets for training and testing. If both are the same set, it is divided."""
 
     train: str
     test: str
@@ -107,20 +107,20 @@ def read_coco(place: Place, variant: Variant) -> Annotations:
 
 
 def is_for_testing(number: int) -> bool:
-    """Whether this picture of a set that has to serve for both is in the fifth for testing."""
+    """Return whether a picture of a divided set is in the fifth for testing."""
     start = hashlib.sha256(f"{number:012d}".encode()).digest()[:8]
     return int.from_bytes(start, "big") * 5 < 1 << 64
 
 
 def picture_folders(place: Place, variant: Variant) -> list[str]:
-    """Where the pictures would be looked for now: that is up to the folders there, and not to the annotations alone."""
+    """Return the folders of the pictures. They depend on which folders exist, not only on the annotations."""
     files = pattern(variant)
     roots = {"", *(files.sub(r"\g<root>", name) for name in place.loose(files))}
     return [_picture_folder(place, root, name) for root in sorted(roots) for name in (variant.train, variant.test)]
 
 
 def _picture_folder(place: Place, annotations: str, name: str) -> str:
-    """Beside the folder `annotations`; in `images` beside it where there is one, as many keep it."""
+    """Return the folder beside `annotations`, or in `images` beside it if that exists."""
     root = annotations.removesuffix("annotations/")
     if place.folder is not None and (place.folder / root / "images" / name).is_dir():
         return f"{root}images/{name}/"
@@ -128,7 +128,7 @@ def _picture_folder(place: Place, annotations: str, name: str) -> str:
 
 
 def _cut_down(found: dict[str, Any]) -> Any:
-    """Of 450 MB for train2017, nearly all are outlines."""
+    """Drop the outlines: nearly all of the 450 MB of train2017."""
     if "image_id" in found and "category_id" in found:
         return _Object(found["image_id"], found["category_id"])
     if "file_name" in found and "id" in found:
@@ -165,7 +165,7 @@ def _read_set(file: File, folder: str) -> _Set:
 def _checked(
     found: list[Any], kind: type, fields: tuple[str, str], second: type, file: File, where: str
 ) -> list[tuple[Any, Any]]:
-    """Every entry has its fields, and they are of the right type. (A truth value is no number here.)"""
+    """Check that every entry has its fields with the right types. (A bool is not a number here.)"""
     for at, entry in enumerate(found):
         if not isinstance(entry, kind) or not isinstance(entry, tuple):
             raise file.error(f"{where}[{at}]: expected an object with {', '.join(fields)}")
@@ -179,7 +179,7 @@ def _checked(
 
 
 def _places(entries: list[tuple[Any, Any]], where: str, file: File) -> dict[int, int]:
-    """From number to position, in the order of the numbers."""
+    """Return the position of each number, in ascending order."""
     numbers = sorted(number for number, _ in entries)
     if not numbers:
         raise file.error(f"its list {where!r} is empty")

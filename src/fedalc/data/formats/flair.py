@@ -30,7 +30,7 @@ _ID = re.compile(r"\w[\w@-]*")
 
 @dataclass(frozen=True)
 class Variant:
-    """Which of a record's two lists the labels are from."""
+    """Which of a record's two label lists to use."""
 
     field: str
 
@@ -75,7 +75,7 @@ def read_flair(place: Place, variant: Variant) -> Annotations:
 
 
 def _read_records(place: Place, variant: Variant) -> list[tuple[str, list[_Record]]]:
-    """What is in each file of that name, with the folder it is in. One is enough."""
+    """Yield the content of each file of that name, with its folder. One is enough."""
     files = pattern(variant)
     found: list[tuple[str, list[_Record]]] = []
     for file in place.matching(files):

@@ -1,9 +1,9 @@
-"""Pictures of one's own, listed in `train.csv`, `test.csv` and, if wanted, `validation.csv` (or `dev.csv`).
+"""A user's pictures, listed in `train.csv`, `test.csv` and optionally `validation.csv` (or `dev.csv`).
 
-The first line of a list names its columns: `picture`, `labels` and, where it is known, `user`. Then there is a line per
-picture: its path from the folder of the list on (or in a tar archive in that folder), its labels with `|` between them
-(nothing for a picture without a label), and whose picture it is. The text is UTF-8, with quotes where a field has a
-comma. Labels are in the order of `labels.txt`, one per line, where there is one, and in alphabetical order where not.
+The first line of a list names its columns: `picture`, `labels` and, if known, `user`. Then one line per picture: its
+path relative to the list's folder (or inside a tar archive in that folder), its labels separated by `|` (empty for a
+picture without labels), and its user. The text is UTF-8; a field with a comma needs quotes. Labels are in the order of
+`labels.txt`, one per line, if it exists, and otherwise in alphabetical order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMED_IN_A_NOTE = 5
 
 
 class _Row(NamedTuple):
-    """A picture of a list. `labels` are numbers in the order in which labels were come upon."""
+    """A picture of a list. `labels` are numbers, in the order in which the labels first occur."""
 
     picture: str
     labels: tuple[int, ...]
@@ -115,7 +115,7 @@ def _split_of(path: Path) -> str | None:
 
 
 def read_listed(place: Place, needed: Iterable[str] = _NEEDED) -> Annotations:
-    """What the lists say. Pictures are in alphabetical order, so that another split of them shares their copies."""
+    """Read the lists. Pictures are in alphabetical order, so that another split of them shares their copies."""
     files = ImageList().split_files(place.path, needed)
     given = _read_label_names(place.path / _LABELS)
     number = {name: at for at, name in enumerate(given or ())}
@@ -138,7 +138,7 @@ def read_listed(place: Place, needed: Iterable[str] = _NEEDED) -> Annotations:
 
 
 def overlaps(found: Annotations) -> list[str]:
-    """What is to be said of pictures that are in two splits."""
+    """Return a note for each two splits that share pictures."""
     notes = []
     for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
         if one not in found.splits or other not in found.splits:
@@ -155,7 +155,7 @@ def overlaps(found: Annotations) -> list[str]:
 
 
 def _merged(lists: Mapping[str, list[_Row]], files: Mapping[str, Path]) -> dict[str, _Row]:
-    """Every picture once, as train has it where it is there. One of two lists has the same labels in both."""
+    """Return every picture once. One that is in two lists must have the same labels in both."""
     known: dict[str, tuple[str, _Row]] = {}
     for split, rows in lists.items():
         for row in rows:
@@ -170,7 +170,7 @@ def _merged(lists: Mapping[str, list[_Row]], files: Mapping[str, Path]) -> dict[
 
 
 def _read_list(path: Path, number: dict[str, int], complete: bool) -> list[_Row]:
-    """Labels not seen so far get the next `number`, unless those are `complete`."""
+    """Read a list. New labels get the next `number`, unless the numbers are `complete`."""
     records, folder = _records(path), path.parent
     columns = _columns(next(records, None), path)
     rows: list[_Row] = []
@@ -201,7 +201,7 @@ def _read_list(path: Path, number: dict[str, int], complete: bool) -> list[_Row]
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The number of its first line, and the fields, of everything but blank lines."""
+    """Yield the first line number and the fields of each record; skip blank lines."""
     with LineReader(path) as reader:
         records = csv.reader(_text(reader), strict=True)
         while True:
@@ -209,7 +209,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
             try:
                 fields = next(records, None)
             except csv.Error as error:
-                what = str(error).partition(" - ")[0]  # what follows is for programmers
+                what = str(error).partition(" - ")[0]  # the rest is for programmers
                 raise DataError(f"cannot be read as CSV: {what}", path, line) from None
             if fields is None:
                 return
@@ -253,7 +253,7 @@ def _picture(text: str, folder: Path) -> str:
 
 def _user(text: str) -> str:
     if not text.strip():
-        raise _Fault("user: is empty. Leave the column out if it is not known whose pictures these are")
+        raise _Fault("user: is empty. Leave the column out if the users are not known")
     return checked_text(text, "user", _Fault).strip()
 
 
@@ -271,7 +271,7 @@ def _labels(text: str, number: dict[str, int], complete: bool) -> tuple[int, ...
 
 
 def _read_label_names(path: Path) -> tuple[str, ...] | None:
-    """The labels in order, or None without the file."""
+    """Return the labels in order; None without the file."""
     if not path.is_file():
         return None
     lines: dict[str, int] = {}

@@ -15,7 +15,7 @@ _LARGEST_FILE = 2 << 30
 
 
 def read_json(file: File, cut_down: Callable[[dict[str, Any]], Any]) -> Any:
-    """The file's content. `cut_down` gets every object, inner ones first, and says what shall stand in its place.
+    """Return the file's content. `cut_down` gets every object, inner ones first, and returns its replacement.
 
     Numbers with a fraction are read as None: outlines of objects are made of them, and nobody here wants them.
     """
@@ -39,7 +39,7 @@ def _nothing(_digits: str) -> None:
 
 
 def list_of(content: Any, key: str, file: File) -> list[Any]:
-    """A field of the outermost object that has to be a list."""
+    """Return a field of the outermost object, which has to be a list."""
     found = content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, list):
         raise file.error(f"has no list {key!r}, which a file of this layout has")

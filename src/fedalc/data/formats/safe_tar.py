@@ -36,7 +36,7 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
     limit = largest_content(packed)
 
     class Member(tarfile.TarInfo):
-        """A member whose claims are looked at before anything is read by them."""
+        """A member whose header is checked before anything is read."""
 
         def _proc_member(self, archive: tarfile.TarFile) -> Any:
             if self.type == tarfile.GNUTYPE_SPARSE:
@@ -69,7 +69,7 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def is_tar(path: Path) -> bool:
-    """By content. One that is refused is one."""
+    """Return whether a file is a tar archive, by content. A refused archive counts as one."""
     try:
         with open_tar(path):
             return True
@@ -82,7 +82,7 @@ def is_tar(path: Path) -> bool:
 
 
 def members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
-    """Files and folders. Anything else is refused."""
+    """Yield files and folders. Refuse anything else."""
     while (member := archive.next()) is not None:
         if not (member.isdir() or member.isreg()) or member.issparse():
             raise DataError(f"refused: {member.name!r} is a link, a device or a sparse file", path)

@@ -1,4 +1,4 @@
-"""Small XML files, parsed with every failure told in one way."""
+"""Parse small XML files; every failure is an error of one kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedalc.errors import DataError
 
 
 def parse(parser: expat.XMLParserType, content: bytes, error: Callable[[str, int], DataError]) -> None:
-    """Runs the parser over all of the content. `error` makes what is raised of a message and a line."""
+    """Run the parser over the content. `error` makes the exception from a message and a line."""
     try:
         parser.Parse(content, True)
     except expat.ExpatError as problem:

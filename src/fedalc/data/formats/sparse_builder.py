@@ -1,4 +1,4 @@
-"""Sparse matrices put together block by block, with little more memory than the result."""
+"""Build sparse matrices block by block, with little more memory than the result."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class GrowingArray:
         self._length = needed
 
     def take(self) -> NDArray[Any]:
-        """The array itself, cut to its length. Append nothing afterwards."""
+        """Return the array itself, cut to its length. Append nothing afterwards."""
         self._array.resize(self._length, refcheck=False)
         return self._array
 
 
 class RowsBuilder:
-    """Collects rows of (column, value) and gives them as one float32 matrix."""
+    """Collects rows of (column, value) into one float32 matrix."""
 
     def __init__(self) -> None:
         self._columns = GrowingArray(np.int32)
@@ -46,7 +46,7 @@ class RowsBuilder:
         self._lengths = GrowingArray(np.int32)
 
     def append(self, columns: NDArray[Any], values: NDArray[Any], lengths: NDArray[Any]) -> None:
-        """`lengths` says how many of the columns belong to each of the rows added."""
+        """Add rows. `lengths`: the number of columns of each row."""
         self._columns.append(columns)
         self._values.append(values)
         self._lengths.append(lengths)
@@ -68,7 +68,7 @@ class RowsBuilder:
 
 
 def twice_in_a_row(columns: NDArray[Any], lengths: NDArray[Any]) -> bool:
-    """Whether a row names a column twice. `lengths`: how many of the columns belong to each row."""
+    """Return whether a row has a column twice. `lengths`: the number of columns of each row."""
     if len(columns) < 2:
         return False
     descends = columns[1:] <= columns[:-1]
@@ -81,7 +81,7 @@ def twice_in_a_row(columns: NDArray[Any], lengths: NDArray[Any]) -> bool:
 
 
 def first_twice(columns: list[int]) -> int | None:
-    """The first column that a row names a second time."""
+    """Return the first column that a row has a second time."""
     seen: set[int] = set()
     for column in columns:
         if column in seen:
@@ -91,6 +91,6 @@ def first_twice(columns: list[int]) -> int | None:
 
 
 def as_indicator(matrix: csr_matrix) -> csr_matrix:
-    """The same places, all with a one: a label that was named twice is there once."""
+    """Return the matrix with all values one: a label named twice counts once."""
     matrix.data.fill(1.0)
     return matrix

@@ -1,7 +1,6 @@
-"""Text files as blocks of whole lines, unpacked on the way, with every failure told in terms of the file.
+"""Text files as blocks of whole lines, unpacked while reading. Every error names the file.
 
-No more is ever in memory than a block and a line: both the length of a line and what a compressed file unpacks to are
-bounded (`limits`).
+Only a block and a line are in memory: `limits` bounds the length of a line and the unpacked size.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ARCHIVES = {
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines, the last one ending in a newline even where the file's last does not."""
+    """Whole lines. The last ends in a newline, even if the file does not."""
 
     text: bytes
     first_line: int
@@ -53,7 +52,7 @@ class LineReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.line = 0
-        """How many lines have been handed out: the number of the last one."""
+        """Number of the last line returned."""
         self._longest = longest_line()
         self._file, self._packed = _open(path)
         self._largest = None if self._packed is None else largest_content(self._packed)
@@ -66,7 +65,7 @@ class LineReader:
         self._file.close()
 
     def next_line(self) -> bytes | None:
-        """The next line without its end, or None at the end of the file."""
+        """Return the next line without its newline; None at the end of the file."""
         line = self._guarded(self._file.readline, self._longest + 1)
         if not line:
             return None
@@ -78,7 +77,7 @@ class LineReader:
         return line.rstrip(b"\r\n")
 
     def blocks(self) -> Iterator[Block]:
-        """The rest of the file. A block is as long as asked for plus the rest of its last line."""
+        """Yield the rest of the file. A block has BLOCK_BYTES plus the rest of its last line."""
         while text := self._guarded(self._file.read, min(BLOCK_BYTES, self._longest)):
             if not text.endswith(b"\n"):
                 text = self._completed(text)
@@ -87,7 +86,7 @@ class LineReader:
             self.line += block.line_count
 
     def _completed(self, text: bytes) -> bytes:
-        """The text with the rest of its last line."""
+        """Return the text with the rest of its last line."""
         begun = len(text) - (text.rfind(b"\n") + 1)
         rest = self._guarded(self._file.readline, self._longest - begun + 1)
         if begun + len(rest) > self._longest:
@@ -95,7 +94,7 @@ class LineReader:
         return text + rest if rest.endswith(b"\n") else text + rest + b"\n"
 
     def pieces(self) -> Iterator[bytes]:
-        """The rest of the file byte by byte as it is, without regard to lines."""
+        """Yield the rest of the file in pieces, regardless of lines."""
         while piece := self._guarded(self._file.read, BLOCK_BYTES):
             yield piece
 
@@ -124,9 +123,9 @@ def first_byte(path: Path) -> bytes:
 
 
 def _open(path: Path) -> tuple[BinaryIO, int | None]:
-    """Opens by what the file begins with, since names lie: `train.txt` may well be gzipped.
+    """Open a file by its first bytes, not its name: `train.txt` may be gzipped.
 
-    With the size of a compressed file; None for a plain one.
+    Returns the size of a compressed file too; None for a plain one.
     """
     if path.is_dir():
         raise DataError("is a folder, and a file was expected", path)
@@ -154,7 +153,7 @@ def _open(path: Path) -> tuple[BinaryIO, int | None]:
 
 
 class _Owning:
-    """A decompressor that closes the file under it: neither gzip nor bz2 does for a file it was handed."""
+    """A decompressor that closes the file it was given, which gzip and bz2 do not do."""
 
     def __init__(self, stream: gzip.GzipFile | bz2.BZ2File, file: BinaryIO) -> None:
         self.read = stream.read

@@ -25,9 +25,9 @@ _PIECE = 1 << 20
 
 
 def unpack(archive: Path, name: str, into: Path) -> list[Path]:
-    """Unpacks a zip, tar or gzip file and returns the files, as paths below `into`.
+    """Unpack a zip, tar or gzip file and return the files, as paths below `into`.
 
-    The kind is told by content. `name` is the archive's own name: a gzip file's content is called by it, without
+    The content tells the kind. `name` is the archive's own name: a gzip file's content is called by it, without
     `.gz`. A single folder around everything is left out, so that `Eurlex/train.txt` becomes `train.txt`.
     """
     try:
@@ -79,7 +79,7 @@ def _unpack_tar(opened: tarfile.TarFile, archive: Path, name: str, into: Path) -
 
 
 def _targets(names: list[str], archive: str) -> list[PurePosixPath]:
-    """Where each file goes. Everything is looked at before anything is written."""
+    """Return where each file goes. Checks everything before anything is written."""
     paths = [_safe_path(name, archive) for name in names]
     if not paths:
         raise DataError("the archive is empty", archive)

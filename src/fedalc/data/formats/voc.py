@@ -34,7 +34,7 @@ _STEM = re.compile(r"\w[\w.-]*")
 
 @dataclass(frozen=True)
 class Variant:
-    """Which lists of which year train and test are."""
+    """The year, and the lists for train and test."""
 
     year: str
     train: str
@@ -50,7 +50,7 @@ VARIANTS = {
 
 
 def pattern(variant: Variant) -> re.Pattern[str]:
-    """The files to read. Those of another year may be beside them; a folder without a year is taken for this."""
+    """Match the files to read. Other years may be beside them; a folder without a year counts as this year."""
     root = rf"(?P<root>(?:.*/)?VOC{variant.year}/|(?:(?!.*VOC\d{{4}}/).*/)?)"
     return re.compile(rf"{root}(?:Annotations/(?P<stem>[^/]+)\.xml|ImageSets/Main/(?P<list>[a-z]+)\.txt)")
 
@@ -132,9 +132,9 @@ def _read_objects(file: File, difficult: bool) -> list[int]:
 
 
 class _ObjectReader:
-    """Takes the names of objects (not those of their parts) out of a stream of XML events.
+    """Takes the names of objects (not of their parts) from a stream of XML events.
 
-    A document type is refused, and with it entities of its own: none that expand without end, none that open files.
+    Refuses document types, and so entities that expand without end or open files.
     """
 
     def __init__(self, file: File, difficult: bool) -> None:

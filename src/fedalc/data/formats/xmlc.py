@@ -57,7 +57,7 @@ class Header:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A block's rows: all columns one after the other, and how many there are in each row."""
+    """A block's rows: all columns in one array, and the number of columns per row."""
 
     features: NDArray[np.integer]
     values: NDArray[np.floating]
@@ -67,7 +67,7 @@ class _Rows:
 
 
 def read_xmlc(path: Path | str) -> Split:
-    """Reads a file, plain or compressed with gzip or bzip2. Anything out of order is a DataError with the line."""
+    """Read a file, plain or compressed with gzip or bzip2. A fault is a DataError with the line."""
     path = Path(path)
     features, labels = RowsBuilder(), RowsBuilder()
     with LineReader(path) as reader:
@@ -114,7 +114,7 @@ def read_header(reader: LineReader) -> Header:
 
 
 def _without_blank_end(block: Block, keep: int, header: Header, path: Path) -> Block:
-    """The block's first `keep` lines, given that only blank ones follow: the end of a file often has one too many."""
+    """Return the block's first `keep` lines; only blank lines may follow, as files often end with one."""
     lines = block.text.split(b"\n")
     for number, line in enumerate(lines[keep:], start=block.first_line + keep):
         if line.strip():
@@ -128,18 +128,18 @@ def _without_blank_end(block: Block, keep: int, header: Header, path: Path) -> B
 
 
 def _read_fast(text: bytes, header: Header) -> _Rows | None:
-    """The block's rows, or None if there is anything in it that this does not know for certain to be right."""
+    """Return the block's rows; None if anything in it is unusual, and may be wrong."""
     tokens = Tokens.find(text, _SEPARATORS)
     row_starts = np.concatenate(([0], np.searchsorted(tokens.start, tokens.line_end)))
     count = len(tokens)
-    # What stands right after a token says what it is, if it is the only thing between it and the next token.
+    # The byte after a token tells its kind, if no other byte is between it and the next token.
     after = tokens.text[tokens.end]
     after[:-1][tokens.start[1:] - tokens.end[:-1] > 1] = ord(" ")
     colon_after = after == ord(":")
     comma_after = after == ord(",")
     if count and (colon_after[-1] or comma_after[-1]):
         return None
-    # Were there a colon or comma at any other place (`3:`, `:4`, `1,,2`), there would be more of them than this.
+    # A colon or comma anywhere else (`3:`, `:4`, `1,,2`) would make these counts larger.
     if tokens.count(":") != np.count_nonzero(colon_after) or tokens.count(",") != np.count_nonzero(comma_after):
         return None
     is_value = np.zeros(count, dtype=bool)
@@ -171,7 +171,7 @@ def _read_fast(text: bytes, header: Header) -> _Rows | None:
 
 
 def _read_lines(block: Block, header: Header, path: Path) -> _Rows:
-    """The same, line by line, and with a word on the first line that is wrong."""
+    """Return the same rows, read line by line. Raises an error at the first faulty line."""
     features: list[int] = []
     values: list[float] = []
     labels: list[int] = []
@@ -248,6 +248,6 @@ def _overflows(values: NDArray[np.floating]) -> bool:
 
 
 def _shown(text: bytes) -> str:
-    """A piece of the file for a message: quoted, and cut where it is long."""
+    """Return text of the file for a message: quoted, and shortened if long."""
     decoded = text.decode("utf-8", errors="replace")
     return repr(decoded if len(decoded) <= 40 else decoded[:37] + "…")

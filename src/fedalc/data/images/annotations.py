@@ -1,4 +1,4 @@
-"""What a dataset of pictures says about them, in one form for all layouts, and how that becomes a `Dataset`."""
+"""Annotations of pictures, in one form for all layouts, and how they become a `Dataset`."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from fedalc.data.storage import Place
 from fedalc.errors import DataError
 
 _FORMAT = 1
-"""Raise it when the layout of what is kept changes."""
+"""Raise it when the layout of a cache entry changes."""
 _SPLITS = ("train", "test", "validation")
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """Which pictures there are, and what is on them. None of them has been opened."""
+    """The pictures and their labels. No picture has been opened."""
 
     pictures: tuple[str, ...]
     labels: csr_matrix
-    """A row per picture. A picture without a label stays: it is on no client, and is tested on all the same."""
+    """A row per picture. A picture without labels stays: no client has it, but it is used for testing."""
     label_names: tuple[str, ...]
     splits: Mapping[str, np.ndarray]
     """Rows of `train`, `test` and perhaps `validation`. Only a split that leaks has a row twice."""
     users: tuple[str, ...] | None = None
-    """Whose each picture is, where that is known."""
+    """The user of each picture, if known."""
 
 
 def label_matrix(pairs: Iterable[tuple[int, int]], pictures: int, labels: int) -> csr_matrix:
-    """From (picture, label), in any order and as often as may be."""
+    """Return the matrix of (picture, label) pairs, given in any order; pairs may repeat."""
     known = np.unique(np.array(list(pairs), dtype=np.int64).reshape(-1, 2), axis=0)
     return csr_matrix((np.ones(len(known), dtype=np.float32), (known[:, 0], known[:, 1])), shape=(pictures, labels))
 
 
 def kept_annotations(key: str, read: Callable[[], Annotations], cache: bool = True) -> Annotations:
-    """From the cache if they are there. As for all of the cache, trouble with it is no reason to fail."""
+    """Return annotations, from the cache if possible. The cache never causes a failure."""
     if not cache:
         return read()
     known = hashlib.sha256(f"{_FORMAT} {key}".encode(errors="surrogateescape")).hexdigest()
@@ -65,7 +65,7 @@ def make_dataset(name: str, place: Place, annotations: Annotations, options: Ima
 
 
 def make_splits(place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> dict[str, Split]:
-    """The pictures' small copies beside their labels. Pictures that had to be left out take their labels with them."""
+    """Return the small copies with their labels, by split, without pictures that were left out."""
     images, usable = small_copies(
         place,
         annotations.pictures,

@@ -1,4 +1,4 @@
-"""Rows that arrive one by one from another thread, and those who wait for them."""
+"""Rows that another thread makes one by one, and waiting for them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from fedalc.errors import FedalcError
 
 _SECONDS_TO_STOP = 10.0
-"""After that the process ends all the same. A picture takes less, but not a long way to the next one in an archive."""
+"""Then the process ends anyway. A picture takes less, but the way to the next one in an archive may take longer."""
 _under_way: dict[Arrivals, threading.Thread] = {}
 
 
 class Arrivals:
-    """Which rows are there. Once their making has failed, whoever waits or comes later is told why."""
+    """Which rows are there. If making them fails, every current and later `wait` raises the error."""
 
     def __init__(self, count: int) -> None:
         self._here = np.zeros(count, dtype=bool)
@@ -27,7 +27,7 @@ class Arrivals:
         self._stopped = False
 
     def in_order(self, rows: Iterable[int]) -> Iterator[int]:
-        """Each row once: whatever somebody waits for comes before its turn."""
+        """Yield each row once; rows that a `wait` is waiting for come first."""
         begun = np.zeros(len(self._here), dtype=bool)
         for row in rows:
             while self._asked:
@@ -40,17 +40,17 @@ class Arrivals:
                 yield row
 
     def note(self, row: int) -> None:
-        """The row is there. Raises where the process is about to end."""
+        """Mark a row as there. Raises if the process is about to end."""
         with self._change:
             if self._stopped:
-                raise FedalcError("stopped, as the process ends")
+                raise FedalcError("stopped because the process ends")
             self._here[row] = True
             self._change.notify_all()
 
     def wait(self, rows: np.ndarray) -> None:
-        """Until all of them are there."""
+        """Wait until all of these rows are there."""
         with self._change:
-            # One after the other: to look at all of them whenever one arrives would take the square of their number.
+            # One by one: checking all rows at every arrival would take quadratic time.
             missing = rows[~self._here[rows]].tolist()
             self._asked.extend(missing)
             for row in missing:
@@ -60,7 +60,7 @@ class Arrivals:
                 raise self._error
 
     def make_beside(self, work: Callable[[], None]) -> None:
-        """Work that notes every row, in a thread of its own. It does not keep the process from ending."""
+        """Run work that notes every row in a separate thread, which does not keep the process from ending."""
         thread = threading.Thread(target=self._make, args=(work,), name="small copies", daemon=True)
         _under_way[self] = thread
         thread.start()
@@ -68,7 +68,7 @@ class Arrivals:
     def _make(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # raised again where rows are waited for
+        except BaseException as error:  # raised again in `wait`
             with self._change:
                 self._error = error
                 self._change.notify_all()
@@ -83,7 +83,7 @@ class Arrivals:
 
 @atexit.register
 def _stop_all() -> None:
-    """What was begun is cleared away by its own thread, if that has the time."""
+    """Stop the threads at exit; each removes its unfinished work if there is time."""
     for arrivals, thread in list(_under_way.items()):
         arrivals.stop()
         thread.join(_SECONDS_TO_STOP)

@@ -1,13 +1,13 @@
-"""From picture files to the small copies that training sees, made once and kept in the cache.
+"""From picture files to the small copies used in training, made once and kept in the cache.
 
-The rule: the picture is turned upright as its EXIF orientation says, its centre square is cut out (its side is the
-shorter side; an odd pixel more is left at the right or at the bottom), that is scaled to size × size with an
-antialiased bilinear filter, up or down, and brought to RGB, without transparency. A large JPEG is decoded at a half, a
-quarter or an eighth of its size as long as that leaves twice the pixels wanted.
+For each picture: turn it upright by its EXIF orientation, cut out the centre square (its side is the shorter side; an
+odd extra pixel stays at the right or at the bottom), scale it up or down to size × size with an antialiased bilinear
+filter, and convert it to RGB without transparency. A large JPEG is decoded at a half, a quarter or an eighth of its
+size if that leaves at least twice the pixels needed.
 
-Several threads decode (Pillow lets go of Python's lock) while one reads files and writes copies. That one can be
-another than the caller's, so that pictures are used while others are still being decoded. Only a few are in memory at
-any time, whatever their number, and if they are large, fewer.
+Several threads decode (Pillow releases Python's lock) while one reads files and writes copies. That thread may be
+separate from the caller's, so pictures are used while others are still being decoded. Only a few pictures are in memory
+at any time, and fewer if they are large.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fedalc.data.storage import Place, safe_name
 from fedalc.errors import DataError, FedalcError
 
 VERSION = 1
-"""Raise it when the rule changes: copies made by another are not used then."""
+"""Raise it when the procedure changes: copies of another version are not used."""
 LARGEST_FILE = 64 << 20
 MOST_PIXELS = 64_000_000
-"""Of one picture. (Pillow only warns of 89 million, and refuses twice as many.) A thread needs 4 to 8 bytes each."""
+"""Limit for a picture. (Pillow warns at 89 million, refuses twice as many.) A thread needs 4 to 8 bytes per pixel."""
 _MOST_BYTES = 512 << 20
-"""Of files that are read and not decoded yet."""
+"""Limit for files that are read and not decoded yet."""
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-"""Pillow reads many more, some with the help of other programs: files from anywhere shall not reach those."""
+"""Pillow reads more formats, some with external programs: untrusted files must not reach those."""
 _NAMED_IN_A_NOTE = 10
 
 
@@ -63,25 +63,24 @@ def small_copies(
     wait: bool = True,
     first: Sequence[int] = (),
 ) -> tuple[Images, np.ndarray]:
-    """The pictures of these names, and a mask over the names that says which are among them.
+    """Return the pictures of these names, and a mask over the names that marks the pictures returned.
 
-    A picture that is missing, is no picture or cannot be decoded is an error that names it; or, with `skip`, it is left
-    out, and `tell` is told which. Copies are found again by the place (path, size and time of what is there), the names
-    and the size.
+    A picture that is missing or cannot be decoded is an error that names it; with `skip` it is left out, and `tell` is
+    called with a note. The cache key is the path, size and time of the files, the names and the size.
 
-    Without `wait`, unless pictures may be left out, copies are made in another thread, and what is wrong is raised by
-    whoever asks the pictures for pixels or digests. Of loose files, those that somebody waits for come first, then
-    those of these rows (`first`); an archive is gone through front to back.
+    Without `wait` (and without `skip`), another thread makes the copies, and a request for pixels or digests raises
+    its errors. Loose files are decoded in this order: those that a request waits for, the rows `first`, all others. An
+    archive is read front to back.
     """
     need_pillow()
     wanted = [safe_name(name, place.path) for name in names]
     if len(set(wanted)) != len(wanted):
-        raise DataError("a picture is asked for twice", place.path)
+        raise DataError("a picture is listed twice", place.path)
 
     def make(writer: Writer) -> None:
         _make(place, wanted, size, broken, writer, progress, threads, first)
 
-    # Another Pillow may decode differently, or what this one cannot.
+    # Another version of Pillow may decode differently, or decode more files.
     key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), str(place.path.resolve()), *wanted))
     wait = wait or broken == "skip"
     copies = kept_copies(key, place.stamp(wanted), len(wanted), size, make, cache, tell, wait)
@@ -94,7 +93,7 @@ def small_copies(
 
 
 def of_size(images: Images, size: int) -> Images:
-    """Pictures that are in memory, all of them, brought to another size."""
+    """Return pictures scaled to another size. All of them are in memory."""
     if images.size == size:
         return images
     need_pillow()
@@ -107,7 +106,7 @@ def of_size(images: Images, size: int) -> Images:
 
 
 def _processors() -> int:
-    """Those this process may use, which may be fewer than there are."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -143,7 +142,7 @@ def _make(
             missing.discard(file.name)
             yield rows[file.name], file.read_start(LARGEST_FILE + 1)
 
-    # Closed at once when something is refused: neither threads nor an open archive outlive the error.
+    # Close at once on an error: neither threads nor an open archive outlive it.
     with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, threads)) as made:
         for done, small in enumerate(made, 1):
             if small.broken and broken == "refuse":
@@ -163,7 +162,7 @@ def _make(
 def in_parallel(
     encoded: Iterator[tuple[int, bytes]], size: int, threads: int | None = None
 ) -> Generator[Small, None, None]:
-    """Decoded in the order of arrival. As many are under way as keep every thread busy, and no more are read."""
+    """Yield decoded pictures in the order of arrival. Reads only as many as keep every thread busy."""
     threads = threads or _processors()
     waiting: deque[tuple[Future[Small], int]] = deque()
     under_way = 0  # bytes
@@ -188,9 +187,9 @@ def _shrink(row: int, content: bytes, size: int) -> Small:
         return Small(row, broken=f"is larger than {LARGEST_FILE >> 20} MB")
     try:
         pixels = _decode(content, size)
-    except MemoryError:  # says nothing of the picture
+    except MemoryError:  # not the picture's fault
         raise
-    except Exception as error:  # Pillow's plugins raise whatever comes: all of it means a broken picture
+    except Exception as error:  # Pillow's plugins raise exceptions of all kinds: all mean a broken picture
         return Small(row, broken=f"cannot be decoded ({str(error) or type(error).__name__})")
     return Small(row, pixels, picture_digest(pixels))
 
@@ -207,7 +206,7 @@ def _decode(content: bytes, size: int) -> bytes:
             raise ValueError(f"{image.width}×{image.height} pixels are more than {MOST_PIXELS // 10**6} million")
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
-        with contextlib.suppress(Exception):  # damaged EXIF data is no reason to lose the picture
+        with contextlib.suppress(Exception):  # damaged EXIF data must not lose the picture
             ImageOps.exif_transpose(image, in_place=True)
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -220,7 +219,7 @@ def _decode(content: bytes, size: int) -> bytes:
 
 
 def _of_eight_bits(image: Any) -> Any:
-    """Pillow clips numbers of 16 bits at 255, where they are to be divided; other wide ones have no known range."""
+    """Scale 16-bit pixels to 8 bits (Pillow would clip them at 255). Other wide pixels have no known range."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         return image.convert("I").point(lambda value: value / 256).convert("L")
     if image.mode in ("I", "F"):
@@ -229,7 +228,7 @@ def _of_eight_bits(image: Any) -> Any:
 
 
 def _report(copies: Copies, names: Sequence[str], place: Path, broken: str, tell: Callable[[str], None] | None) -> None:
-    """What is broken was found now, or when the copies were made by somebody who skipped it."""
+    """Report broken pictures: found now, or by an earlier process that skipped them."""
     if not copies.broken:
         return
     row, why = next(iter(sorted(copies.broken.items())))
@@ -240,7 +239,7 @@ def _report(copies: Copies, names: Sequence[str], place: Path, broken: str, tell
 
 
 def left_out(place: Path, broken: Sequence[str], pictures: int) -> str:
-    """A note that names the first few."""
+    """Return a note that names the first few pictures left out."""
     more = len(broken) - _NAMED_IN_A_NOTE
     return f"{place}: {len(broken)} of {pictures} pictures left out: {'; '.join(broken[:_NAMED_IN_A_NOTE])}" + (
         f"; and {more} more" if more > 0 else ""

@@ -1,4 +1,4 @@
-"""Pictures in the place of a feature matrix: small, square, all of one size, and on disk until they are asked for."""
+"""Pictures in place of a feature matrix: small, square, all of one size, and on disk until they are needed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedalc.errors import ConfigError
 CHANNELS = 3
 DIGEST_BYTES = 16
 PICTURES_AT_ONCE = 64
-"""At most, read and encoded at a time where nothing else is said."""
+"""Default number of pictures read and encoded at a time."""
 
 Progress = Callable[[int, int], None]
-"""Told how many pictures are done, and how many there are."""
+"""Called with the number of pictures done, and of all pictures."""
 
 
 def _warn(note: str) -> None:
@@ -31,21 +31,21 @@ def _warn(note: str) -> None:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How pictures are read."""
+    """How to read pictures."""
 
     size: int = 96
-    """Width and height, in pixels, of the copies that training sees."""
+    """Width and height, in pixels, of the copies used in training."""
     difficult: bool = False
-    """VOC: whether an object that its annotators marked as difficult gives its picture a label."""
+    """VOC: whether objects marked as difficult give their picture a label."""
     broken: Literal["refuse", "skip"] = "refuse"
-    """A picture that is missing or cannot be decoded is an error, or is left out with a note."""
+    """What to do with pictures that are missing or cannot be decoded: raise an error, or leave them out with a note."""
     wait: bool = field(default=True, compare=False)
-    """Whether all of them are read before any is handed out. Otherwise whoever asks for pixels waits for those alone,
-    and is told then if a picture is broken. (Where broken ones are skipped, all have to be read first.)"""
+    """Whether to read all pictures first. Otherwise a request for pixels waits for those pictures only, and raises if
+    one of them is broken. (`broken = "skip"` always reads all first.)"""
     progress: Progress | None = field(default=None, compare=False)
-    """Called from another thread where nobody waits."""
+    """Called from another thread if `wait` is false."""
     tell: Callable[[str], None] = field(default=_warn, compare=False)
-    """Told what was left out. A warning unless said otherwise."""
+    """Called with a note about pictures left out. Default: a warning."""
 
     def __post_init__(self) -> None:
         if not SMALLEST_SIDE <= self.size <= LARGEST_SIDE:
@@ -57,8 +57,8 @@ class ImageOptions:
 class Images:
     """N pictures of size × size pixels with three colours each. Parts of it share the pixels.
 
-    Where an instance's features are a row of a matrix, here they are a picture: `shape` is that of the matrix with one
-    column per pixel and colour, and `images[rows]` takes rows as a matrix does. Only `pixels` brings them into memory.
+    It stands in for a feature matrix: `shape` has one column per pixel and colour, and `images[rows]` takes rows as a
+    matrix does. Only `pixels` loads them into memory.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Images:
         rows: np.ndarray | None = None,
         arrivals: Arrivals | None = None,
     ) -> None:
-        """`store` is uint8 M×size×size×3, a file's map as a rule. `names` and `digests` are of all M pictures.
+        """`store` is uint8 M×size×size×3, usually a mapped file. `names` and `digests` are of all M pictures.
 
-        Each picture's digest is worked out here where it is not known: that reads all of them. `arrivals`: pixels and
-        digests are still being written, and are there when it says so.
+        Without `digests`, computes them, which reads all pictures. `arrivals`: pixels and digests are still being
+        written; it says when a row is there.
         """
         if store.dtype != np.uint8 or store.ndim != 4 or store.shape[1] != store.shape[2] or store.shape[3] != CHANNELS:
-            raise ValueError(f"pictures are uint8, N×size×size×{CHANNELS}, and not {store.dtype} {store.shape}")
+            raise ValueError(f"pictures are uint8, N×size×size×{CHANNELS}, not {store.dtype} {store.shape}")
         if len(names) != len(store):
             raise ValueError(f"{len(names)} names for {len(store)} pictures")
         self._store, self._names = store, names
@@ -100,23 +100,23 @@ class Images:
         return len(self._rows)
 
     def __getitem__(self, rows: slice | int | np.ndarray | Sequence[int]) -> Images:
-        """These pictures, in this order, by slice, numbers or mask."""
+        """Return these pictures, in this order, by slice, numbers or mask."""
         index = rows if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
         if not isinstance(index, slice) and index.size == 0 and index.dtype != bool:
-            index = index.astype(np.int64)  # an empty list would be of floats
+            index = index.astype(np.int64)  # an empty list is an array of floats
         return Images(self._store, self._names, self._digests, self._rows[index], self._arrivals)
 
     def __repr__(self) -> str:
         return f"Images({len(self)} of {self.size}×{self.size})"
 
     def pixels(self) -> np.ndarray:
-        """uint8 N×size×size×3, a copy: take a batch first, or all of them come into memory."""
+        """Return a copy, uint8 N×size×size×3. Take a batch first: this loads all pictures into memory."""
         self._wait()
-        return np.asarray(self._store)[self._rows]  # a map would make of its rows another map, to be copied again
+        return np.asarray(self._store)[self._rows]  # rows of a memory map would be another map, and copied again
 
     @property
     def digests(self) -> np.ndarray:
-        """One row of 16 bytes per picture, told by its pixels alone."""
+        """A hash of each picture's pixels: one row of 16 bytes per picture."""
         self._wait()
         return np.asarray(self._digests[self._rows])
 
@@ -126,23 +126,23 @@ class Images:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What the files are called, in order."""
+        """The file names, in order."""
         return tuple(self._names[row] for row in self._rows.tolist())
 
     @property
     def fingerprint(self) -> bytes:
-        """Tells whether these are the same pictures in the same order, without reading them."""
+        """A hash of all pictures in order, computed from their digests."""
         return hashlib.sha256(repr(self.shape).encode() + np.ascontiguousarray(self.digests).tobytes()).digest()
 
 
 def side_of(feature_count: int) -> int:
-    """Width and height of pictures with so many numbers each."""
+    """Return the width and height of pictures with `feature_count` numbers each."""
     if type(feature_count) is int and 0 < feature_count <= CHANNELS * LARGEST_SIDE**2:
         side = math.isqrt(feature_count // CHANNELS)
         if side >= SMALLEST_SIDE and CHANNELS * side * side == feature_count:
             return side
     raise ValueError(
-        f"{feature_count!r} numbers are no picture of {SMALLEST_SIDE} to {LARGEST_SIDE} pixels a side, with "
+        f"{feature_count!r} numbers are not a picture of {SMALLEST_SIDE} to {LARGEST_SIDE} pixels a side, with "
         f"{CHANNELS} colours"
     )
 

@@ -1,4 +1,4 @@
-"""From a folder or archive in one of the known layouts of pictures to a `Dataset`."""
+"""Load picture datasets of the catalog: VOC, COCO, FLAIR."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedalc.data.storage import Place
 
 
 def load_pictures(name: str, kind: ImageSet, path: Path, options: ImageOptions, cache: bool = True) -> Dataset:
-    """`path` is the dataset's folder, with its files or archives of them, or one archive."""
+    """Load from `path`: a folder with the files or archives of them, or one archive."""
     need_pillow()  # before minutes are spent on annotations
     place = Place(path)
     files, facts, read = _reader(kind, place, options)
-    # Loose files are known by their sizes and times; where there are none, the archives are.
+    # The key has size and time of the loose files, or else of the archives.
     key = "\0".join((*facts, place.stamp(place.loose(files))))
     return make_dataset(name, place, kept_annotations(key, read, cache), options, cache)
 
 
 def pictures_at(kind: ImageSet, path: Path) -> Literal["yes", "packed", "no"]:
-    """Whether something of this layout seems to be there, loose or in an archive, which is not looked into."""
+    """Return whether files of this layout are there, loose or perhaps in an archive. Does not look inside."""
     if any((path / marker).exists() for marker in kind.markers):
         return "yes"
     return "packed" if path.is_dir() and Place(path).archives else "no"
@@ -36,7 +36,7 @@ def pictures_at(kind: ImageSet, path: Path) -> Literal["yes", "packed", "no"]:
 def _reader(
     kind: ImageSet, place: Place, options: ImageOptions
 ) -> tuple[re.Pattern[str], tuple[str, ...], Callable[[], Annotations]]:
-    """The files with annotations, all else that has a say in what they are read as, and how to read them."""
+    """Return the files with annotations, everything else for the cache key, and a function that reads them."""
     if kind.layout == "voc":
         of_voc, difficult = voc.VARIANTS[kind.variant], options.difficult
         facts = ("voc", str(voc.VERSION), repr(of_voc), str(difficult))

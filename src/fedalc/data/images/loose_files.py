@@ -25,21 +25,21 @@ from fedalc.data.storage import File, Place, is_archive
 from fedalc.errors import ConfigError, DataError
 
 KINDS = "JPEG, PNG, WebP, GIF, BMP"
-# Hidden files are not meant: some systems leave one of their own beside each picture, under its name.
+# Not hidden files: some systems put one beside each picture, under its name.
 _PICTURE = re.compile(r"(?:[^./][^/]*/)*[^./][^/]*\.(?:jpe?g|png|webp|gif|bmp)", re.IGNORECASE)
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
 
 Count = Callable[[int, int | None], None]
-"""Told how many pictures are done, and how many there are; None where only the end will tell."""
+"""Called with the number of pictures done, and of all pictures (None while unknown, as for an archive)."""
 
 
 def read_pictures(path: Path | str, size: int, broken: Literal["refuse", "skip"] = "refuse") -> Images:
-    """All of `picture_blocks` as one: size × size × 3 bytes of memory for each."""
+    """Read all pictures of `picture_blocks` at once: size × size × 3 bytes of memory per picture."""
     return joined(list(picture_blocks(path, size, broken)))
 
 
 def joined(blocks: Sequence[Images]) -> Images:
-    """One after another, in memory."""
+    """Join blocks of pictures, in memory."""
     return Images(
         np.concatenate([block.pixels() for block in blocks]),
         [name for block in blocks for name in block.names],
@@ -55,11 +55,11 @@ def picture_blocks(
     progress: Count | None = None,
     tell: Callable[[str], object] = warnings.warn,
 ) -> Generator[Images, None, None]:
-    """The pictures of a file, of a folder (and those within, in order of their names) or of a tar archive (in its
-    order), brought to size × size, in blocks of at most 64. Each is called by its path in the folder or archive.
+    """Yield the pictures of a file, a folder (with its subfolders, sorted by name) or a tar archive (in its order),
+    scaled to size × size, in blocks of at most 64. A picture's name is its path in the folder or archive.
 
-    Which files of a folder are pictures is told by how their names end. One that cannot be decoded is an error that
-    names it; or, with `skip`, it is left out, and `tell` is told in the end.
+    File names tell which files are pictures. One that cannot be decoded is an error that names it; with `skip` it is
+    left out, and `tell` is called with a note at the end.
     """
     need_pillow()
     if broken not in ("refuse", "skip"):
@@ -78,7 +78,7 @@ def picture_blocks(
             names.append(file.name)
             yield row, file.read_start(LARGEST_FILE + 1)
 
-    # Closed at once when something is refused: neither threads nor an open archive outlive the error.
+    # Close at once on an error: neither threads nor an open archive outlive it.
     with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size)) as made:
         for done, small in enumerate(made, 1):
             if small.broken and alone:
@@ -111,7 +111,7 @@ def picture_blocks(
 
 
 def looks_like_pictures(path: Path) -> bool:
-    """Whether this file is an archive by its name, or begins as a picture does. It is not decoded for that."""
+    """Return whether a file is an archive by its name, or begins like a picture. Does not decode it."""
     if is_archive(path):
         return True
     try:
@@ -123,7 +123,7 @@ def looks_like_pictures(path: Path) -> bool:
 
 
 def _files(path: Path) -> tuple[Iterator[File], int | None]:
-    """In order, and how many there are: of an archive that is known only when it has been read."""
+    """Return the files in order, and their number (None for an archive, before it is read)."""
     if not path.exists():
         raise DataError("no such picture, folder or archive", path)
     if path.is_dir():

@@ -1,12 +1,11 @@
 """Small copies of pictures in the cache: a file of pixels, and an index beside it.
 
-An entry is a folder. It is made under another name and takes its own in one step, so that whatever stands under an
-entry's name is whole. One process makes an entry while others wait for it; what a killed one left is cleared away by
-the next, which can tell by the lock that nobody is at work. Where the cache cannot be written, copies go into a
-temporary file that has no name and ends with the process.
+An entry is a folder. It is made under a temporary name and renamed in one step, so an entry is always complete. One
+process makes an entry while others wait for its lock; the next process to get the lock removes what a killed one left.
+If the cache cannot be written, copies go into an unnamed temporary file that ends with the process.
 
-Copies can be used while the rest of them is being made: the map is of the file they are written to, which stays the
-same file under its new name.
+Copies can be used while others are still being made: the map is of the file they are written to, which stays the same
+file after the rename.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ _PIXELS, _INDEX = "pixels.u8", "index.npz"
 
 @dataclass(frozen=True)
 class Copies:
-    """Row i is picture i; that of a broken one is black. `broken` says what is wrong with which."""
+    """Row i is picture i; a broken picture is black, and `broken` says what is wrong with it."""
 
     pixels: np.ndarray
     digests: np.ndarray
     broken: dict[int, str]
     arrivals: Arrivals | None = None
-    """Where copies are still being made: wait there for a row's pixels and digest."""
+    """Set while copies are being made: wait here for a row's pixels and digest."""
 
 
 class Writer:
-    """Takes copies in any order. Rows that are never written take no room on most disks."""
+    """Writes copies in any order. Rows that are never written take no space on most file systems."""
 
     def __init__(self, file: BinaryIO, count: int, size: int) -> None:
         self._file, self._row_bytes = file, size * size * CHANNELS
@@ -61,7 +60,7 @@ class Writer:
             raise ValueError(f"a copy of {len(pixels)} bytes where {self._row_bytes} belong")
         self._file.seek(row * self._row_bytes)
         self._file.write(pixels)
-        self._file.flush()  # only now the map shows it
+        self._file.flush()  # after this the map shows it
         self.digests[row] = np.frombuffer(digest, dtype=np.uint8)
         self.arrivals.note(row)
 
@@ -69,7 +68,7 @@ class Writer:
         self.broken[row] = why
 
     def write_index(self, file: Path) -> None:
-        # JSON has only strings for keys, so pairs it is.
+        # Pairs, because JSON keys are strings.
         broken = np.frombuffer(json.dumps(list(self.broken.items())).encode(), dtype=np.uint8)
         np.savez(file, digests=self.digests, broken=broken)
 
@@ -84,10 +83,10 @@ def kept_copies(
     tell: Callable[[str], None] | None = None,
     wait: bool = True,
 ) -> Copies:
-    """The copies under this key, made now if they are not there yet. `make` failing leaves nothing behind.
+    """Return the copies of this key, and make them first if needed. If `make` fails, nothing is left behind.
 
-    Those of another stamp, which are of files that have changed since, go when new ones are there. `tell` is told
-    where copies cannot be kept. Without `wait`, `make` runs in another thread, and has to write every row.
+    New copies replace those of another stamp, whose files have changed. `tell` is called with a note if copies cannot
+    be kept. Without `wait`, `make` runs in another thread, and has to write every row.
     """
     try:
         known, state = (
@@ -98,7 +97,7 @@ def kept_copies(
         cache = False
     if not cache:
         return _filled(_unnamed(), count, size, make, wait)
-    with contextlib.suppress(Exception):  # not there, or damaged in whatever way
+    with contextlib.suppress(Exception):  # missing or damaged
         return _open(entry, count, size)
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -106,8 +105,8 @@ def kept_copies(
     except OSError as error:
         if tell is not None:
             tell(
-                f"{entry.parent}: cannot be written or locked ({error.strerror}), so the small copies of the pictures "
-                "are made again each time. $FEDALC_CACHE says where they go"
+                f"{entry.parent}: cannot be written or locked ({error.strerror}), so fedalc makes the small copies of "
+                "the pictures again each time. Set $FEDALC_CACHE to a folder that can be written"
             )
         return _filled(_unnamed(), count, size, make, wait)
     with contextlib.ExitStack() as held:
@@ -118,7 +117,7 @@ def kept_copies(
 
 
 def _lock(entry: Path) -> BinaryIO:
-    """Held until closed, or until the process ends in whatever way."""
+    """Take the entry's lock, until the file is closed or the process ends."""
     file = entry.with_name(f"{entry.name}.lock").open("wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -129,13 +128,13 @@ def _lock(entry: Path) -> BinaryIO:
 
 
 def _clear(entry: Path) -> None:
-    """What stands in the way: a damaged entry, or what a killed process has begun."""
+    """Remove a damaged entry, and what a killed process left."""
     for leftover in (entry, *entry.parent.glob(f"{entry.name}.*.part")):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _clear_older(entry: Path) -> None:
-    """What is under way (`.part`) is left alone, and so are locks: somebody may wait for one."""
+    """Remove entries of other stamps. Keep unfinished ones (`.part`) and locks: another process may wait for them."""
     for other in entry.parent.glob(f"{entry.name.rpartition('-')[0]}-*"):
         if other != entry and not other.suffix:
             shutil.rmtree(other, ignore_errors=True)
@@ -143,7 +142,7 @@ def _clear_older(entry: Path) -> None:
 
 @contextlib.contextmanager
 def _becoming(entry: Path, lock: contextlib.AbstractContextManager[object]) -> Iterator[Path]:
-    """A folder to be filled, which takes the entry's name in the end, or goes if something fails."""
+    """A folder to fill: renamed to the entry at the end, removed on failure."""
     with lock:
         _clear(entry)
         part = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f"{entry.name}.", suffix=".part"))
@@ -151,7 +150,7 @@ def _becoming(entry: Path, lock: contextlib.AbstractContextManager[object]) -> I
             yield part
             try:
                 part.replace(entry)
-            except OSError as error:  # something is in its place that could not be cleared away
+            except OSError as error:  # something else has this name and could not be removed
                 raise DataError(f"cannot be replaced ({error.strerror}): remove it", entry) from None
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
@@ -161,7 +160,7 @@ def _becoming(entry: Path, lock: contextlib.AbstractContextManager[object]) -> I
 
 @contextlib.contextmanager
 def _unnamed() -> Iterator[Path]:
-    """A map of what is in it holds on to that after the folder is gone."""
+    """A temporary file without a name: its map stays valid after the folder is gone."""
     with tempfile.TemporaryDirectory(prefix="fedalc-pictures-") as folder:
         yield Path(folder)
 
