@@ -10,7 +10,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import fedalc
-from fedalc.cli.main import app
+from fedalc.cli.app import app
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.attack import dictionary_attack, frequency_attack

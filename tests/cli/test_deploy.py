@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedalc.cli.main import app
+from fedalc.cli.app import app
 from fedalc.data.load import load_held
 from fedalc.data.synthetic.demo import DemoSize, make_demo
 from fedalc.deployment.certificates import Certificates, make_certificates

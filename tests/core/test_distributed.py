@@ -263,7 +263,7 @@ def test_what_has_no_shares_is_refused(monkeypatch: pytest.MonkeyPatch, changes:
 def test_other_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from fedalc.cli.main import app
+    from fedalc.cli.app import app
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

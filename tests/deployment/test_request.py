@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedalc.cli.main import app
+from fedalc.cli.app import app
 from fedalc.config.resolve import experiment
 from fedalc.deployment import submission
 from fedalc.deployment.request import new_run, overrides_text, resumed_run

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fedalc
-from fedalc.cli.main import app
+from fedalc.cli.app import app
 from fedalc.core import atomic_files as files
 from fedalc.core.tensor_folder import FACTS, SUMS, TENSORS, Damaged, load_folder
 from fedalc.deployment.server import Server

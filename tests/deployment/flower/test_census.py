@@ -213,7 +213,7 @@ def protocol_of_many_digits(arrays: dict[str, Array], who: ConfigRecord) -> None
     [
         (other_pseudonyms, "not those of its introduction"),
         (unknown_label, "of 3 labels"),
-        (protocol_of_lists, "wrong kind"),
+        (protocol_of_lists, "wrong type"),
         (protocol_without_end, "cannot be read"),
         (protocol_of_many_digits, "cannot be read"),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedalc.cli.main import app
+from fedalc.cli.app import app
 from fedalc.config.schema import EncoderSettings
 from fedalc.errors import DataError
 from fedalc.labels.collection.hashing import Hasher
