@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +52,17 @@ def test_help_is_enough_to_start(tmp_path: Path) -> None:
     for command in ("train", "compare", "predict", "data"):
         assert command in text
     assert "fedavg-fixed" in run("train", "--help", cwd=tmp_path).stdout
+
+
+def test_shells_complete_commands_and_names(tmp_path: Path) -> None:
+    for typed, expected in (
+        ("fedalc com", ["compare"]),
+        ("fedalc train --method fedalc-", ["fedalc-fixed", "fedalc-exact"]),
+    ):
+        words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_FEDALC_COMPLETE": "complete_bash"}
+        command = [sys.executable, "-m", "fedalc"]
+        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **words}, capture_output=True, text=True)
+        assert done.stdout.split()[: len(expected)] == expected
 
 
 def test_version(tmp_path: Path) -> None:

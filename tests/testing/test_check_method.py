@@ -22,6 +22,8 @@ from fedalc.report.style import styles
 from tests.problems import small_dataset
 
 PLUGIN = '''
+from pathlib import Path
+
 import fedalc
 from fedalc.methods.base import descend
 from fedalc.methods.regularizers import AllPairs, repel_within
@@ -42,6 +44,20 @@ class Outside(fedalc.Method):
     def server_step(self, W, labels, generator):
         settings = self.settings.regularizer
         return descend(W, AllPairs(repel_within(self.options.margin)), settings.lambda_ * settings.rate)
+
+
+@fedalc.register_callback("outside-tracker")
+class Tracker(fedalc.Callback):
+    """Writes the hooks it hears of."""
+
+    def started(self, settings):
+        self.heard = [settings.method]
+
+    def round(self, number, loss):
+        self.heard.append(str(number))
+
+    def finished(self, result):
+        Path("heard.txt").write_text(" ".join([*self.heard, "P@1" if "P@1" in result["metrics"] else ""]))
 '''
 
 
@@ -62,9 +78,12 @@ def test_a_method_of_one_file_trains_compares_plots_and_predicts_on_the_command_
     few = ("--dataset", "demo", "--rounds", "2", "--set", "selection.validation=0", "--set", "encoder.dim=8")
     text = fedalc_command(
         "train", *plugin, "--method", "outside", "--set", "options.margin=0.5", "--set", "fixed.alpha=3", "--name", "r",
-        *few, cwd=tmp_path,
+        "--callback", "outside-tracker", *few, cwd=tmp_path,
     )  # fmt: skip
     assert "fixed.alpha has no effect with method outside" in text
+    assert (tmp_path / "heard.txt").read_text() == "outside 1 2 P@1"
+    wrong = fedalc_command("train", "--callback", "nobody", cwd=tmp_path, code=2)
+    assert "unknown callback 'nobody'" in wrong
     config = (tmp_path / "runs/r/config.toml").read_text()
     assert 'method = "outside"' in config and "margin = 0.5" in config
     refused = fedalc_command("predict", "runs/r", "x.txt", cwd=tmp_path, code=2)

@@ -189,7 +189,7 @@ def party(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="raise a limit on what the server may ask, e.g. client.epochs=500; repeatable"),
+        typer.Option(help="set a limit on what the server may ask, e.g. client.epochs=500; repeatable"),
     ] = None,
     without_run_id: Annotated[
         bool, typer.Option("--without-run-id", help="also answer runs without a run id, begun with fedalc 0.1")

@@ -141,7 +141,8 @@ ENCODERS = Registry(
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",
     },
 )
-# Asked in the reverse order: XML-repository text takes any text file that no other format recognises.
+# Asked in the reverse order: XML-repository text takes any text file that no other format recognises, and `pictures`
+# takes every train.csv.
 FORMATS = Registry(
     "format",
     {

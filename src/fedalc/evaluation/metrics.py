@@ -40,12 +40,17 @@ class Ranked:
     """A `Ranking` (evaluate.py), for metrics that need more than the top 5."""
     budget: int = DEFAULT_BUDGET
 
+    def hits(self, k: int) -> np.ndarray:
+        """Return which of the k best labels are true."""
+        return self._top_hits[:, :k] if k <= DEEPEST else self._are_true(self.best_labels(k))
+
     @cached_property
-    def hits(self) -> np.ndarray:
-        """Return which of the top labels are true."""
-        top = self.top[:, :DEEPEST]
-        rows = np.repeat(np.arange(len(top)), top.shape[1])
-        return np.asarray(self.truth[rows, top.ravel()]).reshape(top.shape) > 0
+    def _top_hits(self) -> np.ndarray:
+        return self._are_true(self.top[:, :DEEPEST])
+
+    def _are_true(self, labels: np.ndarray) -> np.ndarray:
+        rows = np.repeat(np.arange(len(labels)), labels.shape[1])
+        return np.asarray(self.truth[rows, labels.ravel()]).reshape(labels.shape) > 0
 
     @cached_property
     def best_weights(self) -> np.ndarray:
@@ -62,7 +67,8 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure in percent, and what it needs besides the top labels. Only the test set has propensities."""
+    """A figure in percent, and what it needs: the top labels, propensities (the test set has them), or the scores of
+    all labels (computed where mAP is affordable). Add a built-in one here and in `core/registry.py`."""
 
     help: str
     compute: Callable[[Ranked], float]
@@ -139,11 +145,11 @@ def _computed(name: str, function: Callable[[np.ndarray, csr_matrix], float], k:
 
 
 def _precision(ranked: Ranked, k: int) -> float:
-    return float(100 * ranked.hits[:, :k].sum(1).mean() / k)
+    return float(100 * ranked.hits(k).sum(1).mean() / k)
 
 
 def _ndcg(ranked: Ranked, k: int) -> float:
-    hits = ranked.hits[:, :k]
+    hits = ranked.hits(k)
     label_count = np.diff(ranked.truth.indptr)
     ideal = np.concatenate(([0.0], np.cumsum(_GAIN[:k])))[np.minimum(label_count, k)]
     gained = hits @ _GAIN[: hits.shape[1]]
@@ -152,7 +158,7 @@ def _ndcg(ranked: Ranked, k: int) -> float:
 
 def _propensity_scored_precision(ranked: Ranked, k: int) -> float:
     assert ranked.inverse_propensity is not None
-    gained = (ranked.hits[:, :k] * ranked.inverse_propensity[ranked.top[:, :k]]).sum()
+    gained = (ranked.hits(k) * ranked.inverse_propensity[ranked.top[:, :k]]).sum()
     possible = ranked.best_weights[:, :k].sum()
     return float(100 * gained / possible) if possible > 0 else 0.0
 

@@ -1,4 +1,5 @@
-"""Figures. They use Matplotlib's objects and never pyplot, whose global state does not suit threads and notebooks."""
+"""Figures as PNG files; `inline` turns them into SVG for pages. They use Matplotlib's objects and never pyplot, whose
+global state does not suit threads and notebooks."""
 
 from __future__ import annotations
 

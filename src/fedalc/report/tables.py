@@ -108,7 +108,7 @@ def _percent(name: str, leave_out: int = 0, optional: bool = False) -> Column:
     return Column(name, read, lambda x: fixed(x, 2), higher_is_better=True, leave_out=leave_out, optional=optional)
 
 
-def _registered(name: str) -> Column:
+def _further(name: str) -> Column:
     """A metric whose best value is bold if larger is better, as it is unless its registration says otherwise."""
     larger_is_better = getattr(METRICS[name], "larger_is_better", True) if name in METRICS else True
     return replace(_percent(name, leave_out=2), higher_is_better=larger_is_better)
@@ -122,6 +122,7 @@ _METRIC_COLUMNS = (
     _percent("PSP@5", leave_out=3),
     _percent("mAP", leave_out=2, optional=True),
 )
+_NOT_SHOWN = ("nDCG@1", "nDCG@3", "PSP@1", "PSP@3")  # in the report page only
 _OTHER_COLUMNS = (
     Column("max cosine", number("collapse", "max_cosine"), lambda x: fixed(x, 3)),
     Column("mean cosine", number("collapse", "mean_cosine"), lambda x: fixed(x, 3), leave_out=6),
@@ -144,10 +145,12 @@ class Cell:
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns to show: registered metrics after the built-in ones, no optional column that no row has."""
+    """Return the columns to show: further metrics, such as registered ones, after those that every table has; no
+    optional column that no row has."""
     names = (name for row in rows for result in row.results for name in result.get("metrics") or ())
-    registered = (name for name in dict.fromkeys(names) if NAME.fullmatch(name) and name not in METRICS.builtin)
-    columns = [*_METRIC_COLUMNS, *map(_registered, registered), *_OTHER_COLUMNS]
+    shown = {*(column.heading for column in _METRIC_COLUMNS), *_NOT_SHOWN}
+    others = (name for name in dict.fromkeys(names) if NAME.fullmatch(name) and name not in shown)
+    columns = [*_METRIC_COLUMNS, *map(_further, others), *_OTHER_COLUMNS]
     return [c for c in columns if not c.optional or any(row.statistic(c.read) for row in rows)]
 
 

@@ -42,13 +42,14 @@ BOUNDS = {
     "hashing.tables": Bound(1, 256, "memory: an encoder for each table"),
     "hashing.buckets": Bound(1, 10_000_000, "memory"),
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
-    "round": Bound(1, 1_000_000, "no training has more"),
+    "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
     "set_size": Bound(1, 1_000, "labels of one instance: the join leaves out instances with more"),
     "label_weight": Bound(1e-9, 1, "a_u is a share of the largest weight"),
     "seconds": Bound(0, 3_600, "for one answer: the last resort"),
 }
-"""Every setting that costs a party time or memory, or could single out an instance. `--allow NAME=NUMBER` raises
-`most`. The size of pictures is not here: the party chooses it (`--size`)."""
+"""Every setting that costs a party time or memory, or could single out an instance. `--allow NAME=NUMBER` sets
+`most`. docs/deployment.md lists them too; a test compares. The size of pictures is not here: the party chooses it
+(`--size`). For a limit over a whole run, see party_memory.py: it remembers what a run said before."""
 
 
 @dataclass

@@ -45,7 +45,8 @@ def check_unchanged(context: Context, run: str, facts: Mapping[str, str], proble
 
 @contextmanager
 def _remembered(context: Context, run: str) -> Iterator[dict[str, str]]:
-    """Yield the known facts of a run. Facts that the caller adds are saved, unless it raises."""
+    """Yield the known facts of a run. Facts that the caller adds are saved, unless it raises; changed values are
+    not."""
     folder = context.node_config.get("state")
     if folder is None:
         record = context.state.get(_RECORD)
