@@ -156,7 +156,7 @@ def test_all_methods_with_histories_of_different_length(tmp_path: Path) -> None:
     histories = {name: [record(number) for number in range(1, last + 1)] for name, last in lengths.items()}
     page = page_of(write_comparison_page(tmp_path, [result(name) for name in (*METHODS, *ORACLES)], histories))
     assert f"<title>{len(METHODS) + len(ORACLES)} methods on demo</title>" in page and page.count("<svg") == 5
-    for part in ("round (log scale)", "sent and received so far, all clients (log scale)", ">100 MB<"):
+    for part in ("round (log scale)", "bytes sent and received, all clients (log scale)", ">100 MB<"):
         assert part in page, part
 
 

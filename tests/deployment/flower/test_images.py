@@ -156,10 +156,10 @@ def _statistics() -> int:
 
 
 def test_batch_statistics_are_refused_on_both_sides(tmp_path: Path, clinics: Nodes) -> None:
-    why = re.escape('batch normalisation does not travel; use norm = "group" or "frozen"')
+    why = re.escape('parties do not send their statistics of batch normalisation; use norm = "group" or "frozen"')
     with pytest.raises(ConfigError, match=why):
         run(LocalGrid(clinics), tmp_path / "run", asked("fedavg", PICTURES | {"encoder.norm": "batch"}))
-    assert_refused(ask(clinics[NODE], "query.hello", hello(encoder__norm="batch")), "does not travel")
+    assert_refused(ask(clinics[NODE], "query.hello", hello(encoder__norm="batch")), "do not send their statistics")
 
 
 def hello(**changes: Any) -> RecordDict:
@@ -197,7 +197,7 @@ def test_encoder_and_data_have_to_fit(clinics: Nodes, parties: Nodes) -> None:
 
 
 def test_nothing_is_solved_for_in_one_round_with_a_resnet() -> None:
-    with pytest.raises(ConfigError, match="solves for a linear encoder, and a resnet-small is none; use fedalc-exact"):
+    with pytest.raises(ConfigError, match="solves for a linear encoder, and resnet-small is not one; use fedalc-exact"):
         experiment({"method": "fedalc-oneshot", "engine": "flower", "encoder": {"name": "resnet-small"}})
 
 
@@ -322,7 +322,7 @@ def test_a_party_that_holds_text_is_left_out(tmp_path: Path, clinics: Nodes, par
     grid = LocalGrid({**clinics, 77: parties[9]})
     run(grid, tmp_path / "run", asked("fedavg", PICTURES, **{"num-server-rounds": 1}))
     ((_, party, why),) = notes(tmp_path / "run")
-    assert party == "node 77" and "holds no pictures: use linear or mlp" in why
+    assert party == "node 77" and "has no pictures: use linear or mlp" in why
 
 
 @pytest.mark.parametrize(("size", "why"), [(7, "greater than or equal to 8"), (1025, "less than or equal to 1024")])
