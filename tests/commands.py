@@ -1,4 +1,4 @@
-"""`fedalc …` as a person types it, within this process: a new one would spend seconds on loading torch."""
+"""Run `fedalc …` commands in this process: a new process would spend seconds on importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For all tests: nothing goes into the user's own privacy ledger. For those that ask: pages without curves."""
+"""Fixtures for all tests: a temporary privacy ledger and, on request, reports without curves."""
 
 from __future__ import annotations
 

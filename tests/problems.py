@@ -1,4 +1,4 @@
-"""Small problems the tests share."""
+"""Small problems shared by the tests."""
 
 from __future__ import annotations
 

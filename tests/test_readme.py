@@ -1,4 +1,4 @@
-"""The README's Python example runs as it stands, and its demo tables are of the settings there are."""
+"""The README's Python example runs, and the notes below its demo tables match the current settings."""
 
 from __future__ import annotations
 

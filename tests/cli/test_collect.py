@@ -1,4 +1,4 @@
-"""The collection with files, on the command line: keys, clients, server, training, audit."""
+"""The label collection through files on the command line: keys, clients, server, training, audit."""
 
 from __future__ import annotations
 

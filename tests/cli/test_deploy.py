@@ -1,4 +1,4 @@
-"""`fedalc deploy …` on the command line: what it refuses before anything is started, and what it would start."""
+"""`fedalc deploy …` on the command line: what it refuses before it starts a process, and what it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands as a person uses them: what they print, what they write, and how they refuse."""
+"""The commands as a user runs them: printed text, written files, and refusals."""
 
 from __future__ import annotations
 

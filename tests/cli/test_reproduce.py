@@ -1,4 +1,4 @@
-"""`fedalc reproduce` as a person uses it."""
+"""`fedalc reproduce` as a user runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A note on a setting that does nothing must be true, and said only of what a person gave."""
+"""Notes on unused settings are true, and appear only for settings that the user gave."""
 
 from __future__ import annotations
 

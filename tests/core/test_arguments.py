@@ -1,4 +1,4 @@
-"""The Python API in the hands of somebody in a hurry: it works, or says in words what is wrong."""
+"""Arguments of the Python API: valid ones work, invalid ones raise an error that says what is wrong."""
 
 from __future__ import annotations
 

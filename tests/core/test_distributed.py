@@ -1,4 +1,4 @@
-"""Two processes give what one gives: rounds, regularisers, evaluation, checkpoints; and what is refused."""
+"""Two processes give the same results as one (rounds, regularisers, evaluation, checkpoints), and refusals."""
 
 from __future__ import annotations
 

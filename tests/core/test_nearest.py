@@ -1,4 +1,4 @@
-"""Nearest classes against sorting, however they are searched for; and the largest of long rows."""
+"""Nearest classes equal those found by sorting, for every search; and the largest entries of long rows."""
 
 from __future__ import annotations
 

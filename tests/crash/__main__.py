@@ -1,4 +1,4 @@
-"""Disturb runs in every way, resume them, and compare: `make crash-test`. Ends with 1 if a promise was broken."""
+"""`make crash-test`: disturb runs, resume them, and compare. Exits with 1 if a guarantee was broken."""
 
 from __future__ import annotations
 

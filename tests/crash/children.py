@@ -1,4 +1,4 @@
-"""Processes that are forked, so that each begins with everything loaded, and that may die at any moment."""
+"""Forked child processes, which start with everything imported and may die at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching what a process does to files below a folder. Linux only: paths of open files are read from /proc.
+"""Watch the file operations of a process below a folder. Linux only: reads the paths of open files from /proc.
 
 Everything is patched from outside, so that the code under test has no hooks for it.
 """

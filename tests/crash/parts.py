@@ -1,4 +1,4 @@
-"""The parts of the crash test. Each counts what it tried, and stops at the first thing that is not as promised."""
+"""The parts of the crash test. Each counts its attempts and stops at the first broken guarantee."""
 
 from __future__ import annotations
 

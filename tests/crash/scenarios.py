@@ -1,4 +1,4 @@
-"""What is disturbed: each scenario writes, can be taken up again by another process, and says what must come out."""
+"""Crash-test scenarios: each writes files, can be resumed by another process, and knows the expected result."""
 
 from __future__ import annotations
 

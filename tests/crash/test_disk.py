@@ -1,4 +1,4 @@
-"""Each way of writing alone, with the power cut after each of its steps."""
+"""Each way of writing a file, with a power cut after each of its steps."""
 
 from __future__ import annotations
 

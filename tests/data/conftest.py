@@ -1,4 +1,4 @@
-"""Files in any compression, and the real data where it is at hand."""
+"""Fixtures: compressed files, a temporary cache, and the real data if it is available."""
 
 from __future__ import annotations
 

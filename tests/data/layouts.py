@@ -1,4 +1,4 @@
-"""Small datasets of pictures in exactly the published layouts, as files by name; loose or packed."""
+"""Small picture datasets in exactly the published layouts, as files by name; loose or packed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decompression bombs are refused, with little memory, and in words that say how to go on."""
+"""Decompression bombs are refused, with little memory, and with an error that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features and labels in whatever form users give them: brought into one form, or refused with the place."""
+"""Features and labels in any form that users give: converted to one form, or refused with the position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes without a key, thrown at a server on 127.0.0.1 from several connections, in every way a body can be sent."""
+"""Flood a server on 127.0.0.1 with bytes without a key, from several connections, in every way to send a body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates: whom they speak for, who may read their keys, how long they last, and that none is lost."""
+"""Certificates: their hosts, file permissions, lifetime and renewal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that send no request, or too many of them."""
+"""Connections that send no request, or too many requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real deployment on 127.0.0.1: TLS, node authentication, and what can go wrong.
+"""A real deployment on 127.0.0.1: TLS, node authentication, and failures.
 
 One server and three parties for all of it; the steps build on each other and are run in order, as one test each, so
 that a failure says where.

@@ -1,4 +1,4 @@
-"""A real server under bytes from people without a key: its memory stays bounded, and parties are served."""
+"""A real server under a flood from senders without a key: memory stays bounded, and parties are served."""
 
 from __future__ import annotations
 

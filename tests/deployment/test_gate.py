@@ -1,4 +1,4 @@
-"""The gate's limits, in one process: what is refused before Flower sees it, and that nothing is kept of it."""
+"""The gate's limits, in one process: what it refuses before Flower sees it, without keeping any of it."""
 
 from __future__ import annotations
 

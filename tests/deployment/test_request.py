@@ -1,4 +1,4 @@
-"""What `fedalc deploy run` refuses before anything is handed to the server, and what it hands over."""
+"""What `fedalc deploy run` refuses before it submits a run, and what it submits."""
 
 from __future__ import annotations
 

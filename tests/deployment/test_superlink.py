@@ -1,4 +1,4 @@
-"""The gate: parties from anywhere, everything else from this machine."""
+"""The gate: parties may connect from anywhere, everything else only from this machine."""
 
 from __future__ import annotations
 

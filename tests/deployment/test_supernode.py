@@ -1,4 +1,4 @@
-"""The guard, where the launcher puts it into Flower's SuperNode."""
+"""The guard that the launcher installs in Flower's SuperNode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines give the same θ and W, in float64, for every method: `clients` is literal, `fused` has to equal it."""
+"""The engines give the same θ and W in float64 for every method: `fused` must equal the literal `clients`."""
 
 from __future__ import annotations
 

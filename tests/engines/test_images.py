@@ -1,4 +1,4 @@
-"""Engines on pictures: fused equals clients in float64, blocks change nothing, batch normalisation has a twin."""
+"""Engines on pictures: `fused` equals `clients` in float64, blocks change nothing, batch normalisation is right."""
 
 from __future__ import annotations
 

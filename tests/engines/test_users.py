@@ -1,4 +1,4 @@
-"""Clients of users: each label of each user is one, so a label may have several. The engines are equal all the same."""
+"""Users as clients: each label of each user is a client, so a label may have several. The engines stay equal."""
 
 from __future__ import annotations
 

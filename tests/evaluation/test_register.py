@@ -1,4 +1,4 @@
-"""A metric that is registered from outside: measured, chosen by, shown, and refused where it is wrong."""
+"""A metric registered from outside: computed, used for selection, shown, and refused if it is invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make fuzz`: many inputs for every reader, by several processes, with progress. Goes on where it was stopped.
+"""`make fuzz`: run many inputs through every reader, in several processes. Continues where it was stopped.
 
 python -m tests.fuzz --inputs 100000 --jobs 2           all readers; the outcome goes to docs/results/fuzz.md
 python -m tests.fuzz --only arff,coco --inputs 5000     some of them

@@ -1,4 +1,4 @@
-"""Runs a reader on mutated inputs and looks at how it ends: a value or a FedalcError is right, all else is an escape.
+"""Run a reader on mutated inputs. A value or a FedalcError is a correct outcome; anything else is an escape.
 
 Inputs are made in chunks that know nothing of each other, each from its own seed. So chunk 7 of a reader is the same
 whenever and wherever it is run, work can stop and go on between chunks, and two processes can share it.

@@ -1,4 +1,4 @@
-"""Inputs that are almost right: seeds that are cut, joined, flipped and laced with what parsers stumble over."""
+"""Almost valid inputs: seeds that are cut, joined, flipped and mixed with tokens that parsers often get wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/results/fuzz.md: what `make fuzz` has done, reader by reader."""
+"""Write docs/results/fuzz.md: the results of `make fuzz` for each reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reader of bytes from outside, by name. One is built only when it is asked for: some need torch or Flower."""
+"""Every reader of external bytes, by name. Readers are built on request only: some need torch or Flower."""
 
 from __future__ import annotations
 

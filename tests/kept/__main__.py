@@ -1,4 +1,4 @@
-"""Make small files of every kind that people keep, with the version that is installed: `python -m tests.kept FOLDER`.
+"""`python -m tests.kept FOLDER`: make small files of every kind that users keep, with the installed version.
 
 Run folders (finished and stopped), a comparison, a model, collected label sets, a deployment's state and run folder.
 `outcome.json` has what the loaded files must give. Takes a minute; starts a server and two parties on 127.0.0.1.

@@ -1,4 +1,4 @@
-"""n, c and the weights that follow from them, against counting by hand and by loops."""
+"""n, c and the weights derived from them, against counting by hand and by loops."""
 
 from __future__ import annotations
 

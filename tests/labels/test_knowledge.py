@@ -1,4 +1,4 @@
-"""What the server learns of the labels comes through the collection, and equals what Y says; noise is accounted for."""
+"""The server learns labels through the collection, with the same result as from Y; noise is accounted for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positive-only clients give the centralised gradient, and its solution: held against both, written out densely."""
+"""Positive-only clients give the centralised gradient and its solution, both computed densely here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedMLH side by side against its sub-models alone, one by one: the same models, the same scores."""
+"""FedMLH against its sub-models trained separately: the same models, the same scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipped, noised gradients of W against every instance's own loss, written out and differentiated by autograd."""
+"""Clipped, noised gradients of W against the loss of every instance, differentiated by autograd."""
 
 from __future__ import annotations
 

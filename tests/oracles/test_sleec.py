@@ -1,4 +1,4 @@
-"""SLEEC's pieces against slow twins that follow the definitions, and a case worked out by hand."""
+"""The parts of SLEEC against naive versions that follow the definitions, and a case by hand."""
 
 from __future__ import annotations
 

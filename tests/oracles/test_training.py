@@ -1,4 +1,4 @@
-"""An oracle's run from settings to folder: the same contract as a federated one's, and marked as what it is."""
+"""An oracle's run from settings to folder: same contract as a federated run, and marked as centralised."""
 
 from __future__ import annotations
 

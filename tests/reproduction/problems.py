@@ -1,4 +1,4 @@
-"""A small table, and outcomes made by hand."""
+"""A small table, and results made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans, and running them: in parallel, with cells that fail or are locked, stopped and taken up again."""
+"""Plans and running them: in parallel, with failing or locked cells, stopped and resumed."""
 
 from __future__ import annotations
 

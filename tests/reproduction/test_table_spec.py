@@ -1,4 +1,4 @@
-"""Reading tables, and what stands in `experiments/`."""
+"""Reading tables, and the contents of `experiments/`."""
 
 from __future__ import annotations
 

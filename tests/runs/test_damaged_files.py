@@ -1,4 +1,4 @@
-"""Files that somebody else has written, or a disk has damaged: each ends in an error that says where and what to do."""
+"""Foreign or damaged files: each gives an error that says where and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders outlive damage: flipped bits, full disks, edited settings, kills and power cuts."""
+"""Run folders survive damage: flipped bits, full disks, edited settings, kills and power cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A regularised method from outside, in one file: trained, compared, plotted and checked."""
+"""A method from outside, with a regulariser, in one file: trained, compared, plotted and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: seeds, selection, refit, interruption and resuming to the same bits, and the run folder's contract."""
+"""The loop: seeds, selection, refit, interruption, resuming to the same bits, and the run folder's contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's side of θ, by hand: each optimiser's first two steps with decay, averaged weights, who takes part."""
+"""Server optimisers by hand: the first two steps of each with decay, averaged weights, sampled clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on pictures: every method, what is refused, resuming to the same bits, what is chosen and what is saved."""
+"""Runs on pictures: every method, refusals, resuming to the same bits, the selected and the saved model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps hold at a time, by the tensors they make: docs/scale.md says how much that may be."""
+"""Memory of steps, measured by the tensors they create, stays within the bounds of docs/scale.md."""
 
 from __future__ import annotations
 

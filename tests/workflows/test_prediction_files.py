@@ -1,4 +1,4 @@
-"""Predictions for pictures, and contact sheets, as a person gets them."""
+"""Predictions for pictures, and contact sheets, as a user gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds begin while pictures are still being decoded."""
+"""Rounds start while pictures are still being decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against a server of our own on this machine."""
+"""Downloads from a local test server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of one's own, in a folder with train.csv and test.csv."""
+"""The user's own pictures, in a folder with train.csv and test.csv."""
 
 from __future__ import annotations
 

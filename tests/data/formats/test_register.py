@@ -1,4 +1,4 @@
-"""A format that is registered from outside: datasets, single files, and what is said of one that is wrong."""
+"""A data format registered from outside: datasets, single files, and errors for invalid formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small copies that are used while others are still being made."""
+"""Small copies of pictures can be used while others are still being made."""
 
 from __future__ import annotations
 

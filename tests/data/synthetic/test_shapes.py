@@ -1,4 +1,4 @@
-"""Generated problems: what they promise of sizes and means, that they repeat, and that there is something to learn."""
+"""Generated problems: sizes and means are as documented, they are reproducible, and there is something to learn."""
 
 from __future__ import annotations
 

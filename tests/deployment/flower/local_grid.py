@@ -1,4 +1,4 @@
-"""A grid in one process: the real client app answers real messages, which are written out and read again on the way."""
+"""A grid in one process: the real client app answers real messages, which are serialized on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four parties with seven labels, the same in one process (engine `clients`), and what the tests do with them."""
+"""Four parties with seven labels, the same problem on engine `clients`, and helpers for the tests."""
 
 from __future__ import annotations
 

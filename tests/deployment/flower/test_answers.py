@@ -1,4 +1,4 @@
-"""What is sent again: an answer to an earlier question, and a change that was there before."""
+"""Replayed replies: an answer to an earlier question, and a change that was sent before."""
 
 from __future__ import annotations
 

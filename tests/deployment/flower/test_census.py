@@ -1,4 +1,4 @@
-"""Who takes part: parties that contradict each other, that lie, or that stop half-way."""
+"""The census of parties: parties that contradict each other, lie, or stop half-way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes as the ledger counts them against those on the wire, and memory that does not grow with the parties."""
+"""The ledger's bytes equal those on the wire, and memory does not grow with the number of parties."""
 
 from __future__ import annotations
 

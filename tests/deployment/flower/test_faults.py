@@ -1,4 +1,4 @@
-"""A party that answers badly or not at all: the round is what it is without it, the log says so, and it goes on."""
+"""A party answers badly or not at all: the round equals one without it, the log says so, and the run continues."""
 
 from __future__ import annotations
 

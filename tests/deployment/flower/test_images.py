@@ -1,4 +1,4 @@
-"""Parties that hold pictures, each its own in a folder with train.csv."""
+"""Parties with pictures, each in a folder with train.csv."""
 
 from __future__ import annotations
 

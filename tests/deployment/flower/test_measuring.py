@@ -1,4 +1,4 @@
-"""Measuring: at the parties, on what each keeps out of training, or at the server on data of its own."""
+"""Evaluation: at the parties on their held-out data, or at the server on its own data."""
 
 from __future__ import annotations
 

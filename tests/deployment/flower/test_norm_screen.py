@@ -1,4 +1,4 @@
-"""Which changes are absurdly long."""
+"""Which changes are rejected as far too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A party against a server that means it ill, and what it lets out."""
+"""A party against a malicious server, and what the party reveals."""
 
 from __future__ import annotations
 

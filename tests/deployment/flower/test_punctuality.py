@@ -1,4 +1,4 @@
-"""Parties that answer late: how long they are waited for, counted on a clock that only waiting moves."""
+"""Late parties: how long the server waits for them, on a clock that only waiting advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on where it was: no finished round is lost, and the result is the same to the last bit."""
+"""A stopped run continues: no finished round is lost, and the result is identical to the last bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real apps through a grid in one process, with each rule: θ and W are those of engine `clients` with such parties."""
+"""Real apps on a grid in one process, for each aggregation rule: θ and W equal those of engine `clients`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is out for single records, or for a party's time; and a party that claims too much."""
+"""A server that targets single records or wastes a party's time; and a party that claims too many labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrives is checked before anything is made of it."""
+"""Messages are checked before they are used."""
 
 from __future__ import annotations
 

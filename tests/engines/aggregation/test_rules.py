@@ -1,4 +1,4 @@
-"""Each rule against a case worked out by hand, a literal twin, and Flower's own where the definition is the same."""
+"""Each aggregation rule against a case by hand, a naive version, and Flower's own if the definition is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar and zip archives: those of a dataset, those that are downloaded, and the answers of a server that has them."""
+"""Tar and zip archives: of datasets, of downloads, and the answers of a download server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a party and a server of a deployment read: the app, keys, certificates, the server's state."""
+"""Files that parties and servers of a deployment read: the app, keys, certificates, the server's state."""
 
 from __future__ import annotations
 

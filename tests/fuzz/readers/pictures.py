@@ -1,4 +1,4 @@
-"""Datasets of pictures: their annotations and the pictures themselves."""
+"""Picture datasets: annotations and pictures."""
 
 from __future__ import annotations
 

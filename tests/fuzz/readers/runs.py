@@ -1,4 +1,4 @@
-"""Run folders and models: what somebody hands on, or a disk has damaged."""
+"""Run folders and models, from other people or damaged by a disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: TOML files, `--set`, and the values of options that are parsed by hand."""
+"""Settings: TOML files, `--set`, and option values that fedalc parses itself."""
 
 from __future__ import annotations
 

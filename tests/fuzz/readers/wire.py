@@ -1,4 +1,4 @@
-"""Messages between a server and its parties. What Flower itself cannot decode is refused as the engine refuses it."""
+"""Messages between a server and its parties. Undecodable Flower messages are refused as the engine does."""
 
 from __future__ import annotations
 

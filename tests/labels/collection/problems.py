@@ -1,4 +1,4 @@
-"""What the collection's tests share."""
+"""Helpers for the tests of the label collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files: what is written is read, and no damage goes unseen."""
+"""Container files: they are read as written, and any damage is detected."""
 
 from __future__ import annotations
 

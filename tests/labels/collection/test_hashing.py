@@ -1,4 +1,4 @@
-"""Canonical bytes against hex written out by hand, digests against hashlib, and what embeddings risk."""
+"""Canonical bytes against hex by hand, digests against hashlib, and the risks of embeddings as identity."""
 
 from __future__ import annotations
 

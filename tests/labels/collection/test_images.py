@@ -1,4 +1,4 @@
-"""Pictures in the collection: the same bytes on every machine, and two parties' instances joined by each identity."""
+"""Pictures in the collection: same bytes on every machine; two parties' instances join for each identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The join: the same whatever the order, the parts and the repetitions; and whoever errs or cheats is named."""
+"""The join does not depend on order, splitting or repetition, and names clients that err or cheat."""
 
 from __future__ import annotations
 

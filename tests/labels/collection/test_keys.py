@@ -1,4 +1,4 @@
-"""The key: against the RFCs' vectors, in its file, and never in sight."""
+"""The key: against the RFCs' test vectors, in its file, and never printed."""
 
 from __future__ import annotations
 

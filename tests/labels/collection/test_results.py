@@ -1,4 +1,4 @@
-"""The server's file: counts under pseudonyms, found again by those who have the key, and checked when read."""
+"""The server's file: counts by pseudonym, resolved with the key, and checked when read."""
 
 from __future__ import annotations
 

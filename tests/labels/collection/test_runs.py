@@ -1,4 +1,4 @@
-"""Run ids: under one key, what two runs send has nothing in common; within one, parties' messages join."""
+"""Run ids: with one key, messages of two runs have nothing in common; within a run, parties' messages join."""
 
 from __future__ import annotations
 

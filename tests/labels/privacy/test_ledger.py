@@ -1,4 +1,4 @@
-"""What all runs spent: entered once, before anything is made of the noise, never forgotten, refused above a budget."""
+"""The ledger of ε: entries are made once, before the noise is used, never lost, and refused above a budget."""
 
 from __future__ import annotations
 

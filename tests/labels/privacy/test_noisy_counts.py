@@ -1,4 +1,4 @@
-"""Counts noised once: the sensitivity by brute force, the sparse simulation against noise drawn for every pair."""
+"""Noised counts: the sensitivity by brute force, the sparse simulation against noise for every pair."""
 
 from __future__ import annotations
 

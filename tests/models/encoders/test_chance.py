@@ -1,4 +1,4 @@
-"""What a round draws for an instance depends on seed, round and key alone; and what is done with it, pixel by pixel."""
+"""Random draws for an instance depend only on seed, round and key; and their effect, pixel by pixel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders of pictures against a network written out; gradients numerically; the three normalisations; the start."""
+"""Picture encoders against a literal network; numerical gradients; the three normalisations; initial weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block of pictures: scaled as published networks expect it, read once, ahead where asked; errors where awaited."""
+"""Blocks of pictures: scaled like in published networks, read once, prefetched on request; errors on access."""
 
 from __future__ import annotations
 

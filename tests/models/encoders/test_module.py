@@ -1,4 +1,4 @@
-"""A user's own torch.nn.Module as encoder, by name or as it is."""
+"""The user's own torch.nn.Module as encoder, by name or as an object."""
 
 from __future__ import annotations
 

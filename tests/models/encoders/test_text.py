@@ -1,4 +1,4 @@
-"""The sparse product and the encoders against dense arithmetic; gradients numerically; dropout per instance."""
+"""The sparse product and the encoders against dense arithmetic; numerical gradients; dropout per instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of pretrained weights, of a network nobody has trained."""
+"""Write a folder of pretrained weights, of an untrained network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes worked out by hand, the paper's figures met, and both equal to what a real training counts."""
+"""Bytes computed by hand equal the paper's figures and the bytes of a real training."""
 
 from __future__ import annotations
 
