@@ -21,7 +21,7 @@ class Ended:
 
 
 def run(*arguments: str, cwd: Path, code: int = 0) -> Ended:
-    """What the command prints, after it ended with this exit code."""
+    """Run the command, check its exit code and return its output."""
     out, error = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
         patch.chdir(cwd)

@@ -87,7 +87,7 @@ def tiny(place: Path) -> list[Row]:
 
 
 def everything(place: Path, kills: int, step: int) -> list[Row]:
-    """Each part in a process of its own, as many at once as there are cores."""
+    """Run each part in a separate process, as many at once as there are cores."""
     parts = [
         *((scenario, part) for scenario in (Train, Parties, Overwrite) for part in (every_write, cuts, at_random)),
         (State, every_write),

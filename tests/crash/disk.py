@@ -27,7 +27,7 @@ class File:
 
 @dataclass
 class Change:
-    """One step of a folder since its last fsync. It is there after a cut, or not: never half of it."""
+    """A change to a folder since its last fsync. After a cut it is either there or not, never in part."""
 
     gone: str | None
     name: str | None = None
@@ -56,7 +56,7 @@ def _apply(names: dict[str, File | Folder], change: Change) -> None:
 
 
 class Disk:
-    """The operations so far, as they would be found now and after a cut."""
+    """The operations so far: the state now, and the possible states after a cut."""
 
     def __init__(self) -> None:
         self.root = Folder()
@@ -98,7 +98,7 @@ class Disk:
         return at, name
 
     def after_cut(self, names: Names, content: Content, chance: random.Random) -> dict[str, bytes | None]:
-        """Path → content; None is a folder."""
+        """Return a map from path to content; None stands for a folder."""
         return dict(_left(self.root, "", names, content, chance))
 
 

@@ -44,7 +44,7 @@ class Tsv(Format):
 
 
 class JsonLines(Format):
-    """Of whole folders: the files share what train has of features and labels."""
+    """A format for whole folders: the files share the features and labels of train."""
 
     def recognises(self, folder: Path) -> bool:
         return (folder / "all.jsonl").is_file()
