@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
 
 
 def deployed(place: Path, folder: Path) -> None:
-    """The server's state and the run folder of two parties, without their keys, certificates, logs and database."""
+    """Make the server's state and the run folder of two parties, without keys, certificates, logs and database."""
     data = make_demo(TEXTS)
     (place / "deployed").mkdir()
     with LocalDeployment(place / "deployed") as deployment:
@@ -80,7 +80,7 @@ def deployed(place: Path, folder: Path) -> None:
 
 
 def collected(place: Path, folder: Path) -> None:
-    """What two parties sent, and what the server made of it."""
+    """Make the messages of two parties and the server's result."""
     data = make_demo(TEXTS)
     (place / "parties.key").write_text(KEY)
     (place / "parties.key").chmod(0o600)

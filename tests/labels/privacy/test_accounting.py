@@ -47,7 +47,7 @@ def test_one_release_is_the_analytic_gaussian_mechanism(epsilon: float) -> None:
 
 @pytest.mark.parametrize(("z", "steps"), [(10.0, 100), (3.0, 7)])
 def test_releases_compose_as_one_with_less_noise(z: float, steps: int) -> None:
-    """k Gaussians of z are one of z/√k: their signals add up along one line."""
+    """k Gaussians of z equal one of z/√k, because their signals add up along one line."""
     together = spent_epsilon(z, DELTA, steps)
     assert together == pytest.approx(spent_epsilon(z / math.sqrt(steps), DELTA, 1), rel=1e-6)
     assert analytic_delta(together, z / math.sqrt(steps)) == pytest.approx(DELTA, rel=1e-2)
@@ -114,7 +114,7 @@ def test_counts_keep_the_promise_by_brute_force(epsilon: float, m: int, releases
 
 
 def test_brute_force_by_a_second_hand() -> None:
-    """The same δ over all outcomes of two numbers, without the shortcut through their sum, and in both directions."""
+    """The same δ over all outcomes of two numbers, without using their sum, and in both directions."""
     sigma, epsilon = 1.3, 0.7
     x = np.arange(-18, 19)
     one = np.exp(-(x**2) / (2 * sigma**2))
@@ -157,7 +157,7 @@ def test_a_published_list_of_labels_keeps_the_promise_in_every_outcome(others: i
     noise = weight / weight.sum()
 
     def world(count: int) -> np.ndarray:
-        """The probability of each pair of values; the last column is that of no label."""
+        """Return the probability of each pair of values; the last column is for no label."""
         n = np.roll(noise, count) * (x >= least) if count else np.zeros(len(x))
         return np.outer(np.roll(noise, count), np.append(n, 1 - n.sum()))
 

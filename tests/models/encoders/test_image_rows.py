@@ -17,7 +17,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3)).astype(np.uint8
 
 
 class Watched(Images):
-    """Counts how often its pixels are read, and in which threads; or cannot be read."""
+    """Counts how often, and in which threads, its pixels are read; can also fail to read."""
 
     def __init__(self, broken: bool = False) -> None:
         super().__init__(PIXELS, [str(row) for row in range(5)])
