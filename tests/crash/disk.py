@@ -1,8 +1,8 @@
-"""What a disk may hold after a power cut, worked out from what a process did to its files.
+"""Compute the possible contents of a disk after a power cut from a process's file operations.
 
-What POSIX promises, and no more: the content of a file is there up to its last fsync; the names in a folder are those
-of the folder's last fsync. Of what came later anything may be there: some of the names, in any combination, and none,
-some or all of the bytes. (Real file systems keep more: ext4 keeps the order of names, for one.)
+Only the guarantees of POSIX hold: the content of a file is there up to its last fsync, and a folder has the names of
+its last fsync. Of later changes anything may be there: some of the names, in any combination, and none, some or all of
+the bytes. (Real file systems guarantee more: ext4, for example, keeps the order of names.)
 """
 
 from __future__ import annotations

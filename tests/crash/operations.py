@@ -1,6 +1,6 @@
 """Watch the file operations of a process below a folder. Linux only: reads the paths of open files from /proc.
 
-Everything is patched from outside, so that the code under test has no hooks for it.
+Patches the functions from outside, so the code under test needs no hooks.
 """
 
 # ruff: noqa: PTH100, PTH110, PTH115

@@ -1,7 +1,7 @@
 """A real deployment on 127.0.0.1: TLS, node authentication, and failures.
 
-One server and three parties for all of it; the steps build on each other and are run in order, as one test each, so
-that a failure says where.
+All tests share one server and three parties. They build on each other and run in order; each step is a test, so that
+a failure shows where.
 """
 
 from __future__ import annotations

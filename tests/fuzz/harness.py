@@ -1,7 +1,7 @@
 """Run a reader on mutated inputs. A value or a FedalcError is a correct outcome; anything else is an escape.
 
-Inputs are made in chunks that know nothing of each other, each from its own seed. So chunk 7 of a reader is the same
-whenever and wherever it is run, work can stop and go on between chunks, and two processes can share it.
+Inputs come in independent chunks, each with its own seed. So chunk 7 of a reader is the same on every run and machine,
+work can stop and continue between chunks, and two processes can share it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ MOST_LEARNT = 200
 
 @dataclass(frozen=True)
 class Reader:
-    """One way in for bytes from outside.
+    """A function that reads external bytes.
 
-    `read` takes an input and returns, or raises a FedalcError. `make` makes an input from a seed that keeps to the
-    format (a checksum that fits, JSON that parses), so that mutations get past the first check; it is used for half of
-    the inputs.
+    `read` takes an input and returns, or raises a FedalcError. `make` turns a seed into an input in the right format
+    (a matching checksum, valid JSON), so that mutations get past the first check; half of the inputs use it.
     """
 
     name: str
@@ -98,8 +97,11 @@ def inputs(reader: Reader, seed: int, chunk: int, learnt: list[bytes]) -> Iterat
 def run_chunk(
     reader: Reader, seed: int, chunk: int, count: int = CHUNK, present: Callable[[bytes], None] | None = None
 ) -> Outcome:
-    """Inputs with a refusal that was not seen before become seeds: a cheap stand-in for the coverage of branches, as
-    every refusal is a branch with words of its own. `present` is told each input before it is read."""
+    """Run one chunk of inputs. `present` gets each input before it is read.
+
+    Inputs with a new kind of refusal become seeds: a cheap substitute for branch coverage, since every refusal is a
+    branch with its own message.
+    """
     outcome, learnt = Outcome(), []
     with suppress(FedalcError):
         reader.read(reader.seeds[0])  # what is imported on first use is not the first input's fault

@@ -1,7 +1,7 @@
 """`python -m tests.kept FOLDER`: make small files of every kind that users keep, with the installed version.
 
 Run folders (finished and stopped), a comparison, a model, collected label sets, a deployment's state and run folder.
-`outcome.json` has what the loaded files must give. Takes a minute; starts a server and two parties on 127.0.0.1.
+`outcome.json` has the results expected from them. Takes a minute; runs a server and two parties on 127.0.0.1.
 """
 
 from __future__ import annotations

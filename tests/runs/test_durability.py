@@ -51,8 +51,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> fedalc.Run:
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs that were stopped in either phase, with two checkpoints. In refit the one before is of the phase before, and
-    there is a line of history that neither has."""
+    """Make runs that were stopped in either phase, with two checkpoints.
+
+    In refit the previous checkpoint belongs to the previous phase, and the history has a line that neither covers.
+    """
 
     class Crash(Callback):
         def round(self, number: int, loss: float) -> None:

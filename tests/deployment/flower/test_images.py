@@ -150,8 +150,10 @@ def _is_for(message: Any, node: int) -> bool:
 
 
 def _statistics() -> int:
-    """Mean and variance of each channel that is normalised: the stem's, and of each stage two, and of three a third
-    where the shortcut changes the number of channels."""
+    """Return the number of means and variances, two for each normalised channel.
+
+    The stem has one normalisation and each stage two; three stages have a third, in the shortcut that changes channels.
+    """
     return 2 * (32 + 2 * (32 + 64 + 128 + 256) + 64 + 128 + 256)
 
 

@@ -87,9 +87,9 @@ def test_little_noise_is_no_hazard_and_none_is_no_privacy() -> None:
 
 
 def delta_of_counts(epsilon: float, sigma: float, times: int) -> float:
-    """δ(ε) of `times` whole numbers with discrete Gaussian noise, each moved by 1, over all outcomes.
+    """Return δ(ε) of `times` whole numbers with discrete Gaussian noise, each moved by 1, over all outcomes.
 
-    The losses (x + 1/2)/σ² depend on the sum of the noise alone, so its distribution is all that is needed.
+    The losses (x + 1/2)/σ² depend only on the sum of the noise, so its distribution suffices.
     """
     x = np.arange(-int(12 * sigma) - 3, int(12 * sigma) + 4)
     one = np.exp(-(x**2) / (2 * sigma**2))
@@ -146,8 +146,10 @@ def test_releases_of_different_kinds_compose() -> None:
 @pytest.mark.parametrize("others", [0, 1, 4])
 @pytest.mark.parametrize("too_low", [0, 2])
 def test_a_published_list_of_labels_keeps_the_promise_in_every_outcome(others: int, too_low: int) -> None:
-    """N, and n of a label if it is shown, of one instance and `others` with that label; δ by summing over all outcomes.
-    A threshold that is too low would be found."""
+    """Sum δ over all outcomes of N, and of n if the label is shown, for one instance and `others` with that label.
+
+    A threshold that is too low fails.
+    """
     sigma, delta = 2.0, 0.02
     release = Release("discrete", sigma, 2, selection=delta / 2)
     epsilon = epsilon_of([release], delta)

@@ -1,7 +1,7 @@
-"""A reader of published counts tries to tell whether one instance has two labels together.
+"""An attacker tries to find out from published counts whether one instance has two labels together.
 
-Before, counts got `c + std · normal`, and pairs that never occur `std · isf(chance · (1 - u))`: different doubles. A
-value that the second formula cannot give proved that its pair occurs.
+Earlier, counts got `c + std · normal`, and pairs that never occur `std · isf(chance · (1 - u))`: different doubles. A
+value that the second formula cannot give proved that the pair occurs.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_no_published_value_proves_anything(labels: int, trials: int) -> None:
 def violations(present: np.ndarray, absent: np.ndarray, epsilon: float, confidence: float = 1e-6) -> int:
     """Return events that are clearly more frequent in one world than e^ε times the other's frequency plus δ.
 
-    Events: every single value, at least it, and at most it.
+    The events are, for each value: equal to it, at least it, and at most it.
     """
     least = min(present.min(), absent.min())
     size, trials = int(max(present.max(), absent.max()) - least) + 1, len(present)
@@ -126,8 +126,10 @@ def violations(present: np.ndarray, absent: np.ndarray, epsilon: float, confiden
 
 
 def published(labels: int, together: bool, sigma: float, draws: int = 200_000) -> np.ndarray:
-    """What is released of the counts of one instance with three labels, or of the same counts without it, many times:
-    N, three n and three c, with 0 where a pair is not shown. The last column is the likeliest tell: their sum."""
+    """Return many releases of the counts of one instance with three labels, or of the same counts without it.
+
+    Columns: N, three n and three c, with 0 for a pair that is not shown; last their sum, the most likely to reveal it.
+    """
     generator, noise = SecureGenerator.seeded(2 * labels + together), discrete_gaussian(sigma)
     alone = int(together) + noise.draw(generator, 4 * draws)
     present = np.arange(3 * draws if together else 0)
