@@ -1,7 +1,7 @@
-"""Lying parties for experiments, against which `benchmarks/poisoning.py` defends. The package does not use this.
+"""Attacks by poisoned parties, for `benchmarks/poisoning.py`. The package does not use this module.
 
-A poisoned party lies about θ in every round. The row of its own label it sends as it would otherwise: a row has one
-owner, so it reaches the others only through the server's step on W.
+A poisoned party sends a wrong change of θ in every round, but the true row of its own label: a row has one owner, so it
+reaches other parties only through the server's step on W.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FACTOR = 10.0
 
 
 class Poisoned(PartyByParty):
-    """The engine, with some of the parties lying."""
+    """An engine in which the parties in `liars` carry out `attack`."""
 
     def __init__(
         self, inner: Engine, federation: Federation, method: Method, settings: Experiment,
@@ -57,7 +57,7 @@ class Poisoned(PartyByParty):
         return replace(sent, change=[tensor * factor for tensor in sent.change])
 
     def _others_rows(self, party: int, W: Tensor, clients: np.ndarray) -> Tensor:
-        """W with the rows of others' labels, the same in every round, in the place of the party's own."""
+        """Return W with the party's own rows replaced by rows of other parties' labels, the same in every round."""
         own = self.federation.label_of[clients]
         others = np.setdiff1d(self.federation.label_of, own)
         drawn = numpy_generator(self.settings.seed, "flipped labels", party).choice(others, len(own), replace=False)

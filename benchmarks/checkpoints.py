@@ -1,6 +1,6 @@
-"""What durable checkpoints cost: `save_folder` beside the same files written without fsync and checksums.
+"""Measure the cost of durable checkpoints: `save_folder` against the same files without fsync and checksums.
 
-python benchmarks/checkpoints.py [DATASET …]        default: demo, and bibtex where FEDALC_DATA has it
+python benchmarks/checkpoints.py [DATASET …]        default: demo, and bibtex if FEDALC_DATA has it
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMES = 31
 
 
 def plain(folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
-    """As save_folder, but what is written may still be in memory when it returns, and nothing can check it."""
+    """Save like save_folder, but without fsync (the data may still be in memory) and without checksums."""
     part, old = folder.with_name("part"), folder.with_name("old")
     part.mkdir()
     save_file(tensors, part / "tensors.safetensors")

@@ -1,4 +1,4 @@
-"""What the parties' rule of least contributors costs an honest training: labels left out per round, and P@1.
+"""Measure the cost of the parties' minimum-contributors rule in honest training: labels left out per round, and P@1.
 
 python benchmarks/contributions.py --dataset bibtex --method fedalc --rounds 40
 """
@@ -41,7 +41,7 @@ def train(dataset: Dataset, settings: Experiment, fewest: int) -> None:
         left_out.append(engines[-1].left_out)
     found = evaluate(training.averaged_model(), test, training.held)["P@1"]
     print(
-        f"fewest {fewest}: left out {np.mean(left_out):.2f} of {len(federation.clients)} labels a round (most "
+        f"fewest {fewest}: left out {np.mean(left_out):.2f} of {len(federation.clients)} labels per round (maximum "
         f"{max(left_out)}, in the last round {left_out[-1]}), P@1 {found:.2f}",
         flush=True,
     )

@@ -1,8 +1,8 @@
-"""Bytes on the wire per party and round against the ledger, and the server's memory with 3, 10 and 100 parties.
+"""Compare bytes on the wire with the ledger, and measure the server's memory with 3, 10 and 100 parties.
 
-A real server (TLS, node authentication) and its ServerApp process. The parties are nodes that speak Flower's protocol
-with the real client app, as threads of this process: a hundred SuperNodes would need more memory than most machines
-have, and what is measured is on the server's side and on the wire. Each reaches the server through a proxy that counts.
+The server (TLS, node authentication) and its ServerApp process are real. The parties are threads of this process that
+speak Flower's protocol and run the real client app: a hundred SuperNodes would need more memory than most machines
+have, and we measure only the server and the wire. Each party connects through a proxy that counts bytes.
 
     python benchmarks/deployment.py [--parties 3,10,100] [--rounds 4] [--out benchmarks/deployment.json]
 """
@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 OUT = Path(__file__).with_suffix(".json")
-ASK_EVERY = 3.0  # seconds: as often as a SuperNode asks for work
+ASK_EVERY = 3.0  # seconds, like a SuperNode
 
 
 class CountingProxy(threading.Thread):
-    """Passes bytes on and counts them: `up` is to the server, `down` is back."""
+    """Forwards bytes and counts them: `up` to the server, `down` to the party."""
 
     def __init__(self, server_port: int) -> None:
         super().__init__(daemon=True)
@@ -47,8 +47,8 @@ class CountingProxy(threading.Thread):
             threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def close(self) -> None:
-        """Nobody is let through any more; those who are through end with their sockets."""
-        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which a close does not
+        """Stop accepting connections. Open ones end when their sockets close."""
+        self.listener.shutdown(socket.SHUT_RDWR)  # close() alone does not wake the accepting thread
         self.listener.close()
 
     def _carry(self, client: socket.socket) -> None:
@@ -71,7 +71,7 @@ class CountingProxy(threading.Thread):
 
 
 class Node(threading.Thread):
-    """A party without a SuperNode: it fetches messages, has the real client app answer them, and sends the replies."""
+    """A party without a SuperNode: it fetches messages, answers with the real client app, and sends the replies."""
 
     at_work = threading.Lock()  # one app at a time: the machine is small
 
@@ -171,7 +171,7 @@ def measure(parties: int, rounds: int, method: str, dataset: str) -> dict[str, A
         before = sum(proxy.down for proxy in proxies), sum(proxy.up for proxy in proxies)
         listen(state, submit(state, settings), folder, say)
         result = json.loads((folder / "result.json").read_text())
-        # All of the run: introductions, the collection of labels, the rounds, and asking for work every 3 seconds.
+        # The whole run: introductions, label collection, rounds, and polling for work every 3 seconds.
         turns = rounds * len(shares)
         down = (sum(proxy.down for proxy in proxies) - before[0]) / turns
         up = (sum(proxy.up for proxy in proxies) - before[1]) / turns
@@ -191,7 +191,7 @@ def peak_memory_mb(pid: int) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """In Markdown. KB are of 1000 bytes, per party and round; in brackets what the wire has more than the ledger."""
+    """Return a Markdown table of KB (1000 bytes) per party and round; in brackets the overhead over the ledger."""
     lines = [
         "| parties | to a party, KB | from a party, KB | s per round | ServerApp, MB | SuperLink, MB |",
         "|--:|--:|--:|--:|--:|--:|",

@@ -1,9 +1,9 @@
-"""`make bench`: our engines and what users would take instead, on the same jobs, in one run on one machine.
+"""`make bench`: compare our engines with the alternatives on the same jobs, in one run on one machine.
 
-Jobs: Bibtex, eurlex15k, and 200 clients with dense inputs. Ways: our `fused` and `clients`, a plain PyTorch loop, pfl,
-and Flower's simulation with and without Ray (benchmarks/peers). Prints seconds per round, how many times `fused` each
-takes, memory, and whether the same losses came out; ends with 1 where a target is missed. Writes
-benchmarks/engines.json and docs/results/speed.md.
+Jobs: Bibtex, eurlex15k, and 200 clients with dense inputs. Engines: our `fused` and `clients`, a plain PyTorch loop,
+pfl, and Flower's simulation with and without Ray (benchmarks/peers). Prints seconds per round, the ratio to `fused`,
+memory, and whether the losses agree; exits with 1 if a target is missed. Writes benchmarks/engines.json and
+docs/results/speed.md.
 
     FEDALC_DATA=… .venv-peers/bin/python benchmarks/engines.py [JOB …]
 """
@@ -27,7 +27,7 @@ from peers.job import SAMPLE, Job, dataset_job, dense_job
 from peers.page import markdown, terminal_table
 from rich.console import Console
 
-ROUNDS = 4  # the first one warms up
+ROUNDS = 4  # the first is a warm-up
 WAYS = {
     "fused": "fedalc, `fused`",
     "fused-mixed": "fedalc, `fused`, mixed precision",
@@ -53,12 +53,12 @@ TARGETS = {
     ("eurlex15k", "pfl"): 20.0,
     ("eurlex15k", "flower-ray"): 200.0,
     ("eurlex15k", "flower-examples"): 200.0,
-}  # how many times as long as `fused`
-OURS = ("fused", "fused-mixed")  # fast enough for all clients
+}  # ratio of the seconds per round to those of `fused`
+OURS = ("fused", "fused-mixed")  # fast enough to run on all clients
 PEAK_TARGETS = {"eurlex15k": 0.7}
-DISTURBED = 0.1  # cores: less than that is the system itself
+DISTURBED = 0.1  # cores; the system itself uses less
 OTHER_ARITHMETIC = {"fused-mixed": ": its dense layers multiply in bfloat16"}
-SAME = 1e-4  # losses that differ by more are not the same
+SAME = 1e-4  # largest relative difference of losses that count as equal
 HERE = Path(__file__).parent
 OUT, PAGE = HERE / "engines.json", HERE.parent / "docs" / "results" / "speed.md"
 
@@ -102,7 +102,7 @@ def run_job(name: str, folder: Path, status: Callable[[str], Any]) -> dict[str, 
 def rows_of(
     name: str, job: Job, sample: Job, found: dict[str, list[dict[str, Any]]], on_sample: Any, reference: dict[str, Any]
 ) -> dict[str, Any]:
-    """The table's rows, and remarks on them."""
+    """Return the table's rows and remarks about them."""
     scale = len(job.counts) / len(sample.counts)
     fused = [one for one in found["fused"] if "failed" not in one]
     fused_seconds = statistics.median([s for one in fused for s in one["seconds"][1:]]) if fused else None
@@ -113,7 +113,7 @@ def rows_of(
         rows.append(row)
         broken = next((one for one in runs if "failed" in one), None)
         if broken or "failed" in reference or fused_seconds is None:
-            row |= {"failed": (broken or reference).get("failed", "no `fused` to compare with"), "met": False}
+            row |= {"failed": (broken or reference).get("failed", "no `fused` result to compare with"), "met": False}
             continue
         scaled = way not in OURS and scale > 1
         factor = scale if scaled else 1
@@ -136,7 +136,7 @@ def rows_of(
         row["met"] = target is None or row["ratio"] >= target
         if row["differs_by"] is not None and not row["differs_by"] <= SAME:
             excused = OTHER_ARITHMETIC.get(way)
-            row |= {"met": excused is not None, "note": f"not the same losses{excused or ''}"}
+            row |= {"met": excused is not None, "note": f"losses differ{excused or ''}"}
     mixed = next(row for row in rows if row["way"] == "fused-mixed").get("seconds_per_round")
     for row in rows:
         other = row["way"] not in OURS and "seconds_per_round" in row and mixed
@@ -167,7 +167,7 @@ def main(names: list[str]) -> int:
             console.print(terminal_table(jobs[-1]["title"], jobs[-1]["rows"]))
             for line in jobs[-1]["remarks"]:
                 console.print(line.replace("\\", ""), highlight=False)
-    # The peak again: on a shared machine it may have moved meanwhile, and the better of the two is the harder to reach.
+    # Measure the peak again: on a shared machine it may have changed. The higher value is the harder target.
     again = run_child("peers.machine")
     machine = {key: max(machine[key], again[key]) for key in machine}
 
@@ -203,8 +203,8 @@ def main(names: list[str]) -> int:
 if __name__ == "__main__":
     wanted = sys.argv[1:] or list(TITLES)
     if unknown := set(wanted) - set(TITLES):
-        sys.exit(f"no such job: {', '.join(sorted(unknown))}; there are {', '.join(TITLES)}")
-    for ending in (signal.SIGINT, signal.SIGTERM):  # either takes the measurement along that is running
+        sys.exit(f"unknown job: {', '.join(sorted(unknown))}. Available: {', '.join(TITLES)}")
+    for ending in (signal.SIGINT, signal.SIGTERM):  # both also end the running measurement
         signal.signal(ending, signal.default_int_handler)
     try:
         sys.exit(main(wanted))

@@ -1,7 +1,7 @@
-"""`make bench-growth`: how the cost of a round, of the server's step and of an evaluation grows with the problem.
+"""`make bench-growth`: measure how the cost of a round, the server's step and an evaluation grows with the problem.
 
-One of instances, labels, features and clients per round is varied at a time, the others stay as in `BASE`. Each point
-is a process of its own with one thread, and its seconds are the processor's: other work on the machine hardly shows.
+Varies one of instances, labels, features and clients per round at a time; the others stay as in `BASE`. Each point runs
+in a separate process with one thread. Seconds are CPU seconds, so other load on the machine hardly affects them.
 Writes benchmarks/growth.json and docs/images/growth.png.
 
     python benchmarks/growth.py
@@ -40,7 +40,7 @@ PICTURE = Path(__file__).parent.parent / "docs" / "images" / "growth.png"
 
 
 def problem(sizes: dict[str, int]) -> Any:
-    """Features and labels drawn with a long tail: what is measured is cost, and nothing is learnt."""
+    """Return random features and labels with a long tail. They suffice to measure cost; there is nothing to learn."""
     import numpy as np
     from scipy.sparse import csr_matrix
 

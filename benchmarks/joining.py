@@ -1,9 +1,9 @@
-"""The join of a problem of WikiLSHTC's size, ours against plain Python, in one run.
+"""Compare our join of label messages with plain Python, on a problem of WikiLSHTC's size, in one run.
 
-1,778,351 instances, 325,056 labels with a long tail, about 5.7 million messages. The other side is what one would
-write first: a dict of sets, then counting labels and pairs in dicts. It gets its messages as Python objects, made
-beforehand and not timed. Both must arrive at the same n and c. Each side is a process of its own, for its memory;
-seconds are the processor's, since both use one thread and the machine may be shared. Writes benchmarks/joining.json.
+1,778,351 instances, 325,056 labels with a long tail, about 5.7 million messages. The plain version is the obvious one:
+a dict of sets, then counting labels and pairs in dicts. It gets its messages as Python objects, built before the timing
+starts. Both must return the same n and c. Each side runs in a separate process, to measure its memory. Seconds are CPU
+seconds, since both use one thread and the machine may be shared. Writes benchmarks/joining.json.
 
     python benchmarks/joining.py
 """
@@ -25,20 +25,20 @@ from fedalc.labels.collection.messages import Messages, Protocol, as_words
 
 INSTANCES, LABELS, MESSAGES = 1_778_351, 325_056, 5_700_000
 FEW = 1_000
-"""Clients; and again with one per label, as in the paper, where each client's messages are an object of their own."""
+"""Number of clients. A second run has one client, and so one `Messages` object, per label, as in the paper."""
 REPEATS = 3
 RATIO_TARGET, MEMORY_TARGET_MB = 10.0, 2048.0
 OUT = Path(__file__).with_name("joining.json")
 
 
 def problem(clients: int) -> list[Messages]:
-    """Labels by a power law, each at least once, on random instances; one label belongs to one client."""
+    """Return messages with power-law labels, each at least once, on random instances; each label has one client."""
     random = np.random.default_rng(0)
     share = 1.0 / np.arange(20, LABELS + 20) ** 0.8
     extra = random.choice(LABELS, MESSAGES - max(LABELS, INSTANCES), p=share / share.sum())
     label = np.concatenate([np.arange(LABELS), random.choice(LABELS, INSTANCES - LABELS, p=share / share.sum()), extra])
     instance = np.concatenate([random.permutation(INSTANCES), random.integers(0, INSTANCES, len(extra))])
-    pairs = np.unique(label * INSTANCES + instance)  # by label: a client's messages lie together
+    pairs = np.unique(label * INSTANCES + instance)  # sorted by label, so a client's messages are contiguous
     label, instance = pairs // INSTANCES, pairs % INSTANCES
     owner = label * clients // LABELS
     digests = random.integers(0, 256, (INSTANCES, 16), dtype=np.uint8)
@@ -52,7 +52,7 @@ def problem(clients: int) -> list[Messages]:
         own = slice(first_label[client], first_label[client + 1])
         labels = (label[part] - own.start).astype(np.uint32)
         part_digests = digests[instance[part]]
-        order = np.lexsort((labels, *as_words(part_digests).T[::-1]))  # as a client sends them
+        order = np.lexsort((labels, *as_words(part_digests).T[::-1]))  # the order in which a client sends them
         sent.append(Messages(protocol, f"{client:06d}", pseudonyms[own], part_digests[order], labels[order]))
     return sent
 
@@ -160,7 +160,7 @@ def main() -> int:
             return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
     few = child("ours", FEW)
-    plain = child("plain", FEW)  # to plain Python a message is a message, whoever sends it
+    plain = child("plain", FEW)  # for plain Python the number of clients makes no difference
     rows, good = [], True
     for clients, mine in ((FEW, few), (LABELS, child("ours", LABELS))):
         same = mine["checksum"] == plain["checksum"] and mine["instances"] == plain["instances"]

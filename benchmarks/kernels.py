@@ -1,8 +1,8 @@
-"""`make bench-kernels`: the parts of a fused round, a server's step and an evaluation, each beside what limits it.
+"""`make bench-kernels`: compare each part of a fused round, a server step and an evaluation with its hardware limit.
 
-On eurlex15k with the mlp, all in one process. What multiplies matrices is set beside the matrix-multiply peak, what
-moves rows beside the copying bandwidth, counting the numbers it reads and writes. Where rows are few enough for the
-processor's cache, that share can be above one. Writes benchmarks/kernels.json and docs/results/kernels.md.
+Uses eurlex15k and the mlp, in one process. Matrix products are compared with the matrix-multiply peak. Parts that move
+rows are compared with the copying bandwidth, by the bytes they read and write; that share can be above one if the rows
+fit into the processor's cache. Writes benchmarks/kernels.json and docs/results/kernels.md.
 
     FEDALC_DATA=… python benchmarks/kernels.py
 """
@@ -72,7 +72,7 @@ def measure() -> list[dict[str, Any]]:
                 "scores of pairs", timed(lambda: products_at(g, W, block.instance, block.label)), gb=_gb(2 * pairs, W)
             ),
             part(
-                "pull of the rows on the instances",
+                "gradients of the instances' embeddings",
                 timed(lambda: WeightedBags(block.label, block.starts, slope) @ W),
                 gb=_gb(pairs + rows, W),
             ),
@@ -99,18 +99,18 @@ def part(name: str, seconds: float, gflop: float = 0.0, gb: float = 0.0) -> dict
 
 
 def _gb(rows: int, matrix: Any) -> float:
-    """Of so many rows that are read or written."""
+    """Return the GB in this many rows of the matrix."""
     return rows * matrix.shape[1] * matrix.element_size() / 1e9
 
 
 def page(machine: dict[str, float], parts: list[dict[str, Any]]) -> str:
     lines = [
-        "# What limits each part",
+        "# Each part of a round compared with its limit",
         "",
         "`FEDALC_DATA=… make bench-kernels`: eurlex15k, mlp, one block of 2,048 instances,",
         f"{machine['cores']:.0f} cores. Matrix-multiply peak {machine['peak_gflops']:.0f} GFLOP/s, copying",
-        f"{machine['copy_gbps']:.0f} GB/s, both measured in the same process. Rows that are few enough for",
-        "the processor's cache move faster than copying does.",
+        f"{machine['copy_gbps']:.0f} GB/s, both measured in the same process. Rows that fit into the processor's",
+        "cache move faster than copying.",
         "",
         "| part | ms | GFLOP/s | of the peak | GB/s | of copying |",
         "|---|--:|--:|--:|--:|--:|",

@@ -1,10 +1,11 @@
-"""`make bench-pictures`: what a picture costs, in real rounds on VOC 2012, against what the machine can do.
+"""`make bench-pictures`: measure the time per picture in real rounds on VOC 2012, against the machine's peak.
 
     FEDALC_DATA=… python benchmarks/pictures.py
 
-For each encoder: milliseconds per picture (forward, backward, and the rest of the round), GFLOP/s over this machine's
-matrix-multiply peak, the process's peak memory, and the bytes of θ. For the smallest also engine `clients`, as a ratio.
-And how long VOC 2012 takes to load, with and without small copies in the cache. Every row is a process of its own.
+For each encoder: milliseconds per picture (forward, backward, and the rest of the round), GFLOP/s as a share of this
+machine's matrix-multiply peak, peak memory of the process, and bytes of θ. For the smallest encoder also the ratio of
+engine `clients` to `fused`. Also the time to load VOC 2012, with and without small copies in the cache. Every row runs
+in a separate process.
 Writes benchmarks/pictures.json.
 """
 
@@ -34,7 +35,7 @@ OUT = Path(__file__).with_name("pictures.json")
 
 
 def forward_flops(encoder: Any, size: int) -> float:
-    """Multiplications and additions for one picture in the convolutions and the head, counted as they happen."""
+    """Return the multiplications and additions of the convolutions and the head for one picture, counted by hooks."""
     import torch
 
     counted = 0.0
@@ -63,7 +64,7 @@ def measure(encoder: str, size: int, engine: str) -> dict[str, Any]:
     train = fedalc.load_dataset("voc2012", images=image_options(settings)).train
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     federated = simulated(settings, train, knowledge_for(settings, train))
-    federated.run_round()  # the first one chooses how to convolve
+    federated.run_round()  # the first round selects convolution algorithms
     per_picture = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -116,7 +117,7 @@ def main() -> int:
     for encoder, size, engine in CASES:
         with console.status(f"{encoder}, {engine}"):
             rows.append(child(encoder, str(size), engine))
-    again = child("machine")  # on a shared machine the peak may have moved: the better one is the harder to reach
+    again = child("machine")  # on a shared machine the peak may change; the higher value is the harder target
     machine = {key: max(machine[key], again[key]) for key in machine}
     loaded = child("loading")
 
@@ -126,7 +127,7 @@ def main() -> int:
     for row in rows:
         row["gflops"] = row["gflop_per_picture"] / row["ms_per_picture"] * 1000
         row["of_peak"] = row["gflops"] / machine["peak_gflops"]
-        # An instance with several labels is encoded by each of its clients there: its GFLOP/s would flatter.
+        # Engine `clients` encodes an instance once per label, so the operations counted here do not apply to it.
         speed = (f"{row['gflops']:.0f}", f"{row['of_peak']:.2f}") if row["engine"] == "fused" else ("", "")
         table.add_row(
             row["encoder"], str(row["size"]), row["engine"], f"{row['ms_per_picture']:.1f}", *speed,

@@ -1,12 +1,11 @@
-"""`make poisoning`: P@1 on Bibtex with a part of the parties lying, for every aggregation rule and attack, into
-docs/results/poisoning.* and docs/images/poisoning.png.
+"""`make poisoning`: measure P@1 on Bibtex with poisoned parties, for every aggregation rule and attack.
 
     FEDALC_DATA=… python benchmarks/poisoning.py [SEED …]
 
-Bibtex's 159 labels are dealt out at random to 40 parties, about four each. 0, 10, 20 or 30 % of them lie in every round
-(benchmarks/attacks.py says how). `trimmed-mean` and `multi-krum` are told that up to 30 % may lie, whatever the truth
-is. Figures are of the test set after the last round; nothing is chosen by them. What is done is kept in
-runs/poisoning.jsonl: after an interruption the same command goes on.
+Bibtex's 159 labels are assigned at random to 40 parties, about four each. 0, 10, 20 or 30 % of the parties attack in
+every round (benchmarks/attacks.py). `trimmed-mean` and `multi-krum` always expect up to 30 %. Figures are on the test
+set after the last round; nothing is selected by them. Writes docs/results/poisoning.* and docs/images/poisoning.png.
+Finished cells are stored in runs/poisoning.jsonl: after an interruption the same command continues.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ DONE = ROOT / "runs" / "poisoning.jsonl"
 OUT = ROOT / "docs" / "results" / "poisoning"
 PICTURE = ROOT / "docs" / "images" / "poisoning.png"
 PARTIES, SHARES = 40, (0.1, 0.2, 0.3)
-#: Preset `strong` with fewer dimensions and rounds, and so a higher rate: a cell takes seconds.
+#: Preset `strong` with fewer dimensions and rounds and so a higher rate, so that a cell takes only seconds.
 SETTINGS: dict[str, Any] = {
     "dataset": "bibtex",
     "method": "fedalc",
@@ -59,12 +58,12 @@ SETTINGS: dict[str, Any] = {
     "selection": {"validation": 0.0},
 }
 VARIANT = "clip, by weight × length"  # tried on clean data only: see docs/robust.md
-#: What clipping costs where nobody lies: the preset's own rate, and rounds until nothing is gained any more.
+#: To measure the cost of clipping without an attack: the preset's own rate, and rounds until P@1 stops improving.
 LONG: dict[str, Any] = {"rounds": 60, "server": {"trim": 0.3, "byzantine": 0.3}}
 
 
 class ByContribution(Comparing):
-    """As `clip`, but P_k·‖Δ_k‖ is cut to its median rather than ‖Δ_k‖."""
+    """Like `clip`, but limits P_k·‖Δ_k‖ to its median instead of ‖Δ_k‖."""
 
     def add(self, party: int, change: Sequence[Tensor], length: float) -> None:
         super().add(party, change, length)
@@ -78,7 +77,7 @@ class ByContribution(Comparing):
 
 
 class Kept(FusedEngine):
-    """Keeps what it makes of each party's instances: they are the same in every round."""
+    """Caches the blocks of each party's instances, which are the same in every round."""
 
     def _take(self, participants: np.ndarray, chance: Chance, like: Tensor) -> tuple[Portion, Iterable[Block]]:
         kept = self.__dict__.setdefault("_kept", {})
@@ -99,7 +98,7 @@ def data() -> tuple[Split, Split]:
 def training_of(
     rule: str, attack: str | None, share: float, seed: int, asked: dict[str, Any]
 ) -> tuple[FederatedTraining, np.ndarray]:
-    """Before its first round, and which labels are of honest parties."""
+    """Return a training before its first round, and a mask of the labels of honest parties."""
     server = asked["server"] | {"aggregation": "clip" if rule == VARIANT else rule}
     settings = experiment({**asked, "seed": seed, "server": server})
     train, _ = data()
@@ -117,7 +116,7 @@ def training_of(
 
 
 def cell(rule: str, attack: str | None, share: float, seed: int, asked: dict[str, Any]) -> dict[str, float]:
-    """P@1 over all labels, and over those of honest parties alone."""
+    """Return P@1 over all labels, and over the labels of honest parties only."""
     training, honest = training_of(rule, attack, share, seed, asked)
     test = data()[1]
     with patch.dict(RULES, {"clip": ByContribution} if rule == VARIANT else {}):
@@ -128,7 +127,7 @@ def cell(rule: str, attack: str | None, share: float, seed: int, asked: dict[str
 
 
 def _of(test: Split, labels: np.ndarray) -> tuple[Split, np.ndarray]:
-    """The test set with these labels alone: instances that have one of them."""
+    """Return the instances that have at least one of these labels, without their other labels; and the labels."""
     kept = (test.labels @ diags(labels.astype(np.float32))).tocsr()
     kept.eliminate_zeros()
     rows = np.flatnonzero(kept.getnnz(axis=1))
@@ -170,14 +169,14 @@ def figures(memory: Memory, seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def clean(memory: Memory, seeds: Sequence[int]) -> dict[str, float]:
-    """P@1 of a longer training without a lie."""
+    """Return P@1 of a longer training without poisoned parties."""
     asked = SETTINGS | LONG
     of = {rule: [memory.cell(rule, None, 0.0, seed, asked) for seed in seeds] for rule in ("mean", "clip", VARIANT)}
     return {rule: statistics.mean(outcome["P@1"] for outcome in outcomes) for rule, outcomes in of.items()}
 
 
 def apart() -> dict[str, float]:
-    """How little honest parties' changes have in common, in the first round: why the rules that compare them fail."""
+    """Measure how different honest parties' changes are in round 1, which is why rules that compare them fail."""
     training, _ = training_of("mean", None, 0.0, 0, SETTINGS)
     model, engine = training.model, training.engine
     assert isinstance(engine, Poisoned)

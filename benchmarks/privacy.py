@@ -1,16 +1,17 @@
-"""`make privacy`: P@1 on Bibtex against ε for both mechanisms, into docs/results/bibtex-privacy.* and docs/images/.
+"""`make privacy`: measure P@1 on Bibtex by ε for both mechanisms.
 
     FEDALC_DATA=… python benchmarks/privacy.py [CASE …]
 
-(with numbers of CASES, only their runs are made and nothing is written: so that several processes can share the work.)
+CASE is an index into CASES: the command then only makes the runs of these cases and writes no results, so that several
+processes can share the work. Without it, writes docs/results/bibtex-privacy.* and docs/images/privacy.png.
 
-Each (setting, method, mechanism, ε) gets the same number of settings to choose from (GRIDS), chosen by nDCG@5 on the
-validation split of seed 0 under the noise of that ε; then three seeds on all of train, and the test set. The number of
-rounds is fixed beforehand. (Choosing by results costs privacy of its own, which no row here counts.) What is done is
-kept in runs/privacy.jsonl: after an interruption the same command goes on.
+Each (setting, method, mechanism, ε) selects from the same number of candidates (GRIDS) by nDCG@5 on the validation
+split of seed 0, with the noise of that ε. It then trains on all of train with three seeds and evaluates on the test
+set. The number of rounds is fixed in advance. (Selecting by results costs privacy too; no row counts this.) Finished
+runs are stored in runs/privacy.jsonl: after an interruption the same command continues.
 
-Two settings: `strong`, the preset, and `fast rows`, where class embeddings move quickly and the loss is never
-satisfied, so that without a good server step they collapse and correlations matter.
+Two settings: `strong`, the preset, and `fast rows`, where class embeddings move quickly and the loss never reaches
+zero, so that without a good server step they collapse and correlations matter.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "strong": {},
     "fast rows": {"client": {"row_learning_rate": 0.3, "margin": 1.0}},
 }
-# (a) is a sum over instances, so only σ will do; (b) may use any weighting, and `conditional` is the preset's.
+# (a) is a sum over instances, so it needs σ; (b) can use any weighting, and `conditional` is the preset's.
 GRIDS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("fedalc", "gradients"): [
         {"regularizer": {"weighting": "sigma", "lambda": strength}, "privacy": {"clip": clip}}
@@ -59,7 +60,7 @@ CASES = [
     ("fast rows", "fedalc", "gradients"), ("fast rows", "fedalc", "counts"),
     ("strong", "fedalc-fixed", "gradients"), ("strong", "fedalc-fixed", "counts"),
 ]  # fmt: skip
-ROWS = [  # what the methods are to be held against: no labels are used, so there is nothing to protect
+ROWS = [  # baselines that use no label sets, so there is nothing to protect
     ("strong", "fedavg"), ("strong", "fedaws"), ("strong", "fedavg-fixed"),
     ("fast rows", "fedavg"), ("fast rows", "fedaws"),
 ]  # fmt: skip
@@ -125,7 +126,7 @@ def cell(memory: Memory, situation: str, method: str, mechanism: str, epsilon: f
 
 
 def row(memory: Memory, situation: str, method: str) -> dict[str, Any]:
-    """A method that looks at no labels: its own strength chosen from as many settings."""
+    """Return the result of a baseline; the strength of fedaws is selected from as many settings."""
     grid: list[dict[str, Any]] = [{}]
     if method == "fedaws":
         grid = [{"regularizer": {"lambda": strength}} for strength in (3.0, 10.0, 30.0, 100.0, 200.0, 400.0)]
@@ -205,6 +206,6 @@ def main(some: list[int]) -> None:
 if __name__ == "__main__":
     if not os.environ.get("FEDALC_DATA"):
         sys.exit("FEDALC_DATA is not set: this needs the dataset bibtex")
-    # Hundreds of runs with seeded noise, which protect nothing: not for the user's own ledger.
+    # Hundreds of runs with seeded noise, which protects nothing: keep them out of the user's own ledger.
     os.environ.setdefault("FEDALC_PRIVACY_LEDGER", str(ROOT / "runs" / "privacy-ledger.jsonl"))
     main([int(place) for place in sys.argv[1:]])

@@ -1,11 +1,11 @@
-"""`make results`: methods side by side, for README and docs/reproduction.md, from scratch, into docs/results/.
+"""`make results`: run the comparisons of methods for README and docs/reproduction.md; write docs/results/.
 
     FEDALC_DATA=… python benchmarks/results.py [JOB …] [--methods a,b] [--seeds 0,1]
 
-With --methods or --seeds only those runs are made, and no table: so that several processes can share the work.
+With --methods or --seeds it makes only those runs and no table, so that several processes can share the work.
 
-Runs go to runs/results/ and are kept: after an interruption the same command goes on where it stopped. The paper's own
-tables are another command, `fedalc reproduce`.
+Runs stay in runs/results/: after an interruption the same command continues. For the paper's own tables use
+`fedalc reproduce`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEEDS = (0, 1, 2, 3, 4)
 EXACT = ("fedalc-exact", "fedalc-oneshot")
 # flag and fedmlh are in `fedalc reproduce`, with fewer seeds.
 METHODS = ("fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed", *EXACT)
-ON_PICTURES = METHODS[:-1]  # fedalc-oneshot has no pictures
+ON_PICTURES = METHODS[:-1]  # fedalc-oneshot does not support pictures
 KEPT = ("dataset", "method", "preset", "rounds", "seed", "metrics", "selection", "collapse", "clients",
         "labels_without_client", "rounds_run", "seconds_per_round", "bytes_up", "bytes_down", "versions")  # fmt: skip
 
@@ -40,7 +40,7 @@ def side_by_side(
     name: str, dataset: str, only: Mapping[str, Any], methods: Sequence[str] = METHODS, seeds: Sequence[int] = SEEDS,
     **keys: Any,
 ) -> None:  # fmt: skip
-    """One table: methods on equal terms. `only` says which part of it this process makes."""
+    """Make one table of methods with equal settings. `only` limits this process to some methods or seeds."""
     chosen = [method for method in only["methods"] or methods if method in methods]
     some = [seed for seed in only["seeds"] or seeds if seed in seeds]
     done = fedalc.compare(chosen, dataset=dataset, preset="strong", seeds=some, folder=RUNS / name, **keys)
@@ -75,7 +75,7 @@ JOBS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "eurlex15k-mlp": lambda only: side_by_side(
         "eurlex15k-mlp", "eurlex15k", only, methods=EXACT[:1], seeds=(0,), encoder={"name": "mlp"}
     ),
-    # Pictures: the preset's fedavg has slower rows than fedaws and fedalc, so it is there with theirs too.
+    # Pictures: the preset's fedavg has a lower row rate than fedaws and fedalc, so we also run it with theirs.
     **{
         f"{dataset}-{name}": partial(side_by_side, f"{dataset}-{name}", dataset, seeds=(0,), **keys)
         for dataset in ("voc2012", "coco-val2017")

@@ -1,12 +1,12 @@
-"""`make bench-scale`: what each step takes on generated problems with the sizes of the largest public ones.
+"""`make bench-scale`: measure time and memory of each step on generated problems of the largest public sizes.
 
-Every row is a process of its own, so that its peak memory (VmHWM) is its own too; what a step takes is the peak less
-what the process held when the step began. Rows that were measured before stay in benchmarks/scale.json until they are
-measured again. The table goes to docs/results/scale.md. The data is made up: nothing here is about quality.
+Every row runs in a separate process and has its own peak memory (VmHWM). The memory of a step is the peak minus the
+memory in use when the step began. Earlier rows stay in benchmarks/scale.json until they are measured again. Writes the
+table to docs/results/scale.md. The data is synthetic: the results say nothing about quality.
 
     python benchmarks/scale.py                        all rows
     python benchmarks/scale.py correlations parsing   these
-    python benchmarks/scale.py --divide 100           every problem with its counts divided: a try, nothing is written
+    python benchmarks/scale.py --divide 100           divide every count of the problems; a trial that writes nothing
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ TARGETS: dict[str, dict[str, float]] = {
 
 
 class Step:
-    """Seconds of a step and the memory it took. Enter it when everything the step starts from is there."""
+    """Measures seconds and memory of a step. Enter it once all inputs of the step are in memory."""
 
     def __enter__(self) -> Step:
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # other systems keep what was freed, and count it
+        with contextlib.suppress(OSError, AttributeError):  # elsewhere freed memory still counts
             ctypes.CDLL("libc.so.6").malloc_trim(0)
         self._before = memory_mb("VmHWM")
         with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ class Step:
 
 
 def memory_mb(what: str) -> float:
-    """VmRSS: what the process holds now. VmHWM: the most it has held."""
+    """Return the memory of this process in MB: VmRSS, current, or VmHWM, peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(what)).split()[1]) / 2**10
 
@@ -103,7 +103,7 @@ def correlations(name: str, folder: Path) -> dict[str, Any]:
     from fedalc.labels.correlations import Correlations
 
     labels = label_sets(name, folder)
-    Correlations.from_label_sets(csr_matrix(np.eye(2, dtype=np.float32)))  # loads what is loaded on first use
+    Correlations.from_label_sets(csr_matrix(np.eye(2, dtype=np.float32)))  # triggers lazy imports
     with Step() as step:
         known = Correlations.from_label_sets(labels)
     size = megabytes(known.together) + known.counts.nbytes / 2**20
@@ -111,7 +111,7 @@ def correlations(name: str, folder: Path) -> dict[str, Any]:
 
 
 def collection(name: str) -> dict[str, Any]:
-    """Through the real protocol: every instance hashed under a key, messages joined by digest, n and c counted."""
+    """Run the real protocol: hash every instance with a key, join messages by digest, count n and c."""
     from fedalc.config.resolve import experiment
     from fedalc.data.synthetic.shapes import make_shaped
     from fedalc.labels.knowledge import learn_labels
@@ -124,7 +124,7 @@ def collection(name: str) -> dict[str, Any]:
 
 
 def mined_step(name: str, folder: Path, participants: int | None = None) -> dict[str, Any]:
-    """The server's step of fedalc on W, one row per label: of all rows, or of those that took part in a round."""
+    """Measure fedalc's server step on W: for all rows, or for the rows of `participants` labels."""
     import torch
 
     from fedalc.config.resolve import experiment
@@ -148,11 +148,11 @@ def mined_step(name: str, folder: Path, participants: int | None = None) -> dict
         took = time.perf_counter() - began
     how = "exact" if operations(len(labels), *W.shape) <= AFFORDABLE else "by an index"
     asked = f"{len(labels):,} of {known.label_count:,} × {DIM}, K = {NEIGHBOURS}"
-    return step.row(step_seconds=took, how=how, note=f"{asked}: {how}, {took:.0f} s; W itself is in it")
+    return step.row(step_seconds=took, how=how, note=f"{asked}: {how}, {took:.0f} s; includes W")
 
 
 def embeddings_in_groups(count: int, each: int = 50, spread: float = 0.5) -> Any:
-    """Class embeddings that have neighbours, as trained ones have: each around the middle of its group."""
+    """Return class embeddings that have neighbours, like trained ones: each lies near the centre of its group."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -167,7 +167,7 @@ def embeddings_in_groups(count: int, each: int = 50, spread: float = 0.5) -> Any
 
 
 def recall(kind: str, how: str, divide: int) -> dict[str, Any]:
-    """Of the true K nearest of 1,000 classes among 100,000: how many are found, and in how much of the exact time."""
+    """Measure which share of the K nearest of 1,000 classes among 100,000 is found, and the share of the exact time."""
     classes, drawn = max(5_000, RECALL_CLASSES // divide), max(500, RECALL_SAMPLE // divide)
     import torch
 
@@ -183,7 +183,7 @@ def recall(kind: str, how: str, divide: int) -> dict[str, Any]:
     began = time.perf_counter()
     true = torch.cat([index for _, _, index in nearest(W, NEIGHBOURS, asked, search="exact")])
     exact = (time.perf_counter() - began) * len(W) / len(asked)
-    few = asked if how == "sample" else None  # a sample's cost is in proportion, an index's is not
+    few = asked if how == "sample" else None  # only a sample's cost is proportional to the rows
     with Step() as step:
         search = {"candidates": sample} if how == "sample" else {"search": "index"}
         parts = list(nearest(W, NEIGHBOURS, few, **search))  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def recall(kind: str, how: str, divide: int) -> dict[str, Any]:
 
 
 def round_and_evaluation(name: str) -> dict[str, Any]:
-    """One round with about 4,000 clients and an evaluation on the whole test set, from loaded data to metrics."""
+    """Measure a round of about 4,000 clients and an evaluation on the whole test set, from loaded data to metrics."""
     from dataclasses import replace
 
     from fedalc.config.resolve import experiment
@@ -234,7 +234,7 @@ def round_and_evaluation(name: str) -> dict[str, Any]:
 
 
 def label_sets(name: str, folder: Path) -> csr_matrix:
-    """The train labels of a problem, made by another process so that this one begins clean."""
+    """Return the train labels of a problem, made by another process so that this one uses no memory for it."""
     path = folder / f"{name}-labels.npz"
     if not path.exists():
         apart("labels", name, str(path))
@@ -259,7 +259,7 @@ HELPERS: dict[str, Callable[[str, str], None]] = {"labels": make_labels, "write"
 
 
 def rows(divide: int) -> Iterator[tuple[str, Callable[[Path], dict[str, Any]]]]:
-    """What there is to measure, by name."""
+    """Yield (name, measurement) for each row of the table."""
 
     def sized(name: str) -> str:
         return name if divide == 1 else f"{name}-{divide}th"
@@ -279,13 +279,13 @@ def rows(divide: int) -> Iterator[tuple[str, Callable[[Path], dict[str, Any]]]]:
 
 
 def apart(*words: str) -> str:
-    """This script in a process of its own: what it printed."""
+    """Run this script in a separate process and return its output."""
     return subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def met(row: str, found: dict[str, Any]) -> str:
-    """Whether a row's targets are met, for the table. Empty where it has none."""
-    units = {"seconds": "s", "step_mb": "MB", "peak_mb": "MB in all"}
+    """Return the table's text on a row's targets; empty if it has none."""
+    units = {"seconds": "s", "step_mb": "MB", "peak_mb": "MB in total"}
     asked = TARGETS.get(row, {})
     said = " and ".join(f"{limit:,.0f} {units[what]}" for what, limit in asked.items())
     missed = any(found[what] >= limit for what, limit in asked.items())
@@ -293,18 +293,18 @@ def met(row: str, found: dict[str, Any]) -> str:
 
 
 def table(measured: dict[str, dict[str, Any]]) -> str:
-    """Markdown."""
+    """Return the page as Markdown."""
     lines = [
         "# Scale",
         "",
         "`make bench-scale` (`python benchmarks/scale.py ROW …` for single rows). The problems are **generated**:",
-        "made-up data with the sizes of AmazonCat-13K, WikiLSHTC-325K and Amazon-670K ([scale.md](../scale.md)), so no",
-        "figure here is one of the real datasets. Each row is a process of its own. *Took*: the peak of its memory",
-        "less what it held when the step began, so the step's result is in it. *Peak*: all of the process, with",
-        "libraries, and with making the data where that is in the same process. The machine may be shared: then the",
-        "processor's seconds say more than the clock's.",
+        "synthetic data with the sizes of AmazonCat-13K, WikiLSHTC-325K and Amazon-670K ([scale.md](../scale.md)), so",
+        "no figure applies to the real datasets. Each row runs in a separate process. *Step MB*: the peak memory minus",
+        "the memory in use when the step began; it includes the step's result. *Peak MB*: the whole process, including",
+        "libraries, and including data generation if it runs in the same process. On a shared machine the CPU seconds",
+        "are more reliable than the seconds.",
         "",
-        "| step | seconds | of processor | took MB | of it the result | peak MB | | target |",
+        "| step | seconds | CPU seconds | step MB | of that, the result | peak MB | | target |",
         "|---|--:|--:|--:|--:|--:|---|---|",
     ]
     for row, found in measured.items():
@@ -320,16 +320,16 @@ def main() -> int:
     from rich.console import Console
 
     parser = argparse.ArgumentParser(description="Time and memory on generated problems of extreme size.")
-    parser.add_argument("rows", nargs="*", help="names of rows, or how they begin (default: all)")
+    parser.add_argument("rows", nargs="*", help="names of rows, or prefixes of names (default: all)")
     parser.add_argument("--divide", type=int, default=1, help="divide every count of the problems; writes nothing")
     asked = parser.parse_args()
     if asked.divide < 1:
-        parser.error("--divide: a whole number from 1 on")
+        parser.error("--divide must be a whole number of at least 1")
     console = Console(width=150)
     names = [name for name, _ in rows(asked.divide)]
     chosen = [name for name in names if not asked.rows or any(name.startswith(word) for word in asked.rows)]
     if not chosen:
-        console.print(f"no such row: there are {'; '.join(names)}")
+        console.print(f"no row matches. Available: {'; '.join(names)}")
         return 2
     before = json.loads(OUT.read_text())["rows"] if OUT.exists() and asked.divide == 1 else {}
     good = True
@@ -339,7 +339,7 @@ def main() -> int:
                 before[name] = json.loads(apart("row", name, str(asked.divide), folder).splitlines()[-1])
             found, verdict = before[name], met(name, before[name]) if asked.divide == 1 else ""
             good &= not verdict.endswith("missed")
-            took = f"{found['seconds']:.1f} s, took {found['step_mb']:,.0f} MB, peak {found['peak_mb']:,.0f} MB"
+            took = f"{found['seconds']:.1f} s, step {found['step_mb']:,.0f} MB, peak {found['peak_mb']:,.0f} MB"
             console.print(f"{name}: {took}; {found['note']}{'; ' * bool(verdict)}{verdict}", highlight=False)
             if asked.divide == 1:
                 measured = {row: before[row] for row in names if row in before}

@@ -1,4 +1,4 @@
-"""How long a piece of work takes."""
+"""Time a function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def timed(work: Callable[[], Any], repeat: int = 7, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds by this clock: the median of so many, after one that builds what is kept."""
+    """Return the median seconds of `repeat` calls, after one warm-up call that fills caches."""
     work()
     times = []
     for _ in range(repeat):

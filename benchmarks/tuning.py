@@ -1,14 +1,14 @@
-"""`make tuning`: how the preset `strong` was chosen. Every method gets as many settings and the same data to choose on.
+"""`make tuning`: choose the settings of preset `strong`. Every method gets equally many candidates and the same data.
 
     FEDALC_DATA=… python benchmarks/tuning.py text|pictures [method …]
 
 text      Bibtex (two seeds) and eurlex15k (one), eight settings per method, by nDCG@5. A setting more than five points
-          behind its method's best on Bibtex is given up, and not run on eurlex15k.
+          behind its method's best on Bibtex is dropped and does not run on eurlex15k.
 pictures  VOC 2012 (one seed), four settings per method, by mAP, in 300 rounds of the preset's 900.
 
-10 % of train is held out: the setting that is best on the held-out part, at its best round, mean over the datasets, is
-the preset's: one for all datasets. No test set is looked at. Writes docs/results/tuning[-pictures].json and .md once
-all methods are done; what is done is kept in runs/, so several processes may each take some methods.
+10 % of train is held out. The preset gets the setting with the best mean over datasets on the held-out part, each at
+its best round: one setting for all datasets. The test sets are not used. Writes docs/results/tuning[-pictures].json and
+.md once all methods are done. Finished runs are stored in runs/, so several processes can each run some methods.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Settings = dict[str, dict[str, float | str]]
 
 
 def grid(**axes: tuple[float | str, ...]) -> list[Settings]:
-    """All combinations; an axis is called section__key."""
+    """Return all combinations of the axes, which are named section__key."""
     settings: list[Settings] = []
     for values in product(*axes.values()):
         one: Settings = {}
@@ -51,7 +51,7 @@ FIXED = {"fixed__alpha": (0.1, 0.3), "fixed__steps": (10, 30)}
 
 @dataclass(frozen=True)
 class Job:
-    """What is tuned on what, into the file of this name."""
+    """The candidates of each method, the seeds of each dataset, and the name of the result files."""
 
     name: str
     metric: str
@@ -72,7 +72,7 @@ class Job:
         return {key(record["asked"]): record["chosen"] for record in records}
 
     def still_in(self, method: str, dataset: str) -> list[Settings]:
-        """The settings run on this dataset: all on the first, on the next those that are not far behind there."""
+        """Return the settings to run: all on the first dataset, then those within GIVEN_UP points of the best there."""
         first, settings = next(iter(self.seeds)), self.grids[method]
         if dataset == first:
             return settings
@@ -85,7 +85,7 @@ class Job:
         return [changes for changes, value in zip(settings, values, strict=True) if value > max(values) - GIVEN_UP]
 
     def everything(self) -> Iterator[dict[str, Any]]:
-        """One dataset after the other: which settings are run on the second is known once the first is done."""
+        """Yield all runs, dataset by dataset: the results on the first decide which settings run on the second."""
         for dataset, method in product(self.seeds, self.grids):
             for changes, seed in product(self.still_in(method, dataset), self.seeds[dataset]):
                 yield {"dataset": dataset, "method": method, "seed": seed, **changes}
@@ -107,7 +107,7 @@ TEXT = Job(
         "fedaws": grid(server__learning_rate=RATES, regularizer__lambda=(3.0, 10.0, 30.0, 100.0)),
         "fedalc": grid(server__learning_rate=RATES, regularizer__lambda=(3.0, 10.0, 30.0, 100.0)),
         "fedalc-fixed": grid(server__learning_rate=RATES, **FIXED),
-        # Also for fedalc-exact, which comes to the same solution.
+        # Also for fedalc-exact, which converges to the same solution.
         "fedalc-oneshot": grid(server__ridge=(0.25, 0.5, 1.0, 2.0), client__label_power=(0.1, 0.2)),
     },
 )
@@ -188,7 +188,7 @@ def write(job: Job, rows: list[dict[str, Any]]) -> None:
 
 
 def choose(data: fedalc.Dataset, asked: dict[str, Any]) -> dict[str, Any]:
-    """The best round on the held-out part, and how good it was. Stops there: nothing is refitted or tested."""
+    """Return the best round on the held-out part and its value, without refitting or testing."""
     training = Training(fedalc.experiment({**asked, "selection": {"refit": False}}), data, None, ()).prepare()
     training.run()
     assert training.chosen is not None
@@ -199,6 +199,6 @@ if __name__ == "__main__":
     if not os.environ.get("FEDALC_DATA"):
         sys.exit("FEDALC_DATA is not set: this needs the datasets bibtex and eurlex15k, or voc2012")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
-        sys.exit(f"say which: {' or '.join(JOBS)}")
+        sys.exit(f"name a job: {' or '.join(JOBS)}")
     wanted = JOBS[sys.argv[1]]
     main(wanted, sys.argv[2:] or list(wanted.grids))

@@ -1,20 +1,20 @@
-"""How far one training goes through the package, and how large the package is.
+"""Measure how many files and functions one training passes through, and the size of the package.
 
     python benchmarks/way_through.py                                     # this checkout
     python benchmarks/way_through.py --src OLD/src --tests OLD/tests     # another version
 
 Runs `fedalc train` in this process (dataset demo, method fedalc, 2 rounds, engine fused, quiet, into a temporary
-folder) under `sys.setprofile` and follows the calls of the package's Python functions on the main thread, imports
-included. It counts:
+folder) under `sys.setprofile` and follows the calls of the package's Python functions on the main thread, including
+imports. It counts:
 
-- files: source files of which at least one function (or the module body) is called,
-- functions: different functions that are called, without module bodies,
-- changes of file: consecutive calls of functions in different files. Calls in the same file in a row count as one;
-  returns are not counted. `first` counts each function at its first call only: what a reader meets who follows the
-  training through the code and reads each function once. `all` counts every call, so that loops dominate it,
+- files: source files in which at least one function (or the module body) is called,
+- functions: distinct functions called, without module bodies,
+- changes of file: consecutive calls of functions in different files; returns do not count. `first` counts each function
+  only at its first call, like a reader who follows the training through the code and reads each function once. `all`
+  counts every call, so loops dominate it.
 
-with imports (a module body and everything it calls) and without (after a first training in the same process). The size
-counts Python files and their lines, and the modules that lie flat in the package's folder. Prints a table and, as the
+It counts with imports (a module body and everything it calls) and without (after a first training in the same process).
+The size counts Python files, their lines, and the modules directly in the package's folder. Prints a table and, as the
 last line, JSON.
 """
 
@@ -36,7 +36,7 @@ COMMAND = ("train", "--dataset", "demo", "--method", "fedalc", "--rounds", "2", 
 
 
 class Follower:
-    """Notes every call of a function that is defined in the package."""
+    """A profile function that counts calls of functions defined in the package."""
 
     def __init__(self, package: Path) -> None:
         self.package = f"{package}/"
@@ -68,7 +68,7 @@ class Follower:
 
 
 def follow(src: Path, warm: bool) -> dict[str, int]:
-    """Train once and count. `warm`: train once before, so that everything is imported."""
+    """Train once and return the counts. `warm`: train once before, so that everything is imported."""
     sys.path.insert(0, str(src))
     import fedalc
 
@@ -124,7 +124,7 @@ def main() -> None:
         print(f"{name:22}{row['files']:8}{row['functions']:11}{row['first_changes']:17}{row['all_changes']:8}")
     for part in ("src", "tests"):
         print(f"{part}: {counts[part]['files']} files, {counts[part]['lines']} lines")
-    print(f"modules lying flat in the package: {counts['flat_modules']}")
+    print(f"modules directly in the package's folder: {counts['flat_modules']}")
     print(json.dumps(counts))
 
 

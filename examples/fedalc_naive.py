@@ -1,7 +1,8 @@
-"""FedALC and FedALC-fixed, line by line in numpy: the twin to read before the library, and slow on purpose.
+"""FedALC and FedALC-fixed, line by line in numpy. Read this before the library; it is simple and slow on purpose.
 
-One client per label u holds the instances of u, all positive. The encoder is linear, g(x) = unit(xθ), and label u has
-the class embedding w_u, a unit row of W. tests/test_examples.py holds both functions equal to the library's engines.
+Each label u has one client, which holds the instances of u, all positive. The encoder is linear, g(x) = unit(xθ), and
+label u has the class embedding w_u, a unit row of W. tests/test_examples.py checks that both functions give the same
+results as the library's engines.
 
     python examples/fedalc_naive.py
 """
@@ -16,8 +17,8 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def correlations(Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """σ_uv, how often u occurs without v, and c_uv / N, how often they occur together. Both by counting instances."""
-    N, C = int(Y.any(1).sum()), Y.shape[1]  # an instance without a label is nobody's
+    """Return σ_uv, the share of instances with u but not v, and c_uv / N, the share of instances with both."""
+    N, C = int(Y.any(1).sum()), Y.shape[1]  # instances without a label are on no client
     apart, together = np.zeros((C, C)), np.zeros((C, C))
     for labels in Y:
         for u in np.flatnonzero(labels):
@@ -32,32 +33,32 @@ def correlations(Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def client_update(
     theta: np.ndarray, w: np.ndarray, X: np.ndarray, margin: float, rate: float, row_rate: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One step on the mean of max(0, margin - g(x)ᵀw)² over the client's instances. No negative is needed or seen."""
+    """Take one step on the mean of max(0, margin - g(x)ᵀw)² over the client's instances, without any negatives."""
     theta_gradient, w_gradient = np.zeros_like(theta), np.zeros_like(w)
     for x in X:
         h = x @ theta
         g = unit(h)
-        slope = -2 * max(0.0, margin - g @ w) / len(X)  # of the loss, in the score g(x)ᵀw
+        slope = -2 * max(0.0, margin - g @ w) / len(X)  # d loss / d(g(x)ᵀw)
         w_gradient += slope * g
-        through_unit = (w - (w @ g) * g) / np.linalg.norm(h)  # of the score, in h
+        through_unit = (w - (w @ g) * g) / np.linalg.norm(h)  # d(g(x)ᵀw) / dh
         theta_gradient += slope * np.outer(x, through_unit)
     return theta - rate * theta_gradient, unit(w - row_rate * w_gradient)
 
 
 def push_apart(W: np.ndarray, weight: np.ndarray, margin: float) -> np.ndarray:
-    """The gradient of Σ_u Σ_{v≠u} weight_uv max(0, ν - d)², with d = 1 - w_uᵀw_v."""
+    """Return the gradient of Σ_u Σ_{v≠u} weight_uv max(0, ν - d)², with ν = margin and d = 1 - w_uᵀw_v."""
     gradient = np.zeros_like(W)
     for u in range(len(W)):
         for v in range(len(W)):
             if u != v:
-                slope = 2 * weight[u, v] * max(0.0, margin - (1 - W[u] @ W[v]))  # in the cosine w_uᵀw_v
+                slope = 2 * weight[u, v] * max(0.0, margin - (1 - W[u] @ W[v]))  # d loss / d(w_uᵀw_v)
                 gradient[u] += slope * W[v]
                 gradient[v] += slope * W[u]
     return gradient
 
 
 def pull_together(W: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The gradient of Σ_u Σ_{v≠u} weight_uv d²."""
+    """Return the gradient of Σ_u Σ_{v≠u} weight_uv d²."""
     gradient = np.zeros_like(W)
     for u in range(len(W)):
         for v in range(len(W)):
@@ -71,12 +72,12 @@ def fedalc(
     theta: np.ndarray, W: np.ndarray, X: np.ndarray, Y: np.ndarray, rounds: int, *, margin: float, rate: float,
     row_rate: float, step: float, nu: float,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Algorithm 1. `step` is λη, the rate of the server's step on W."""
+    """Run Algorithm 1. `step` is λη, the rate of the server's step on W."""
     apart, _ = correlations(Y)  # collected once, privately, before round 1
     counts = Y.sum(0)
     for _ in range(rounds):
         updates = [client_update(theta, W[u], X[Y[:, u] > 0], margin, rate, row_rate) for u in range(len(W))]
-        theta = sum(n * own for n, (own, _) in zip(counts, updates, strict=True)) / counts.sum()
+        theta = sum(n * local for n, (local, _) in zip(counts, updates, strict=True)) / counts.sum()
         W = np.stack([w for _, w in updates])
         W = unit(W - step * push_apart(W, apart, nu))
     return theta, W
@@ -86,14 +87,14 @@ def fedalc_fixed(
     theta: np.ndarray, W: np.ndarray, X: np.ndarray, Y: np.ndarray, rounds: int, *, margin: float, rate: float,
     steps: int, step: float, nu: float, alpha: float, beta: float,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Algorithm 2: the server learns W from the correlations before round 1, and then it stays."""
+    """Run Algorithm 2: the server learns W from the correlations before round 1, then W stays fixed."""
     apart, together = correlations(Y)
     for _ in range(steps):
         W = unit(W - step * (alpha * pull_together(W, together) + beta * push_apart(W, apart, nu)))
     counts = Y.sum(0)
     for _ in range(rounds):
         updates = [client_update(theta, W[u], X[Y[:, u] > 0], margin, rate, row_rate=0.0) for u in range(len(W))]
-        theta = sum(n * own for n, (own, _) in zip(counts, updates, strict=True)) / counts.sum()
+        theta = sum(n * local for n, (local, _) in zip(counts, updates, strict=True)) / counts.sum()
     return theta, W
 
 

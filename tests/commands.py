@@ -1,4 +1,4 @@
-"""`fedalc …` as a person types it, within this process: a new one would spend seconds on loading torch."""
+"""Run `fedalc …` commands in this process: a new process would spend seconds on importing torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ended:
 
 
 def run(*arguments: str, cwd: Path, code: int = 0) -> Ended:
-    """What the command prints, after it ended with this exit code."""
+    """Run the command, check its exit code and return its output."""
     out, error = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
         patch.chdir(cwd)

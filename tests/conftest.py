@@ -1,4 +1,4 @@
-"""For all tests: nothing goes into the user's own privacy ledger. For those that ask: pages without curves."""
+"""Fixtures for all tests: a temporary privacy ledger and, on request, reports without curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _ledgers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def privacy_ledger(_ledgers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new one for each test."""
+    """Use a new, temporary privacy ledger for each test."""
     path = _ledgers / f"{next(_number)}.jsonl"
     monkeypatch.setenv("FEDALC_PRIVACY_LEDGER", str(path))
     return path
@@ -25,5 +25,5 @@ def privacy_ledger(_ledgers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without their curves, for tests about other things that train often: drawing takes longer than training."""
+    """Write reports without curves, for tests that train often: drawing takes longer than training."""
     monkeypatch.setattr("fedalc.report.page.panel_svg", lambda *_: "")

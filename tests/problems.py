@@ -1,4 +1,4 @@
-"""Small problems the tests share."""
+"""Small problems shared by the tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels
 
 
 def random_pictures(instances: int, size: int, labels: int, seed: int) -> Split:
-    """Noise with one to three labels each, every label at least twice; the last picture has none."""
+    """Return noise with one to three labels each, every label at least twice; the last picture has none."""
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (instances, size, size, 3)).astype(np.uint8)
     Y = np.zeros((instances, labels))
@@ -47,7 +47,7 @@ def small_pictures(seed: int = 0, instances: int = 24, size: int = 16, labels: i
 
 
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with these in their place, sections field by field."""
+    """Return the settings with these changes, merged within sections."""
     values = copy.deepcopy(dict(settings))
     for key, value in changes.items():
         if isinstance(value, dict):
@@ -58,12 +58,12 @@ def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def federated(settings: Experiment, train: Split) -> FederatedTraining:
-    """A training whose server has collected the labels as it does in a run."""
+    """Return a training whose server has collected the labels, as in a run."""
     return simulated(settings, train, knowledge_for(settings, train))
 
 
 def real_data(name: str) -> Path:
-    """The folder of a real dataset, or a skip that says why."""
+    """Return the folder of a real dataset, or skip the test and say why."""
     root = os.environ.get("FEDALC_DATA")
     if not root:
         pytest.skip("FEDALC_DATA is not set, so the tests on real data are left out")

@@ -1,4 +1,4 @@
-"""The naive twin gives what the library gives."""
+"""The naive example gives the same results as the library."""
 
 from __future__ import annotations
 

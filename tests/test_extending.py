@@ -1,4 +1,4 @@
-"""docs/extending.md: every example is complete and runs."""
+"""Every example in docs/extending.md is complete and runs."""
 
 from __future__ import annotations
 

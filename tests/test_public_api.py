@@ -1,4 +1,4 @@
-"""What `import fedalc` offers."""
+"""The public names of `import fedalc`."""
 
 from __future__ import annotations
 

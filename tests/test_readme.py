@@ -1,4 +1,4 @@
-"""The README's Python example runs as it stands, and its demo tables are of the settings there are."""
+"""The README's Python example runs, and the notes below its demo tables match the current settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("dataset", "methods"), [("demo", METHODS), ("mosaics", ("fedavg", "fedalc", "fedalc-exact"))])
 def test_the_demos_tables_say_what_differs(dataset: str, methods: tuple[str, ...]) -> None:
-    """As the preset has it now: the lines below the tables are those that `make demo` prints."""
+    """With the current preset: the lines below the tables are those that `make demo` prints."""
     keys = {"preset": "demo", "dataset": dataset}
     plan = {method: experiment({**keys, "method": method}) for method in methods}
     results = [{**keys, "method": method, "seed": 0, "settings": acting(plan[method])} for method in methods]

@@ -1,4 +1,4 @@
-"""On Bibtex itself, where it is at hand: the engines agree, and training reaches what the README says it does."""
+"""Bibtex itself, if available: the engines agree, and training reaches the README's figures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The same job done by fedalc's engines and by what else one would take for it. `benchmarks/engines.py` runs them.
+"""The same job on fedalc's engines and on the alternatives. `benchmarks/engines.py` runs them.
 
-The job: the paper's mlp, every client one full-batch step of SGD per round on its positives, the loss
-max(0, 0.9 - gᵀw)² with a fixed row w of its own, θ averaged with weights n_u / Σn, no dropout, single precision.
+The job: the paper's mlp; each client takes one full-batch step of SGD per round on its positives, with the loss
+max(0, 0.9 - gᵀw)² and a fixed row w; θ averaged with weights n_u / Σn, no dropout, single precision.
 
-Each way is a function from a job's file and a number of rounds to `Measured`; `python -m peers` runs one.
+Each engine is a function of a job file and a number of rounds that returns `Measured`; `python -m peers` runs one.
 """

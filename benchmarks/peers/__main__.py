@@ -1,4 +1,4 @@
-"""`python -m peers WAY JOB ROUNDS OUT`: one way of doing a job, measured in this process. `machine` has no job."""
+"""`python -m peers WAY JOB ROUNDS OUT`: run a job with one engine (WAY) in this process and measure it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements as processes of their own, one after another, watched for memory and ended with us."""
+"""Run measurements in separate processes, one at a time; watch their memory and end them with this process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from typing import Any
 import psutil
 
 LIMIT = 900.0  # seconds for one measurement
-LOOK_EVERY = 0.5  # seconds between looks at memory
+LOOK_EVERY = 0.5  # seconds between memory samples
 
 
 class Failed(Exception):
-    """A measurement that did not come to its end; the message is the last it said."""
+    """A measurement failed; the message is the last line of its output."""
 
 
 def run_child(*arguments: str, several_processes: bool = False) -> dict[str, Any]:
-    """`python -m arguments… OUT`, and the JSON it leaves in OUT.
+    """Run `python -m arguments… OUT` and return the JSON it writes to OUT.
 
-    Memory is the process's own peak as the system counts it; of several processes, the largest sum found by looking
-    twice a second, pages that they share counted once.
+    Memory is the peak of the process as the system reports it. For several processes it is the largest sum of samples
+    taken twice a second, with shared pages counted once.
     """
     here = Path(__file__).resolve().parents[1]
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), environment.get("PYTHONPATH"))))
     environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-    # Threads that wait spin for about 0.1 ms, not for ten: enough from one operation to the next, and where another
-    # program wants the core, a client's small operations do not take twenty times as long.
+    # Waiting threads spin for about 0.1 ms instead of 10 ms. This bridges the gap between two operations. If another
+    # program uses the core, a client's small operations then do not take twenty times as long.
     environment.setdefault("GOMP_SPINCOUNT", "2000")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out, log = Path(folder) / "out.json", Path(folder) / "log"
-        # What it makes for itself goes into the same folder, and with it. (Sockets are there: the name must be short.)
+        # Its temporary files go into the same folder and are deleted with it. (It has sockets: the path must be short.)
         environment["TMPDIR"] = folder
         with log.open("w") as stream:
             process = subprocess.Popen(
@@ -54,10 +54,10 @@ def run_child(*arguments: str, several_processes: bool = False) -> dict[str, Any
         finally:
             _end_tree(process)
         if timed_out:
-            raise Failed(f"not done after {LIMIT:.0f} s")
+            raise Failed(f"not finished after {LIMIT:.0f} s")
         if process.returncode or not out.exists():
             said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise Failed(said[-1] if said else f"ended with {process.returncode}")
+            raise Failed(said[-1] if said else f"exit code {process.returncode}")
         found: dict[str, Any] = json.loads(out.read_text())
     if several_processes:
         found["memory_mb"] = most
@@ -80,7 +80,7 @@ def _tree_mb(pid: int) -> float:
 
 
 def _end_tree(process: subprocess.Popen[Any]) -> None:
-    """Only what we have started: the process, and those that it has."""
+    """Kill the process and its children."""
     for part in _tree(process.pid) if process.poll() is None else []:
         with suppress(psutil.NoSuchProcess):
             part.kill()

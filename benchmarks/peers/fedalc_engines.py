@@ -1,4 +1,4 @@
-"""Our own engines, `fused` and `clients`; and `fused` with dense layers that multiply in bfloat16."""
+"""Our engines `fused` and `clients`, and `fused` with dense layers in bfloat16."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def run(path: Path, rounds: int, way: str) -> Measured:
 
 
 def flops_per_round(federated: Any) -> float:
-    """Multiplications and additions of one fused round, fixed rows.
+    """Return the multiplications and additions of one fused round with fixed rows.
 
-    Dense layers three times (forward, and both gradients), the sparse layer twice (forward, gradient), and per
-    (instance, label) pair the score and the pull.
+    They are those of the dense layers three times (forward, both gradients), of the sparse layer twice (forward,
+    gradient), and per (instance, label) pair of the score and its gradient.
     """
     federation, encoder = federated.federation, federated.model.encoder
     held = federation.labels.getnnz(axis=1) > 0

@@ -1,8 +1,8 @@
-"""The job as a Flower app: a client's training and the server's federated averaging, with Flower's own FedAvg.
+"""The job as a Flower app: client training, and federated averaging with Flower's own FedAvg.
 
-The client is as Flower's examples for PyTorch are: θ comes and goes as an ArrayRecord of the state dict, the client's
-data is found by its partition, and a process reads it once. `example_app` builds its module for each message, as the
-examples do; `client_app` keeps one for the life of the process.
+The client follows Flower's PyTorch examples: θ is sent as an ArrayRecord of the state dict, the partition selects the
+client's data, and a process reads the data once. `example_app` builds a new module for each message, like the examples;
+`client_app` keeps one module per process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def train(module: Encoder, message: Message, context: Context) -> Message:
 
 
 class TimedFedAvg(FedAvg):
-    """Flower's, and how long each round takes: from choosing the clients to the averaged θ."""
+    """Flower's FedAvg that also times each round, from selecting the clients to the averaged θ."""
 
     def __init__(self, measured: Measured) -> None:
         super().__init__(fraction_evaluate=0.0)
@@ -75,7 +75,7 @@ class TimedFedAvg(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is None:
-            raise RuntimeError(f"round {server_round}: no client has answered")
+            raise RuntimeError(f"round {server_round}: no client answered")
         self.watch.stop(float(metrics["loss"]))
         return arrays, metrics
 

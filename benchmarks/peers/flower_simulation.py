@@ -1,8 +1,8 @@
-"""Flower's simulation: with its Ray backend, and the same apps in one process without Ray.
+"""Flower's simulation with its Ray backend, and the same apps in one process without Ray.
 
-Ray is kept to the loopback address and without its dashboard. By hand: one worker per core with one thread each (one
-worker with all threads was slower) and a module that is kept. As in Flower's examples: two cores for a client, which is
-its default, and a new module for each message.
+Ray listens on the loopback address only and has no dashboard. Tuned by hand: one worker per core with one thread each
+(one worker with all threads was slower), and the module is kept between messages. As in Flower's examples: two cores
+per client, the default, and a new module for each message.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ OFFLINE = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Without this, Ray takes 127.0.0.1 for the machine's own address, and listens on all of them.
+    # Without this, Ray resolves 127.0.0.1 to the machine's own address and listens on all addresses.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-FOLDER = Path(tempfile.mkdtemp(prefix="f"))  # short: sockets are in it, whose names may not be long
+FOLDER = Path(tempfile.mkdtemp(prefix="f"))  # short, because the length of socket paths is limited
 os.environ.update(OFFLINE, FLWR_HOME=str(FOLDER))  # before Flower is imported
 
 from flwr.app import Context, Message, RecordDict  # noqa: E402
@@ -39,7 +39,7 @@ WORKERS = CORES
 
 
 class LocalGrid(Grid):
-    """Calls the client app where Flower would send a message; nothing is copied or written out in between."""
+    """Calls the client app instead of sending a message; nothing is copied or serialized."""
 
     def __init__(self, app: ClientApp, nodes: int) -> None:
         self.app = app
@@ -47,7 +47,7 @@ class LocalGrid(Grid):
             node: Context(1, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
             for node in range(1, nodes + 1)
         }
-        # Messages are stamped with the task that makes them, which Flower's own processes set when they start.
+        # Each message carries the identity of its task, which Flower's own processes set when they start.
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
     def get_node_ids(self) -> Iterable[int]:
@@ -84,7 +84,7 @@ def run_in_process(path: Path, rounds: int) -> Measured:
 
 
 def run_with_ray(path: Path, rounds: int) -> Measured:
-    os.environ["OMP_NUM_THREADS"] = str(CORES // WORKERS)  # the workers take it over
+    os.environ["OMP_NUM_THREADS"] = str(CORES // WORKERS)  # the workers inherit it
     return _run_with_ray(path, rounds, client_app, {"num_cpus": CORES / WORKERS, "num_gpus": 0.0})
 
 

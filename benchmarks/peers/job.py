@@ -1,4 +1,4 @@
-"""A job as a file: instances, who holds which, class embeddings, and the weights that every way starts from."""
+"""A job as a file: instances, their clients, class embeddings, and the initial weights for every engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from scipy.sparse import csr_matrix
 
 RATE, MARGIN = 0.1, 0.9
 HIDDEN = (1024, 1024)
-SAMPLE = 200  # clients of eurlex15k that stand for all, where going through all of them would take too long
+SAMPLE = 200  # clients of eurlex15k, for engines that would take too long on all clients
 DENSE_CLIENTS, DENSE_INSTANCES, DENSE_FEATURES = 200, 25, 5000
 
 
 @dataclass(frozen=True)
 class Job:
-    """`features` is sparse, or an array where the inputs are dense. A column of `labels` is a client."""
+    """`features` is a sparse matrix or, for dense inputs, an array. Each column of `labels` is a client."""
 
     features: csr_matrix | np.ndarray
     labels: csr_matrix
@@ -32,7 +32,7 @@ class Job:
         return sum(part.size for part in self.theta)
 
     def sampled(self, size: int) -> Job:
-        """Some of the clients: every so-manieth by size, from a random first one, so that all sizes are in it."""
+        """Return a job with `size` clients, taken at equal steps in order of size, so that all sizes occur."""
         step = len(self.counts) / size
         first = np.random.default_rng(0).uniform(0, step)
         by_size = np.argsort(self.counts, kind="stable")
@@ -66,7 +66,7 @@ class Job:
 
 
 def dataset_job(name: str) -> Job:
-    """A dataset's training part; a label with an instance is a client."""
+    """Return the job for a dataset's train split. Each label with an instance is a client."""
     from fedalc.data import load_dataset
     from fedalc.models.encoders import scale_rows
 
@@ -77,7 +77,7 @@ def dataset_job(name: str) -> Job:
 
 
 def dense_job() -> Job:
-    """200 clients with 25 random dense instances each, as wide as eurlex15k: 4.7 million parameters there too."""
+    """Return a job of 200 clients with 25 random dense instances, as wide as eurlex15k (4.7 million parameters)."""
     size = DENSE_CLIENTS * DENSE_INSTANCES
     features = np.random.default_rng(0).standard_normal((size, DENSE_FEATURES), dtype=np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
@@ -87,7 +87,7 @@ def dense_job() -> Job:
 
 
 def _started(features: csr_matrix | np.ndarray, labels: csr_matrix) -> Job:
-    """With the weights that fedalc would start from."""
+    """Return the job with fedalc's initial weights."""
     from peers.fedalc_engines import training
 
     model = training(features, labels, "fused").model

@@ -1,4 +1,4 @@
-"""What the machine can do when nothing else is in the way."""
+"""Measure the machine's limits: matrix-multiply peak and copying bandwidth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def peak_gflops() -> float:
-    """The best of several square multiplications in float32."""
+    """Return the best speed of several square matrix products in float32."""
     best = 0.0
     for size in (1024, 2048, 4096):
         a, b = torch.randn(size, size), torch.randn(size, size)

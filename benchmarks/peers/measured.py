@@ -1,4 +1,4 @@
-"""What is measured of a way of doing the job."""
+"""Measurements of one engine on a job: seconds, CPU seconds, losses, memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import psutil
 
 @dataclass
 class Measured:
-    seconds: list[float] = field(default_factory=list)  # of each round
-    cpu_seconds: list[float] = field(default_factory=list)  # of all processes: what counts on a machine that is shared
-    others: list[float] = field(default_factory=list)  # how many cores other programs used meanwhile
+    seconds: list[float] = field(default_factory=list)  # per round
+    cpu_seconds: list[float] = field(default_factory=list)  # all processes; more reliable on a shared machine
+    others: list[float] = field(default_factory=list)  # cores that other programs used meanwhile
     losses: list[float] = field(default_factory=list)  # Σ p_u R_u at the beginning of each round
-    theta_norm: float = 0.0  # after the last of them
-    memory_mb: float = 0.0  # the most that was used; where it is several processes, the caller watches them
-    gflop: float | None = None  # of a round
+    theta_norm: float = 0.0  # after the last round
+    memory_mb: float = 0.0  # peak; for several processes the caller measures it
+    gflop: float | None = None  # per round
 
 
 class Stopwatch:
-    """Starts when it is made."""
+    """Measures one round. Starts when constructed."""
 
     def __init__(self, measured: Measured) -> None:
         self.measured = measured
         self.began, self.used, self.busy = time.perf_counter(), cpu_seconds(), machine_seconds()
 
     def stop(self, loss: float) -> None:
-        """A round is over, and had this loss."""
+        """Record the round and its loss."""
         seconds, used, busy = time.perf_counter() - self.began, cpu_seconds() - self.used, machine_seconds() - self.busy
         self.measured.seconds.append(seconds)
         self.measured.cpu_seconds.append(used)
@@ -48,7 +48,7 @@ def measure_rounds(run_round: Callable[[], float], rounds: int) -> Measured:
 
 
 def cpu_seconds() -> float:
-    """What this process and those it has started have used so far."""
+    """Return the CPU seconds that this process and its children have used so far."""
     own = psutil.Process()
     total = 0.0
     for process in (own, *own.children(recursive=True)):
@@ -58,13 +58,13 @@ def cpu_seconds() -> float:
 
 
 def machine_seconds() -> float:
-    """What everybody on this machine has used so far, with what a machine around it took away."""
+    """Return the CPU seconds used on this machine so far, including time stolen by a hypervisor."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
 def norm(parts: Iterable[np.ndarray]) -> float:
-    """Of all of them as one vector, summed in double precision."""
+    """Return the norm of all arrays as one vector, summed in double precision."""
     return float(np.sqrt(sum(np.square(part, dtype=np.float64).sum() for part in parts)))
 
 

@@ -1,4 +1,4 @@
-"""docs/results/speed.md, and the same tables on the terminal."""
+"""Write docs/results/speed.md and print the same tables."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from rich.table import Table
 
 COLUMNS = ("", "s/round", "× fused", "× mixed", "target", "CPU s/round", "peak MB", "differs by", "note")
 WORDS = """\
-`FEDALC_DATA=… make bench`: one run on one machine, each row a process of its own, one after another.
+`FEDALC_DATA=… make bench`: one run on one machine, each row in a separate process, one after another.
 
-The job: the paper's mlp, every client one full-batch step per round on its positives, loss max(0, 0.9 - gᵀw)², fixed
-rows, θ averaged with weights n_u/Σn, single precision, the same start for all. Seconds are the median of the rounds
-after the first; `fused` is measured at the beginning, in the middle and at the end of each job. "differs by": the
-greatest relative difference to `fused` in the clients' mean losses of {rounds} rounds and in θ's length after them. CPU
-seconds, of all threads and processes, tell more than seconds where the machine was not idle. Mixed precision: the dense
-layers of `fused` multiply in bfloat16, which peers could do too (tried by hand on Bibtex: docs/performance.md; not in
-this run). Targets are for `fused` in full precision; where it misses one that mixed precision meets, that is said.
+The job: the paper's mlp; each client takes one full-batch step per round on its positives, with loss
+max(0, 0.9 - gᵀw)²; fixed rows, θ averaged with weights n_u/Σn, single precision, the same initial weights for all.
+Seconds are the median of the rounds after the first; `fused` is measured at the beginning, in the middle and at the end
+of each job. "differs by": the largest relative difference to `fused` in the clients' mean losses of {rounds} rounds and
+in the norm of θ after them. CPU seconds, of all threads and processes, are more reliable than seconds if the machine
+was not idle. Mixed precision: the dense layers of `fused` multiply in bfloat16. The others could do this too (tried by
+hand on Bibtex: docs/performance.md; not in this run). Targets are for `fused` in full precision; "met by mixed" marks a
+target that only mixed precision meets.
 
-How the others were set up: sparse features go into an `nn.EmbeddingBag` with weights (of four ways tried the fastest on
-eurlex15k, and within 2% of the fastest on Bibtex), dense ones into an `nn.Linear`; tensors are made once. The plain
+Setup of the others: sparse features go into an `nn.EmbeddingBag` with weights (of four options the fastest on
+eurlex15k, and within 2% of the fastest on Bibtex), dense ones into an `nn.Linear`; tensors are built once. The plain
 loop has one local module and in-place sums. pfl: its simulated backend, one process, no evaluation in timed rounds.
 Flower: FedAvg and a client as in its PyTorch examples, data kept between messages, Ray on the loopback address. Tuned
-by hand: the module is kept too, and there is one worker per core (one worker with all threads was slower when tried).
-As in its examples: a new module for each message, and two cores a client, the default. Without Ray: the tuned apps
-called in one process, nothing copied in between. Its FedAvg holds all replies: memory grows with the clients. Memory of
-several processes counts shared pages once.
+by hand: the module is kept too, and there is one worker per core (one worker with all threads was slower). As in its
+examples: a new module for each message, and two cores per client, the default. Without Ray: the tuned apps called in
+one process, without copying. Flower's FedAvg holds all replies, so its memory grows with the number of clients. Memory
+of several processes counts shared pages once.
 """
 
 
@@ -72,9 +73,9 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [WORDS.format(rounds=results["rounds"])]
     parts.append(
         f"{machine['cores']:.0f} cores, matrix-multiply peak {machine['peak_gflops']:.0f} GFLOP/s, copying "
-        f"{machine['copy_gbps']:.0f} GB/s. Before it, others used {results['busy_before']:.0f}% of the machine. "
+        f"{machine['copy_gbps']:.0f} GB/s. Other programs used {results['busy_before']:.0f}% of it before. "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + ". All with as many threads as cores (GOMP_SPINCOUNT=2000: threads that wait do not spin for long).\n"
+        + ". All use as many threads as cores (GOMP_SPINCOUNT=2000: waiting threads spin only briefly).\n"
     )
     for job in results["jobs"]:
         parts.append(f"## {job['title']}\n")

@@ -1,8 +1,8 @@
-"""pfl: its simulated backend in one process, federated averaging over all users, one full-batch step each.
+"""The job on pfl's simulated backend: one process, federated averaging over all users, one full-batch step each.
 
-Users are weighted by their instances, the central optimiser is SGD of rate 1, and metrics are not evaluated (but in
-pfl's first iteration, which cannot go without, and is the warm-up here). The clients' losses are noted as pfl asks for
-them in training.
+Users are weighted by their instances, and the central optimiser is SGD with rate 1. Metrics are not evaluated, except
+in pfl's first iteration, which requires it and is the warm-up here. The module records the clients' losses when pfl
+computes them in training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from peers.torch_model import Encoder, client_data
 
 
 class PflEncoder(Encoder):
-    """With what pfl asks of a module."""
+    """An encoder with the `metrics` that pfl requires; it also records the losses."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -48,7 +48,7 @@ class PflEncoder(Encoder):
 
 
 class WholeUser(PyTorchTensorDataset):
-    """A user's data in one piece, whatever batch is asked for: pfl would cut feature numbers like instances."""
+    """Yields a user's data in one piece for any batch size: pfl would split feature indices like instances."""
 
     def iter(self, batch_size: int | None) -> Iterable[tuple[Tensor, ...]]:
         yield self.raw_data

@@ -1,4 +1,4 @@
-"""A loop over clients in plain PyTorch, as one would write it for this job alone."""
+"""A plain PyTorch loop over clients, written for this job only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(path: Path, rounds: int) -> Measured:
     del job
     local = copy.deepcopy(server)
     theta, mine = list(server.parameters()), list(local.parameters())
-    optimizer = torch.optim.SGD(mine, lr=RATE)  # without momentum it has no state, so one is enough for all
+    optimizer = torch.optim.SGD(mine, lr=RATE)  # stateless without momentum, so all clients share it
 
     def run_round() -> float:
         average = [torch.zeros_like(parameter) for parameter in theta]

@@ -1,8 +1,8 @@
-"""The mlp and a client's data in plain PyTorch, as the other ways take them: nothing here is fedalc's.
+"""The mlp and a client's data in plain PyTorch, for the other engines; it uses no fedalc code.
 
-Sparse features go into an `nn.EmbeddingBag` with weights: of a bag with dense or sparse gradients, a sparse CSR product
-and a dense first layer, the first was the fastest on eurlex15k, and within 2% of the CSR product on Bibtex. Dense
-features go into an `nn.Linear`.
+Sparse features go into an `nn.EmbeddingBag` with weights. Of a bag with dense gradients, a bag with sparse gradients, a
+sparse CSR product and a dense first layer, the first was the fastest on eurlex15k and within 2% of the CSR product on
+Bibtex. Dense features go into an `nn.Linear`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from peers.job import MARGIN, Job
 
 ClientData = tuple[Tensor, ...]
-"""Sparse: where each instance begins, feature numbers, values, and the client's row. Dense: instances, and the row.
+"""Sparse: the start of each instance, feature indices, values, and the client's row. Dense: instances, and the row.
 
-The first one is as long as the client has instances."""
+The length of the first tensor is the client's number of instances."""
 
 
 class Encoder(nn.Module):
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
 
 
 def client_data(job: Job) -> list[ClientData]:
-    """Every client's tensors, made once."""
+    """Build the tensors of every client."""
     labels, rows = job.labels.tocsc(), torch.from_numpy(job.rows)
     clients: list[ClientData] = []
     for client, (start, stop) in enumerate(pairwise(labels.indptr)):

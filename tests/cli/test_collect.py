@@ -1,4 +1,4 @@
-"""The collection with files, on the command line: keys, clients, server, training, audit."""
+"""The label collection through files on the command line: keys, clients, server, training, audit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_xmlc(path: Path, split: Split) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a dataset of distinct instances, and a key."""
+    """Return a folder with a dataset of distinct instances and a key."""
     monkeypatch.chdir(tmp_path)
     data = small_dataset(instances=40)
     (tmp_path / "data").mkdir()
@@ -48,7 +48,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def large_place(place: Path) -> Path:
-    """With enough instances of every label that noised files have it."""
+    """Return such a folder with enough instances of every label for noised files to contain it."""
     write_xmlc(place / "data" / "train.txt", small_dataset(instances=1000).train)
     return place
 
@@ -63,7 +63,7 @@ def run(*arguments: str) -> str:
 
 
 def test_parties_with_files_arrive_at_the_exact_correlations(place: Path) -> None:
-    """Each party has the instances of its own labels only; together they give what Y gives."""
+    """Each party has only the instances of its own labels; together they give the same counts as Y."""
     whole = fedalc.load_dataset(str(place / "data"))
     for number, own in enumerate(([0, 3], [1], [2, 4, 5, 6])):
         labels = ",".join(NAMES[label] for label in own)
@@ -119,7 +119,7 @@ def test_no_key_needs_to_be_said(place: Path) -> None:
 
 
 def test_nothing_is_written_over(place: Path) -> None:
-    """Not the key, not the data, not another kind of file; an earlier output only when asked to."""
+    """Neither the key, the data nor another kind of file; an earlier output only with the option to overwrite."""
     client = ("collect", "client", "data", "--key", "key")
     run(*client, "--out", "a.msg")
     run("collect", "server", "a.msg", "--out", "c")
@@ -152,7 +152,7 @@ def test_noised_counts_from_the_server(large_place: Path) -> None:
 
 
 def test_a_noised_file_without_labels_says_so(place: Path) -> None:
-    """No label has enough instances. What was spent is spent, and a training says what is the matter."""
+    """No label has enough instances. The ε is spent all the same, and training explains the problem."""
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
     assert ", 0 labels, 0 pairs" in run("collect", "server", "a.msg", "--out", "noised", "--epsilon", "1")
     assert len(Collected.load("noised").pseudonyms) == 0
@@ -208,7 +208,7 @@ def test_labels_of_the_same_name_are_refused(place: Path) -> None:
 
 
 def distinct(data: Dataset) -> Split:
-    """Instances with features, each once."""
+    """Return a split of distinct instances."""
     seen = {bytes(row): place for place, row in enumerate(canonical_sparse(data.train.features)) if len(row) > 8}
     return data.train.rows(sorted(seen.values()))  # type: ignore[arg-type]
 

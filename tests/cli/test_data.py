@@ -1,4 +1,4 @@
-"""`fedalc data …` for datasets of pictures, and for folders of one's own."""
+"""`fedalc data …` for picture datasets and for the user's own folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedalc deploy …` on the command line: what it refuses before anything is started, and what it would start."""
+"""`fedalc deploy …` on the command line: what it refuses before it starts a process, and what it starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A party's files: data, the shared key, its node key, the server's certificate."""
+    """Make a party's files: data, the shared key, its node key, the server's certificate."""
     folder = tmp_path_factory.mktemp("party")
     data = make_demo(DemoSize(train=60, test=5, words=50))
     held, names = split_by_labels(data.train, data.label_names, 2)[0]
@@ -110,7 +110,7 @@ def a_party(made: Path, tmp_path: Path, **more: str) -> PartySide:
 
 
 def test_a_partys_command_line_has_no_settings_in_it(made: Path, tmp_path: Path) -> None:
-    """Other users of a machine see command lines. Where data and key are is nobody's business."""
+    """Other users of a machine can see command lines, so these must not show the paths of data and key."""
     side = a_party(made, tmp_path)
     assert side.check().endswith("labels")
     command = side.command()
@@ -123,7 +123,7 @@ def test_a_partys_command_line_has_no_settings_in_it(made: Path, tmp_path: Path)
 
 
 def test_a_server_that_is_not_there_is_waited_for(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a refusal is final after the patience that was given."""
+    """With `patience` used up, a refusal is an error."""
     said: list[str] = []
     side = a_party(made, tmp_path)
     refusing = "print('SuperNode'); print('Exit Code: 305'); raise SystemExit(1)"
@@ -138,7 +138,7 @@ def test_a_server_that_is_not_there_is_waited_for(made: Path, tmp_path: Path, mo
 
 
 def test_a_partys_state_is_its_own(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a folder that everybody could read before."""
+    """Even if everybody could read the folder before."""
     side = a_party(made, tmp_path)
     side.state.mkdir()
     side.state.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The commands as a person uses them: what they print, what they write, and how they refuse."""
+"""The commands as a user runs them: printed text, written files, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_xmlc(path: Path, split: object) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's own dataset, and one run on it."""
+    """Make a user's own dataset, and one run on it."""
     place = tmp_path_factory.mktemp("user")
     (place / "mine").mkdir()
     dataset = make_demo(DemoSize(train=150, test=40, words=300))
@@ -66,7 +66,7 @@ def test_shells_complete_commands_and_names(tmp_path: Path) -> None:
 
 
 def test_version(tmp_path: Path) -> None:
-    """As a process of its own, as a person starts it."""
+    """In a separate process, as a user starts it."""
     command = [sys.executable, "-m", "fedalc", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["fedalc", version("fedalc")] and not done.stderr
@@ -146,7 +146,7 @@ def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None
 
 
 def test_compare_leaves_out_what_the_settings_do_not_allow(tmp_path: Path) -> None:
-    """Unless it was named, or nothing would be left."""
+    """Unless the user named the method, or no method would remain."""
     keys = {"data_dir": tmp_path, "folder": tmp_path / "c", "dataset": "demo", "rounds": 2}
     some = {"server.participation=0.5", "encoder.dim=8", "selection.validation=0", "fixed.steps=1"}
     comparison = fedalc.compare(overrides=sorted(some), **keys)

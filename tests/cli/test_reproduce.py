@@ -1,4 +1,4 @@
-"""`fedalc reproduce` as a person uses it."""
+"""`fedalc reproduce` as a user runs it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.mark.long
 def test_a_large_table_on_a_small_file(here: Path) -> None:
-    """What a GPU and gigabytes are for, cell by cell, on data of the same format that fits into a test."""
+    """Run every cell of a table meant for a GPU and gigabytes of data, on small data in the same format."""
     write_data(here / "made")
     command = ["reproduce", "amazoncat", "--dataset", "made", "--rounds", "2", "--device", "cpu", "--presets", "paper"]
     command += ["--jobs", "1", "--only", "paper/fed*[gc]", *TINY_SET]

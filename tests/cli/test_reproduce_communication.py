@@ -1,4 +1,4 @@
-"""`fedalc reproduce communication`: counted, without a training."""
+"""`fedalc reproduce communication`: counts bytes without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A note on a setting that does nothing must be true, and said only of what a person gave."""
+"""Notes on unused settings are true, and appear only for settings that the user gave."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ IDLE = [
 
 @pytest.mark.parametrize(("others", "name", "one", "another"), IDLE, ids=lambda value: str(value))
 def test_a_note_is_true(others: str, name: str, one: str, another: str) -> None:
-    """To the last bit: with either value, what is trained is the same."""
+    """Training with either value gives the same result, to the last bit."""
     pictures = "resnet" in others
     shared = [*TINY, *([] if "oneshot" in others or "exact" in others else TINY_MLP), *others.split()]
     shared += ["images.size=16", "rounds=1"] if pictures else []
@@ -231,7 +231,7 @@ def test_a_note_is_true(others: str, name: str, one: str, another: str) -> None:
 
 
 def test_every_line_of_the_table_is_tried() -> None:
-    """With each of them taken out, some note is not given any more."""
+    """If any line is removed, some note is missing."""
     asked = [(experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in IDLE]
     for place, (fields, _) in enumerate(ONLY_WITH):
         fewer = ONLY_WITH[:place] + ONLY_WITH[place + 1 :]

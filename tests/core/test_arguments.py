@@ -1,4 +1,4 @@
-"""The Python API in the hands of somebody in a hurry: it works, or says in words what is wrong."""
+"""Arguments of the Python API: valid ones work, invalid ones raise an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
 
 
 def test_scores_of_the_square_loss_are_not_cosines() -> None:
-    """What `predict` says of them: any number."""
+    """`predict` describes them as unbounded numbers."""
     data = fedalc.load_dataset("demo")
     exact = fedalc.train(dataset=data, method="fedalc-oneshot", encoder={"dim": 128}).model
     unit = fedalc.train(dataset=data, method="fedavg", rounds=1, encoder={"dim": 16}).model

@@ -1,4 +1,4 @@
-"""Blocks within a budget, and how a budget is written."""
+"""Blocks within a memory budget, and how to write a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes give what one gives: rounds, regularisers, evaluation, checkpoints; and what is refused."""
+"""Two processes give the same results as one (rounds, regularisers, evaluation, checkpoints), and refusals."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def outcome(name: str) -> dict[str, torch.Tensor]:
 
 
 def work(folder: Path) -> None:
-    """What each of the two processes does. It writes what the tests look at."""
+    """Run the work of one of the two processes, and write the results that the tests check."""
     rank = os.environ["RANK"]
     with distributed.joined("cpu"):
         for name in CASES:
@@ -161,7 +161,7 @@ def environment(rank: int, port: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes have left."""
+    """Return the folder with the results of the two processes."""
     place = tmp_path_factory.mktemp("two")
     for how, keys in RUNS.items():
         with pytest.raises(Interrupted):
@@ -312,7 +312,7 @@ def test_large_class_embeddings_are_put_in_parts(monkeypatch: pytest.MonkeyPatch
 
 
 def test_neighbours_that_an_index_has_to_find_keep_all_rows_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six numbers a row, two processes: 8e12 operations are 816,496 rows with each other."""
+    """With six numbers per row and two processes, 8e12 operations compare 816,496 rows with each other."""
     monkeypatch.setattr(distributed, "_here", distributed.Process(0, 2))
     monkeypatch.setattr("fedalc.models.sharding.LARGE", 1000)
     sampled = settings({"server": {"participation": 0.5}})

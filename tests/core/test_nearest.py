@@ -1,4 +1,4 @@
-"""Nearest classes against sorting, however they are searched for; and the largest of long rows."""
+"""Nearest classes equal those found by sorting, for every search; and the largest entries of long rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows_of(count: int, dim: int, seed: int = 1) -> Tensor:
 
 
 def in_groups(groups: int, each: int, dim: int) -> Tensor:
-    """Rows that have neighbours: each near the middle of its group."""
+    """Return rows that have neighbours: each lies near the centre of its group."""
     near = rows_of(groups, dim).repeat_interleave(each, 0) + 0.05 * rows_of(groups * each, dim, seed=2)
     return unit_rows(near)[torch.randperm(groups * each, generator=torch.Generator().manual_seed(3))]
 
@@ -81,7 +81,7 @@ def test_an_index_of_few_classes_lists_all_and_then_nobody() -> None:
 
 
 def test_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly up to what is affordable, by an index above; a sample of classes or a few rows stay exact."""
+    """Exact up to the limit, by an index above; a sample of classes or a few rows stay exact."""
     searched = []
     monkeypatch.setattr(neighbours, "_by_index", lambda *asked: searched.append("index") or [])
     monkeypatch.setattr(neighbours, "AFFORDABLE", 2 * 20 * 20 * 4)

@@ -1,4 +1,4 @@
-"""How far a long step has come: who is told, and what they show."""
+"""Progress events of long steps: who receives them, and what they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that stand for classes: built-in, from packages, from users."""
+"""Registered names: built-in, from packages, and from users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disturb runs in every way, resume them, and compare: `make crash-test`. Ends with 1 if a promise was broken."""
+"""`make crash-test`: disturb runs, resume them, and compare. Exits with 1 if a guarantee was broken."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ OUT = Path(__file__).parents[2] / "docs" / "results" / "crash-test.md"
 SEED = 17
 HEAD = """# Crash test
 
-`make crash-test`, written by it. Each line says what was done to a run and how often; every time the run was resumed
-by another process, and gave the same bits as an undisturbed one (tensors of the model and of the last checkpoint,
-figures, history without times, settings), began no earlier than at the last checkpoint that `save_folder` had
-returned from, and left no temporary files behind. [How it works](../checkpoints.md).
+`make crash-test` writes this page. Each line says how a run was disturbed and how often. Each time another process
+resumed the run. The result had the same bits as an undisturbed run (tensors of the model and of the last checkpoint,
+figures, history without times, settings). The run resumed no earlier than at the last checkpoint for which
+`save_folder` had returned, and left no temporary files. [How it works](../checkpoints.md).
 
-| what | scenario | how often |
+| disturbance | scenario | times |
 |---|---|--:|
 """
 
 
 def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--tiny", action="store_true", help="a few of each, in seconds: for make test")
-    asked.add_argument("--kills", type=int, default=40, help="at random moments, for each of three scenarios")
+    asked.add_argument("--tiny", action="store_true", help="a few cases of each part, in seconds, for make test")
+    asked.add_argument("--kills", type=int, default=40, help="kills at random moments, per scenario (three scenarios)")
     asked.add_argument("--step", type=int, default=1, help="only every n-th file operation, for a shorter test")
-    asked.add_argument("--out", type=Path, help="a Markdown file for the outcome")
+    asked.add_argument("--out", type=Path, help="Markdown file for the results")
     options = asked.parse_args()
     began = time.monotonic()
-    # In memory where that can be: what a disk would lose is worked out, and waiting for one takes longer than the rest.
+    # In memory if possible: the test computes what a disk would lose, and a real disk is slower than all the rest.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fedalc-crash-", dir=memory) as place:
         try:
@@ -87,7 +87,7 @@ def tiny(place: Path) -> list[Row]:
 
 
 def everything(place: Path, kills: int, step: int) -> list[Row]:
-    """Each part in a process of its own, as many at once as there are cores."""
+    """Run each part in a separate process, as many at once as there are cores."""
     parts = [
         *((scenario, part) for scenario in (Train, Parties, Overwrite) for part in (every_write, cuts, at_random)),
         (State, every_write),

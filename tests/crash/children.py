@@ -1,4 +1,4 @@
-"""Processes that are forked, so that each begins with everything loaded, and that may die at any moment."""
+"""Forked child processes, which start with everything imported and may die at any moment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 
 class Ended(NamedTuple):
-    """`value` is what the function returned, `error` a traceback; neither if it was killed. `promised`: the last of
-    what it told, which outlives it."""
+    """`value` is the function's result, `error` a traceback; both empty if it was killed.
+
+    `promised` is the last guarantee that it reported, which must hold after its death.
+    """
 
     killed: bool
     value: Any
@@ -22,7 +24,7 @@ class Ended(NamedTuple):
 
 
 def in_child(function: Callable[[Callable[[Any], None]], Any], kill_after: float | None = None) -> Ended:
-    """Call `function` in a child, and kill that after so many seconds. It is given what to tell promises to."""
+    """Call `function` in a child, kill it after `kill_after` seconds. The function's argument reports guarantees."""
     answer, told = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:

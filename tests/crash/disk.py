@@ -1,8 +1,8 @@
-"""What a disk may hold after a power cut, worked out from what a process did to its files.
+"""Compute the possible contents of a disk after a power cut from a process's file operations.
 
-What POSIX promises, and no more: the content of a file is there up to its last fsync; the names in a folder are those
-of the folder's last fsync. Of what came later anything may be there: some of the names, in any combination, and none,
-some or all of the bytes. (Real file systems keep more: ext4 keeps the order of names, for one.)
+Only the guarantees of POSIX hold: the content of a file is there up to its last fsync, and a folder has the names of
+its last fsync. Of later changes anything may be there: some of the names, in any combination, and none, some or all of
+the bytes. (Real file systems guarantee more: ext4, for example, keeps the order of names.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class File:
 
 @dataclass
 class Change:
-    """One step of a folder since its last fsync. It is there after a cut, or not: never half of it."""
+    """A change to a folder since its last fsync. After a cut it is either there or not, never in part."""
 
     gone: str | None
     name: str | None = None
@@ -56,7 +56,7 @@ def _apply(names: dict[str, File | Folder], change: Change) -> None:
 
 
 class Disk:
-    """The operations so far, as they would be found now and after a cut."""
+    """The operations so far: the state now, and the possible states after a cut."""
 
     def __init__(self) -> None:
         self.root = Folder()
@@ -98,7 +98,7 @@ class Disk:
         return at, name
 
     def after_cut(self, names: Names, content: Content, chance: random.Random) -> dict[str, bytes | None]:
-        """Path → content; None is a folder."""
+        """Return a map from path to content; None stands for a folder."""
         return dict(_left(self.root, "", names, content, chance))
 
 

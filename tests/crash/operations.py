@@ -1,6 +1,6 @@
-"""Watching what a process does to files below a folder. Linux only: paths of open files are read from /proc.
+"""Watch the file operations of a process below a folder. Linux only: reads the paths of open files from /proc.
 
-Everything is patched from outside, so that the code under test has no hooks for it.
+Patches the functions from outside, so the code under test needs no hooks.
 """
 
 # ruff: noqa: PTH100, PTH110, PTH115
@@ -21,7 +21,7 @@ import fedalc.core.tensor_folder
 
 @dataclass(frozen=True)
 class Operation:
-    """`path` and `target` are below the watched folder. `content`: of a write; `at`: where it goes."""
+    """`path` and `target` are relative to the watched folder. For a write: `content`, and its offset `at`."""
 
     kind: str  # create, write, fsync, rename, unlink, mkdir, rmdir
     path: str
@@ -35,7 +35,7 @@ Hook = Callable[[Operation, Callable[[], Any]], Any]
 
 
 class Torn(Exception):
-    """Raised by a hook: do half of this write, and then call what is in it."""
+    """Raised by a hook: do half of this write, then call the given function."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self.then = then
@@ -43,7 +43,7 @@ class Torn(Exception):
 
 @contextmanager
 def watching(root: Path, hook: Hook) -> Iterator[None]:
-    """Every operation below `root` goes through the hook."""
+    """Pass every operation below `root` to the hook."""
     root = root.resolve()
     real_open = io.open
     real = {name: getattr(os, name) for name in ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir")}
@@ -109,7 +109,7 @@ def watching(root: Path, hook: Hook) -> Iterator[None]:
         return do() if a is None or b is None else hook(Operation("rename", a, b), do)
 
     def save(tensors: Any, path: Any) -> None:
-        """Rust writes it, unseen: told as one write of all of it."""
+        """Rust writes the file out of our sight, so report it as one write of the whole content."""
         place = below(path)
         if place is None:
             return real_save(tensors, path)

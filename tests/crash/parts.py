@@ -1,4 +1,4 @@
-"""The parts of the crash test. Each counts what it tried, and stops at the first thing that is not as promised."""
+"""The parts of the crash test. Each counts its attempts and stops at the first broken guarantee."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CUTS: tuple[tuple[Names, Content], ...] = (
 
 
 class Broken(Exception):
-    """A promise was not kept."""
+    """A guarantee was broken."""
 
 
 class Bench:
-    """A scenario, what it gives undisturbed, and a place for its folders."""
+    """A scenario, its undisturbed result, and a folder to work in."""
 
     def __init__(self, scenario: Any, place: Path) -> None:
         self.scenario = scenario
@@ -65,7 +65,7 @@ class Bench:
         return self.scenario.begin(folder, promise)
 
     def check(self, folder: Path, promised: Any, what: str) -> Any:
-        """Take it up in another process: the bits are those of an undisturbed run, and nothing promised is lost."""
+        """Resume in another process: the result equals an undisturbed run bit by bit, and no saved state is lost."""
         ended = in_child(lambda promise: self.scenario.go_on(folder, promise))
         if ended.error:
             raise Broken(f"{self.scenario.name}, {what}: cannot be taken up\n{ended.error}")
@@ -87,7 +87,7 @@ def _value(ended: Ended) -> Any:
 
 
 def kills_at_every_write(bench: Bench, step: int = 1) -> int:
-    """At each operation in turn, before it or, for a write, in the middle of it; until a run survives."""
+    """Kill at each operation in turn, before it or in the middle of a write, until a run survives."""
     number, kills = 1, 0
     while True:
         with bench.fresh() as folder:
@@ -121,7 +121,7 @@ def _dies_at(bench: Bench, folder: Path, number: int, promise: Promise) -> Any:
 
 
 def kills_at_random(bench: Bench, kills: int, chance: random.Random) -> int:
-    """Half of them twice in a row: the run that is resumed is killed too."""
+    """Kill at random times; in half of the cases kill the resumed run too."""
     done = 0
     seconds = _seconds(bench)
     while done < kills:
@@ -149,7 +149,7 @@ def _seconds(bench: Bench) -> float:
 
 
 def recorded(bench: Bench) -> list[Operation | Any]:
-    """All operations of an undisturbed run, and between them what was promised."""
+    """Return all operations of an undisturbed run, interleaved with the guarantees it gave."""
     seen: list[Operation | Any] = []
 
     def hook(operation: Operation, do: Callable[[], Any]) -> Any:
@@ -163,7 +163,7 @@ def recorded(bench: Bench) -> list[Operation | Any]:
 
 
 def power_cuts(bench: Bench, chance: random.Random, step: int = 1, shuffles: int = 2) -> tuple[int, int]:
-    """A cut after each operation, and all that the disk may hold then: (cuts, different states that were tried)."""
+    """Cut the power after each operation and try all possible disk states: (cuts, distinct states tried)."""
     disk, tried, cuts, promised = _disk_with(bench.prepared), set[int](), 0, None
     for number, operation in enumerate([None, *recorded(bench)]):
         if isinstance(operation, list):
@@ -185,7 +185,7 @@ def power_cuts(bench: Bench, chance: random.Random, step: int = 1, shuffles: int
 
 
 def _disk_with(folder: Path) -> Disk:
-    """A disk on which all of this folder is."""
+    """Return a disk that contains this whole folder."""
     disk = Disk()
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -208,7 +208,7 @@ def _state(bench: Bench, state: dict[str, bytes | None]) -> Iterator[Path]:
 
 
 def full_disk(bench: Bench, steps: int) -> tuple[int, str]:
-    """The disk is full after so many bytes: a clear error, and after some room is made the run goes on."""
+    """Fill the disk after so many bytes: the error is clear, and the run continues once there is space."""
     size = 8 << 20
     with bench.fresh() as folder:
         in_child(lambda promise: bench.begin(folder, promise))
@@ -236,7 +236,7 @@ def full_disk(bench: Bench, steps: int) -> tuple[int, str]:
 
 
 def _on_full_disk(bench: Bench, folder: Path, room: int, limited: bool) -> str:
-    """What the user is told, or nothing if there was room enough."""
+    """Return the message to the user, or an empty text if there was enough space."""
     if limited:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (room // 20, resource.RLIM_INFINITY))
@@ -249,7 +249,7 @@ def _on_full_disk(bench: Bench, folder: Path, room: int, limited: bool) -> str:
 
 @contextmanager
 def _small_disk(place: Path, size: int) -> Iterator[Path | None]:
-    """None, where one may not mount anything."""
+    """Yield a mounted disk of this size, or None without permission to mount."""
     disk = Path(tempfile.mkdtemp(prefix="disk-", dir=place))
     mounted = False
     with suppress(OSError):
@@ -263,7 +263,7 @@ def _small_disk(place: Path, size: int) -> Iterator[Path | None]:
 
 
 def flipped_bits(bench: Bench, flips: int, chance: random.Random) -> int:
-    """In the newest checkpoint of a run that was killed: noticed, told, and the run goes on from the one before."""
+    """Flip bits in the newest checkpoint of a killed run: fedalc notices, says so, and uses the previous one."""
     saved = sum(isinstance(seen, list) for seen in recorded(bench))
     for _ in range(flips):
         with bench.fresh() as folder:
@@ -281,7 +281,7 @@ def flipped_bits(bench: Bench, flips: int, chance: random.Random) -> int:
 
 
 def _dies_with(bench: Bench, folder: Path, number: int) -> Any:
-    """When so many checkpoints are saved."""
+    """Die once so many checkpoints are saved."""
     left = number
 
     def promised(what: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is disturbed: each scenario writes, can be taken up again by another process, and says what must come out."""
+"""Crash-test scenarios: each writes files, can be resumed by another process, and knows the expected result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PER_RUN = ("seconds", "seconds_per_round", "peak_memory_mb")  # differ from run 
 
 
 class Took(Callback):
-    """Where a resumed run begins, and what the user was told."""
+    """The round where a resumed run begins, and the messages to the user."""
 
     def __init__(self) -> None:
         self.start: list[Any] | None = None
@@ -62,7 +62,7 @@ class Train:
         return experiment({**self.keys, "seed": self.seed})
 
     def prepare(self, folder: Path) -> None:
-        """What is there before anything is disturbed."""
+        """Write the files that exist before the disturbance."""
 
     def begin(self, folder: Path, promise: Promise) -> Outcome:
         with promising(promise):
@@ -81,7 +81,7 @@ class Train:
 
 
 class Overwrite(Train):
-    """A finished run that is replaced by another. Whichever of the two can be resumed is the one that comes out."""
+    """A new run replaces a finished one. The result must be that of whichever run can be resumed."""
 
     name = "overwriting"
 
@@ -105,7 +105,7 @@ class Overwrite(Train):
 
 
 class Parties(Train):
-    """The server of a run with parties: census/ and parties.jsonl too. The parties are in this process."""
+    """The server of a run with parties, including census/ and parties.jsonl. The parties are in this process."""
 
     name = "parties"
 
@@ -138,7 +138,7 @@ class Parties(Train):
 
 
 class State:
-    """What a server knows of parties and runs. After each write it must say what it said before or after it."""
+    """A server's record of parties and runs. After each write it must be in the state before or after it."""
 
     name = "server state"
     parties = ("north", "south", "east")
@@ -172,7 +172,7 @@ class State:
 
 
 class promising:  # noqa: N801  a context manager
-    """Save after every round, and tell of each checkpoint once `save_folder` has returned."""
+    """Save after every round, and report each checkpoint once `save_folder` has returned."""
 
     def __init__(self, promise: Promise, every_round: bool = True) -> None:
         self.promise, self.every_round = promise, every_round
@@ -198,12 +198,12 @@ class promising:  # noqa: N801  a context manager
 
 
 def undrawn() -> Any:
-    """Reports without curves: drawing them takes longer than all the rest, and writes nothing by itself."""
+    """Write reports without curves: drawing takes longer than the rest, and involves no other writes."""
     return mock.patch("fedalc.report.page.panel_svg", lambda *panel: "")
 
 
 def run_bits(folder: Path) -> list[str]:
-    """All that must be equal: the model's and last checkpoint's tensors, figures, history; and nothing is left over."""
+    """Return all that must be equal: tensors of model and last checkpoint, figures, history; check for leftovers."""
     result = json.loads((folder / "result.json").read_text())
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     for record in (result, *history):

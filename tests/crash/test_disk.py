@@ -1,4 +1,4 @@
-"""Each way of writing alone, with the power cut after each of its steps."""
+"""Each way of writing a file, with a power cut after each of its steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def after(operations: list[Operation]) -> Disk:
 
 
 def test_the_model_knows_what_is_lost(tmp_path: Path) -> None:
-    """Without fsync a new name may have no content, and content no name."""
+    """Without fsync a new name may have no content, and content may have no name."""
     seen = recorded(tmp_path / "disk", lambda: (tmp_path / "disk" / "a").write_text("abcd"))
     assert [operation.kind for operation in seen] == ["create", "write"]
     found = [state.get("a") for state in states(after(seen))]

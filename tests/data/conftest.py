@@ -1,4 +1,4 @@
-"""Files in any compression, and the real data where it is at hand."""
+"""Fixtures: compressed files, a temporary cache, and the real data if it is available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzi
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads or writes the user's own cache."""
+    """Keep tests away from the user's own cache."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FEDALC_CACHE", str(folder))
     return folder
@@ -33,7 +33,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def real_data(*parts: str) -> Path:
-    """A file or folder of the real data, or the test is skipped."""
+    """Return a file or folder of the real data, or skip the test."""
     root = os.environ.get("FEDALC_DATA")
     if not root:
         pytest.skip("needs real data: set FEDALC_DATA to the folder of datasets")

@@ -1,4 +1,4 @@
-"""Small datasets of pictures in exactly the published layouts, as files by name; loose or packed."""
+"""Small picture datasets in exactly the published layouts, as files by name; loose or packed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def pack(path: Path, files: Mapping[str, bytes]) -> Path:
-    """A tar archive, compressed if its name says so."""
+    """Return a tar archive, compressed according to its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:
         for name, content in files.items():
@@ -49,7 +49,7 @@ def pack(path: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def annotation(stem: str, objects: Sequence[tuple[str, bool]]) -> bytes:
-    """As the devkit writes it, with parts of a person, whose names are no labels."""
+    """Return an annotation as the devkit writes it, with parts of a person, whose names are not labels."""
     inner = "".join(
         f"\t<object>\n\t\t<name>{name}</name>\n\t\t<pose>Left</pose>\n\t\t<truncated>0</truncated>\n"
         f"\t\t<difficult>{int(difficult)}</difficult>\n"
@@ -74,7 +74,7 @@ VOC_OBJECTS: dict[str, list[tuple[str, bool]]] = {
 
 
 def voc(year: str = "2012", root: str = "VOCdevkit/") -> Files:
-    """Two pictures for train, one for val, one for test."""
+    """Return two pictures for train, one for val, one for test."""
     base = f"{root}VOC{year}/"
     lists = {"train": "000001\n000003\n", "val": "000002\n", "trainval": "000001\n000002\n000003\n", "test": "000004\n"}
     files = {f"{base}ImageSets/Main/{name}.txt": text.encode() for name, text in lists.items()}
@@ -87,7 +87,7 @@ def voc(year: str = "2012", root: str = "VOCdevkit/") -> Files:
 
 
 def coco_json(pictures: Sequence[int], objects: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Categories with a gap, as COCO's have."""
+    """Return annotations whose category numbers have a gap, like COCO's."""
     return {
         "info": {"year": 2017, "version": "1.0"},
         "licenses": [{"url": "http://example.org", "id": 1, "name": "any"}],
@@ -133,7 +133,7 @@ FLAIR_RECORDS = [
 
 
 def flair(records: Any = None) -> tuple[bytes, Files]:
-    """The file of labels, and the pictures."""
+    """Return the label file and the pictures."""
     listed = [
         {"user_id": user, "image_id": image, "fine_grained_labels": fine, "labels": coarse, "partition": partition}
         for image, user, partition, coarse, fine in records or FLAIR_RECORDS

@@ -89,7 +89,7 @@ def test_a_damaged_entry_is_parsed_again_and_replaced(write: Write, own_cache: P
 
 
 def test_a_folder_that_cannot_be_written(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file stands where the folder should be: true for any user, root too."""
+    """A file has the folder's name, so nobody can write there, not even root."""
     blocked = write("in the way", "blocked")
     monkeypatch.setenv("FEDALC_CACHE", str(blocked / "cache"))
     assert len(cached(write(TEXT), "p1", "", Counting(write(TEXT))).split) == 2

@@ -1,4 +1,4 @@
-"""Decompression bombs are refused, with little memory, and in words that say how to go on."""
+"""Decompression bombs are refused, with little memory, and with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def refused(call: str) -> tuple[str, int]:
-    """The error of a call in a process of its own, and by how many MB the process grew."""
+    """Return the error of a call in a separate process, and by how many MB the process grew."""
     done = subprocess.run([sys.executable, "-c", PEAK.format(call=call)], capture_output=True, text=True, check=True)
     error, grown = done.stdout.strip().splitlines()
     return error, int(grown) // 1024
@@ -92,7 +92,7 @@ def test_a_limit_that_is_none(monkeypatch: pytest.MonkeyPatch, value: str) -> No
 
 @pytest.mark.parametrize("length", [1023, 1024, 1025])
 def test_the_longest_line_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    """In the header, in the middle and at the end of the file, with and without a line's end."""
+    """In the header, in the middle and at the end of the file, with and without a final newline."""
     monkeypatch.setenv("FEDALC_MAX_LINE", "1024")
     long = b"0 " + b" " * (length - 7) + b"0:1\n"
     assert len(long) == length - 1
@@ -107,7 +107,7 @@ def test_the_longest_line_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_small_repetitive_file_is_read(tmp_path: Path) -> None:
-    """A dense ARFF of zeros shrinks by more than 200 times, and is right."""
+    """A dense ARFF file of zeros compresses more than 200 times, and is valid."""
     rows = b"0,0,0,0,0,0,0,0,0,1\n" * 100_000
     header = b"@relation r\n" + b"".join(b"@attribute a%d {0,1}\n" % n for n in range(10)) + b"@data\n"
     file = tmp_path / "r.arff.gz"
@@ -118,7 +118,7 @@ def test_a_small_repetitive_file_is_read(tmp_path: Path) -> None:
 
 
 def member(name: bytes, size: bytes, kind: bytes = b"0", content: bytes = b"") -> bytes:
-    """A tar member with a size field as it is given, padded to whole blocks."""
+    """Return a tar member with the given size field, padded to whole blocks."""
     head = bytearray(512)
     head[: len(name)] = name
     head[100:108], head[124:136], head[156:157] = b"0000644\0", size.ljust(12, b"\0"), kind
@@ -134,7 +134,7 @@ def base256(size: int) -> bytes:
 @pytest.mark.parametrize("size", [1 << 40, 1 << 62, (1 << 80) - 1, -1, -512, -(1 << 60)])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_size_in_base_256(tmp_path: Path, size: int, pack: object) -> None:
-    """Terabytes, more than a file can have, and less than nothing, which would lead back to the beginning."""
+    """Terabytes, more than a file can have, and a negative size, which would jump back to the beginning."""
     assert callable(pack)
     file = tmp_path / "a.tar"
     file.write_bytes(pack(member(b"a.jpg", base256(size), content=b"x") + bytes(1024)))
@@ -145,7 +145,7 @@ def test_a_size_in_base_256(tmp_path: Path, size: int, pack: object) -> None:
 
 
 def test_a_long_name_of_gigabytes(tmp_path: Path) -> None:
-    """`tarfile` reads it as a whole: 3 MB of gzip were 3 GB of memory."""
+    """`tarfile` reads the name as a whole: 3 MB of gzip became 3 GB of memory."""
     file = tmp_path / "a.tar.gz"
     with file.open("wb") as out:
         out.write(gzip.compress(member(b"././@LongLink", b"%011o\0" % (3 << 30), b"L")))
@@ -179,7 +179,7 @@ def test_an_archive_that_unpacks_to_too_much(tmp_path: Path) -> None:
 
 
 def test_a_zip_that_cannot_be_unpacked_for_another_reason(tmp_path: Path) -> None:
-    """A name that is too long for the disk, one file in the place of another's folder, a password."""
+    """A name that is too long for the disk, a file with the name of another's folder, a password."""
     for names in (["a" * 300, "b"], ["a", "a/b", "c"]):
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             for name in names:
@@ -197,7 +197,7 @@ def test_a_zip_that_cannot_be_unpacked_for_another_reason(tmp_path: Path) -> Non
 
 
 def test_more_labels_than_any_dataset_has_are_refused(tmp_path: Path) -> None:
-    """Each would get a name and counts: twenty bytes would fill the memory."""
+    """Each label needs a name and counts: twenty bytes of input would fill the memory."""
     for name in ("train.txt", "test.txt"):
         (tmp_path / name).write_text("1 5 300000000\n0 3:1\n")
     with pytest.raises(DataError, match="300000000 labels are more than 10,000,000"):

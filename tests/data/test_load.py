@@ -134,7 +134,7 @@ def test_the_cache_can_be_left_out(write: Write, tmp_path: Path, own_cache: Path
 
 
 def test_one_file_in_either_format(write: Write) -> None:
-    """Told apart by what is in it, not by its name."""
+    """The content decides, not the file name."""
     assert len(load_file(write(TRAIN, "a.arff"), 2, 2)) == 3
     plain = ARFF.replace(": -C -1", "")
     assert load_file(write("\n% hello\n" + plain + "{0 1,2 1}\n", "b.txt"), 2, 1).labels[0, 0] == 1

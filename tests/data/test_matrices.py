@@ -1,4 +1,4 @@
-"""Features and labels in whatever form users give them: brought into one form, or refused with the place."""
+"""Features and labels in any form that users give: converted to one form, or refused with the position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Y = np.array([[1, 0], [1, 1]])
 
 
 class Frame:
-    """What data frames have in common with numpy."""
+    """The part of a data frame's interface that numpy uses."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -123,7 +123,7 @@ def test_rows_whose_squares_do_not_fit_are_scaled_too(size: float) -> None:
 
 @pytest.mark.parametrize("place", [99, -1, 100_000_000])
 def test_a_sparse_matrix_with_indices_out_of_range_is_refused(place: int) -> None:
-    """Compiled code would read foreign memory."""
+    """Compiled code would read out of bounds."""
     for good in (X, Y):
         bad = sp.csr_matrix(good, dtype=np.float32)
         bad.indices[0] = place

@@ -1,4 +1,4 @@
-"""Bytes without a key, thrown at a server on 127.0.0.1 from several connections, in every way a body can be sent."""
+"""Flood a server on 127.0.0.1 with bytes without a key, from several connections, in every way to send a body."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ PUSH = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Type: applica
 
 
 def announced() -> Iterator[bytes]:
-    """A Content-Length of 64 MiB, and the body."""
+    """Send a Content-Length of 64 MiB, and the body."""
     yield PUSH + b"Content-Length: 67108864\r\n\r\n"
     for _ in range(1024):
         yield PIECE
 
 
 def chunked() -> Iterator[bytes]:
-    """No length, and no end."""
+    """Send a chunked body without end."""
     yield PUSH + b"Transfer-Encoding: chunked\r\n\r\n"
     while True:
         yield b"10000\r\n" + PIECE + b"\r\n"
 
 
 def small() -> Iterator[bytes]:
-    """Requests that a stranger may send, one after the other."""
+    """Send small requests that are allowed without a key, one after another."""
     while True:
         yield PUSH + b"Content-Length: 16000\r\n\r\n" + PIECE[:16000]
 
 
 def header() -> Iterator[bytes]:
-    """One that never ends."""
+    """Send a header that never ends."""
     yield PUSH
     while True:
         yield b"X-A: " + b"a" * 4000 + b"\r\n"
@@ -59,7 +59,7 @@ SLOW = (slow_body, slow_header)
 
 
 class Flood:
-    """Runs until so many bytes are handed over, or the time is up. `sent`: bytes that the sockets took."""
+    """Runs until this many bytes are sent or the time is up. `sent`: bytes that the sockets accepted."""
 
     def __init__(self, port: int, authority: Path | None, size: int, seconds: float) -> None:
         self.port, self.size, self.until = port, size, time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Certificates: whom they speak for, who may read their keys, how long they last, and that none is lost."""
+"""Certificates: their hosts, file permissions, lifetime and renewal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_no_certificate_is_overwritten(tmp_path: Path, file: str) -> None:
 
 
 def test_the_authority_outlives_the_server_certificate(tmp_path: Path) -> None:
-    """And signs the next: who knows the server by the first ca.crt knows it by that."""
+    """It also signs the next certificate: clients with the first ca.crt trust that one too."""
     made = make_certificates(tmp_path, ["fl.example.org"], days=30)
     authority, first = made.authority.read_bytes(), (made.server.read_bytes(), made.server_key.read_bytes())
     assert 3650 <= (read(made.authority).not_valid_after_utc - datetime.now(UTC)).days <= 3653

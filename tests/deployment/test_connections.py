@@ -1,4 +1,4 @@
-"""Connections that send no request, or too many of them."""
+"""Connections that send no request, or too many requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST = "198.51.100.4"
 
 
 class Wire(asyncio.Transport):
-    """What a protocol sees of its connection."""
+    """The transport of a connection, as its protocol sees it."""
 
     def __init__(self, host: str) -> None:
         super().__init__({"peername": (host, 5000), "sockname": ("192.0.2.7", 9443)})
@@ -110,7 +110,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @contextlib.contextmanager
 def listening(certificates: Certificates, app: Any, limits: Limits) -> Iterator[int]:
-    """A server with TLS, and uvicorn's choice of event loop, as a SuperLink has it."""
+    """Run a server with TLS and uvicorn's choice of event loop, like a SuperLink."""
     config = uvicorn.Config(
         app, http=protocol(limits), ws="none", lifespan="off", log_config=None, timeout_keep_alive=0,
         ssl_certfile=certificates.server, ssl_keyfile=certificates.server_key,
@@ -142,7 +142,7 @@ def connect(port: int, authority: Path) -> ssl.SSLSocket:
     ids=["announced", "chunked", "headers", "after the answer"],
 )
 def test_nothing_is_read_after_a_refusal(certificates: Certificates, first: bytes, piece: bytes, answer: bytes) -> None:
-    """More than sockets hold by themselves is not taken, the connection ends soon, and the sender can read why."""
+    """The server reads no more than socket buffers hold, ends the connection soon, and the sender can read why."""
     gate = Gate(empty_answer, Limits(), say=lambda line: None)
     with (
         listening(certificates, gate, Limits(refused_seconds=0.2)) as port,
@@ -161,7 +161,7 @@ def test_nothing_is_read_after_a_refusal(certificates: Certificates, first: byte
 
 
 def test_a_large_answer_is_sent_to_its_end(certificates: Certificates) -> None:
-    """To a slow reader, though the connection is over after it."""
+    """Even to a slow reader, and although the connection closes after it."""
     size = 20_000_000
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
@@ -202,7 +202,7 @@ def test_senders_of_nonsense_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_answer_is_not_written_after_a_400() -> None:
-    """A body that breaks off into nonsense: whoever waits for it hears that the sender is gone."""
+    """A body that turns into garbage: the app that waits for it learns that the sender is gone."""
     heard: list[str] = []
 
     async def reader(scope: Any, receive: Any, send: Any) -> None:
@@ -227,7 +227,7 @@ def test_an_answer_is_not_written_after_a_400() -> None:
 
 
 def test_many_small_answers_are_not_a_large_one() -> None:
-    """Requests that come in one piece: the connection still ends without TLS's own close, which would read on."""
+    """Requests in one packet: the connection still ends without TLS's own close, which would go on reading."""
 
     async def go() -> None:
         door = Door(Limits())

@@ -1,7 +1,7 @@
-"""A real deployment on 127.0.0.1: TLS, node authentication, and what can go wrong.
+"""A real deployment on 127.0.0.1: TLS, node authentication, and failures.
 
-One server and three parties for all of it; the steps build on each other and are run in order, as one test each, so
-that a failure says where.
+All tests share one server and three parties. They build on each other and run in order; each step is a test, so that
+a failure shows where.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def data() -> Dataset:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory, data: Dataset) -> Iterator[LocalDeployment]:
-    """With blanks and quotes in every path."""
+    """Every path has blanks and quotes in it."""
     folder = tmp_path_factory.mktemp("deployment") / 'it\'s a "place"'
     folder.mkdir()
     poison = {
@@ -67,7 +67,7 @@ def options(folder: Path, *more: str) -> list[str]:
 
 
 def notes(run_folder: Path) -> list[dict[str, object]]:
-    """Who was left out, if anybody was."""
+    """Return who was left out."""
     if not (run_folder / "parties.jsonl").exists():
         return []
     return [json.loads(line) for line in (run_folder / "parties.jsonl").read_text().splitlines()]
@@ -86,7 +86,7 @@ def test_a_party_that_is_not_registered_is_refused(deployment: LocalDeployment, 
 
 
 def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data: Dataset) -> None:
-    """Killed in the second round with all its processes, and started again: the result is as if it had not been."""
+    """Kill it in the second round with all its processes, and restart: the result is that of an undisturbed run."""
     run_folder = deployment.folder / "runs" / "stopped"
     run = deployment.start_run(*options(deployment.folder), "--name", "stopped")
     wait_until(lambda: f"round 1 of {ROUNDS}" in run.said(), run)
@@ -134,7 +134,7 @@ def test_a_dead_party_and_a_poisoned_reply_are_left_out(deployment: LocalDeploym
 
 
 def test_a_killed_party_comes_back(deployment: LocalDeployment) -> None:
-    """For a minute the server takes it to be still there, and refuses it."""
+    """For a minute the server believes that the party is still connected, and refuses it."""
     deployment.start_party("north")
     status = deployment.state.flower.nodes()
     assert status[deployment.state.parties()["north"]] == "online"
@@ -164,5 +164,5 @@ def test_everything_ends(deployment: LocalDeployment) -> None:
 
 
 def running(pids: set[int]) -> set[int]:
-    """Without zombies."""
+    """Excluding zombies."""
     return {process.pid for process in psutil.process_iter() if process.pid in pids and process.status() != "zombie"}

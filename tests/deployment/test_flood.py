@@ -1,4 +1,4 @@
-"""A real server under bytes from people without a key: its memory stays bounded, and parties are served."""
+"""A real server under a flood from senders without a key: memory stays bounded, and parties are served."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def memory(process: Process, what: str = "VmRSS") -> int:
 
 
 class Party:
-    """A registered node that does nothing but what Flower's own does: ask for work."""
+    """A registered node that only asks for work, as Flower's own does."""
 
     def __init__(self, server: Server, key: Path) -> None:
         from flwr.supernode.fleet_http_connection import http_request_response
@@ -70,7 +70,7 @@ class Party:
 
 
 def test_a_captured_request_is_refused_when_it_is_sent_again(server: tuple[Server, Process], tmp_path: Path) -> None:
-    """With its body or another; a new one of the same party is served."""
+    """With its own or another body; a new request of the same party is served."""
     known, _ = server
     assert known.certificates is not None
     node = int(known.state.flower.register(make_node_key(tmp_path / "party.key")))

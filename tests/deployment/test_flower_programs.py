@@ -1,4 +1,4 @@
-"""How Flower is called: settings it reads as they were meant, an app without code, no word to the outside."""
+"""Calls of Flower's programs: correct settings, an app without code, no connection to the outside."""
 
 from __future__ import annotations
 

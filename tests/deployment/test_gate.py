@@ -1,4 +1,4 @@
-"""The gate's limits, in one process: what is refused before Flower sees it, and that nothing is kept of it."""
+"""The gate's limits, in one process: what it refuses before Flower sees it, without keeping any of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PUSH, PULL = "/v1/fleet/push-object", "/v1/fleet/pull-messages"
 
 
 class Clock:
-    """Of the gate, and of what Flower takes to be the time."""
+    """The clock of the gate and of Flower."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.seconds = now(), 0.0
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Service:
-    """In place of Flower: counts what reaches it, and can be made to take its time."""
+    """Replaces Flower: counts the requests that reach it, and can be slow on request."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -89,7 +89,7 @@ class House:
         self, path: str, parts: Iterable[bytes] = (b"",), headers: dict[str, str] | None = None,
         host: str = "198.51.100.4", length: str | None = "right", stuck: bool = False,
     ) -> int:  # fmt: skip
-        """The status. `length`: as announced, None for a chunked body. `stuck`: it never ends."""
+        """Return the status. `length`: as announced, None for a chunked body. `stuck`: the body never ends."""
         parts = list(parts)
         given = dict(headers or {})
         if length is None:
@@ -176,7 +176,7 @@ def test_a_party_may_say_more(house: House) -> None:
 
 
 def test_who_is_no_party(house: House) -> None:
-    """A key that nobody registered, a signature by another key, one that is old, none at all, and nonsense."""
+    """An unregistered key, a signature by another key, an old one, none at all, and garbage."""
     private, public = generate_key_pairs()
     cases = [house.signed(private, public), house.signed(private), house.signed(age=320), {}]
     cases += [house.signed() | {name: "?"} for name in ("flwr-public-key", "flwr-timestamp", "flwr-signature")]
@@ -207,7 +207,7 @@ def test_a_request_that_is_sent_again_is_refused(house: House) -> None:
 
 
 def test_a_body_that_was_not_signed_is_refused(house: House) -> None:
-    """As fedalc's nodes send it. A node that has signed bodies cannot stop: somebody on the way may have."""
+    """As fedalc's nodes sign it. Once a node has signed bodies it must go on: else others could strip signatures."""
 
     def sent(path: str, body: bytes) -> dict[str, str]:
         request = httpx.Request("POST", f"https://server{path}", content=body)
@@ -229,7 +229,7 @@ def test_a_body_that_was_not_signed_is_refused(house: House) -> None:
 
 
 def test_a_request_to_an_earlier_server_is_refused(house: House) -> None:
-    """Of what an earlier process took nothing is known. A node signs anew when it hears 503."""
+    """The server does not know what an earlier process accepted. A node signs again when it gets 503."""
     captured = house.signed()
     later = House(house.clock)
     assert asyncio.run(later.ask(PUSH, [b"a"], captured)) == 503
@@ -252,7 +252,7 @@ def test_a_reply_is_bounded_until_the_next_question(house: House) -> None:
 
 
 async def settled(done: Callable[[], bool]) -> None:
-    """Until that is so, and a while longer. Signatures are checked in threads."""
+    """Wait until that is so, and a little longer: signatures are checked in threads."""
     while not done():
         await asyncio.sleep(0.001)
     for _ in range(20):
@@ -260,7 +260,7 @@ async def settled(done: Callable[[], bool]) -> None:
 
 
 def test_large_bodies_of_parties_wait_for_room(house: House) -> None:
-    """Room for 2000 bytes, of which a party has 1000 at most."""
+    """There is room for 2000 bytes, at most 1000 for each party."""
 
     async def go() -> None:
         house.service.go_on = asyncio.Event()
@@ -275,7 +275,7 @@ def test_large_bodies_of_parties_wait_for_room(house: House) -> None:
 
 
 def test_one_party_leaves_room_for_others_and_small_requests_never_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pushes send nothing, and its second one waits for its own first."""
+    """Its pushes stall, and its second one waits for its own first."""
     house = House(Clock(monkeypatch), replace(LIMITS, party_requests=6, reply=10_000, party_seconds=60.0))
 
     async def go() -> None:
@@ -300,7 +300,7 @@ def test_one_party_leaves_room_for_others_and_small_requests_never_wait(monkeypa
 
 
 def test_a_partys_body_has_to_come_at_some_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of a second, and a second for every 1000 bytes that came. So nobody keeps room that it does not use."""
+    """It has 0.1 s plus 1 s for every 1000 bytes received, so nobody reserves room without using it."""
     house = House(Clock(monkeypatch), replace(LIMITS, party_seconds=0.1, slowest=1000))
 
     async def go() -> None:
@@ -332,7 +332,7 @@ def test_the_log_stays_short(house: House) -> None:
 
 
 def test_the_logs_of_others_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors by the place that tells of them, whatever a sender makes them say; refused requests by address."""
+    """Errors are limited by their code location, whatever the text; refused requests by address."""
     clock = Clock(monkeypatch)
     limit = SeldomFilter(clock)
 

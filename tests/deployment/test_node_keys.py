@@ -1,4 +1,4 @@
-"""A party's key: a pair, nobody else's to read, and never lost."""
+"""A party's key pair: readable by its owner only, and never overwritten."""
 
 from __future__ import annotations
 

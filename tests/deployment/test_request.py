@@ -1,4 +1,4 @@
-"""What `fedalc deploy run` refuses before anything is handed to the server, and what it hands over."""
+"""What `fedalc deploy run` refuses before it submits a run, and what it submits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedalc.errors import ConfigError, FedalcError
 
 
 def begun(folder: Path) -> Path:
-    """A run that has not finished."""
+    """Make a run that has not finished."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(experiment({"method": "fedaws"}).to_toml())
     return folder
@@ -92,7 +92,7 @@ def test_what_a_resumed_run_cannot_change_is_refused(tmp_path: Path, option: lis
 
 
 def test_a_resumed_run_is_gone_about_as_before(tmp_path: Path) -> None:
-    """With what is different now. Its own settings it has in its folder, also when the file they came from is gone."""
+    """With the new options. Its settings are in its folder, even if the original settings file is gone."""
     state, folder = ServerState(tmp_path), tmp_path / "runs" / "one"
     with pytest.raises(FedalcError, match="no such run folder"):
         resumed_run(state, folder, {})
@@ -134,7 +134,7 @@ class FakeFlower:
 
 
 def test_a_new_run_never_stops_one_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only --resume takes the place of the run in its folder, and no other's."""
+    """Only --resume may replace the run of its folder, and no other run."""
     flower = FakeFlower()
     monkeypatch.setattr(ServerState, "flower", flower)
     monkeypatch.setattr(submission, "_check_server", lambda state: None)

@@ -1,4 +1,4 @@
-"""Two real servers and one state folder."""
+"""Two real servers with one state folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate: parties from anywhere, everything else from this machine."""
+"""The gate: parties may connect from anywhere, everything else only from this machine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_gate_answers_for_the_service() -> None:
 
 
 def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the moment in which it would listen."""
+    """Run it up to the point where it would listen."""
     import os
     import sys
 

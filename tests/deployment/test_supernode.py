@@ -1,4 +1,4 @@
-"""The guard, where the launcher puts it into Flower's SuperNode."""
+"""The guard that the launcher installs in Flower's SuperNode."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedalc.deployment.flower_programs import APP
 
 
 class Ended(BaseException):
-    """In place of the end of the process."""
+    """Raised instead of ending the process."""
 
 
 @pytest.fixture
 def in_the_supernode(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    """Does something where Flower's SuperNode would start."""
+    """Runs a function where Flower's SuperNode would start."""
     monkeypatch.setattr(internal, "get_fused_config_from_fab", lambda app, run: {"read": True})
     monkeypatch.setattr(NodeStateFactory, "state", NodeStateFactory.state)  # to be put back afterwards, as is this:
     monkeypatch.setattr(internal, "_pull_and_store_message", internal._pull_and_store_message)
@@ -71,7 +71,7 @@ def test_an_app_is_run_after_it_was_looked_at(
 
 
 def test_an_app_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
-    """Version 0.1 had its modules elsewhere."""
+    """Version 0.1 had its modules in other places."""
     shutil.copytree(APP, tmp_path / "app")
     named = tmp_path / "app" / "pyproject.toml"
     named.write_text(named.read_text().replace("fedalc.deployment.flower.", "fedalc.engines.flower."))
@@ -83,7 +83,7 @@ def test_an_app_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
 def test_an_app_that_nobody_looked_at_ends_the_supernode(
     in_the_supernode: Callable[[Callable[[], None]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As with a Flower that no longer calls the function in which apps are looked at."""
+    """For example with a future Flower that no longer calls the function where apps are checked."""
     with pytest.raises(Ended):
         in_the_supernode(lambda: make_task(NodeStateFactory(ObjectStoreFactory()).state(), b"an app"))
     assert "that was not checked" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_a_flower_without_that_function_is_not_started(
 def test_nothing_is_left_of_a_message_whose_run_is_stopped_while_it_is_fetched(
     in_the_supernode: Callable[[Callable[[], None]], None],
 ) -> None:
-    """Else the stopped run's app answers it, and the SuperNode takes that for the answer to the message it has next."""
+    """Otherwise the stopped run's app answers, and the SuperNode uses that as the answer to its next message."""
     app, done = build_fab_from_disk(APP), []
     run = Run.create_empty(7)
     run.fab_hash = hashlib.sha256(app).hexdigest()

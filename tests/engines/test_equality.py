@@ -1,4 +1,4 @@
-"""The engines give the same θ and W, in float64, for every method: `clients` is literal, `fused` has to equal it."""
+"""The engines give the same θ and W in float64 for every method: `fused` must equal the literal `clients`."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_rows_of_absent_clients_stay() -> None:
 
 
 def test_a_round_is_one_gradient_step_on_the_weighted_objective() -> None:
-    """Against an objective written out without either engine: Σ p_u mean_j max(0, 0.9 - g(x_j)ᵀw_u)²."""
+    """Compare with the objective written without either engine: Σ p_u mean_j max(0, 0.9 - g(x_j)ᵀw_u)²."""
     changes = {"method": "fedavg-fixed", "server": {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}}
     training = federated(settings("fused", **changes), TRAIN)
     encoder, W = copy.deepcopy(training.model.encoder), training.model.W
@@ -184,7 +184,7 @@ def test_a_round_is_one_gradient_step_on_the_weighted_objective() -> None:
 
 
 def test_several_local_steps_are_what_a_plain_loop_does() -> None:
-    """Engine `clients` with three full-batch epochs, one client: the same as gradient descent written out."""
+    """Engine `clients` with three full-batch epochs and one client equals plain gradient descent."""
     only = TRAIN.rows(np.flatnonzero(TRAIN.labels.toarray()[:, 2]))
     labels = only.labels.toarray() * (np.arange(7) == 2)
     split = Split(only.features, csr_matrix(labels.astype(np.float32)))

@@ -1,4 +1,4 @@
-"""Engines on pictures: fused equals clients in float64, blocks change nothing, batch normalisation has a twin."""
+"""Engines on pictures: `fused` equals `clients` in float64, blocks change nothing, batch normalisation is right."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_blocks_bound_memory_and_change_nothing_in_engine_clients() -> None:
 
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 def test_a_round_whose_sample_is_empty_only_decays(engine: str) -> None:
-    """Server sgd of rate 1 without decay of its own: θ(1 - 0.5·0.3). W keeps its rows, and the loss is 0."""
+    """Server sgd with rate 1 and no decay of its own: θ(1 - 0.5·0.3). W keeps its rows, and the loss is 0."""
     server = {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}
     one = training(engine, method="fedavg", client={"sample": 1e-9, "weight_decay": 0.3}, server=server)
     before, W = [parameter.detach().clone() for parameter in one.model.theta], one.model.W.clone()
@@ -129,7 +129,7 @@ def test_a_round_whose_sample_is_empty_only_decays(engine: str) -> None:
 
 
 def test_a_sampled_step_is_divided_by_what_a_sample_has_on_average() -> None:
-    """Against the objective written out: Σ p_u/(0.6 n_u) Σ over the chosen of max(0, 0.9 - g(x_j)ᵀw_u)²."""
+    """Compare with the objective: Σ p_u/(0.6 n_u) Σ over the sample of max(0, 0.9 - g(x_j)ᵀw_u)²."""
     from fedalc.models.encoders import Chance
 
     server = {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0}
@@ -160,7 +160,7 @@ def scaled(images: Images) -> torch.Tensor:
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_a_round_with_batch_normalisation_by_a_literal_twin(weights: str) -> None:
-    """Each client alone, on a copy of its own: its statistics and its step; the server's are their weighted means."""
+    """Run each client on its own copy: its statistics and its step; the server takes their weighted means."""
     server = {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0, "weights": weights, "ema": 0.0}
     one = training("clients", method="fedavg-fixed", server=server, **BATCH)
     one.run_round()  # so that statistics are not those of the start

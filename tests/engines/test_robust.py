@@ -1,4 +1,4 @@
-"""Robust rules in one process: engine `fused` equals `clients` for each, and both a literal round."""
+"""Robust rules in one process: for each, engine `fused` equals `clients`, and both equal a literal round."""
 
 from __future__ import annotations
 

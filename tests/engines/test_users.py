@@ -1,4 +1,4 @@
-"""Clients of users: each label of each user is one, so a label may have several. The engines are equal all the same."""
+"""Users as clients: each label of each user is a client, so a label may have several. The engines stay equal."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_round_of_two_users_who_share_a_label(weights: str, engine: str) -> No
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_user_for_each_label_is_a_client_for_each_label(method: str, participation: float) -> None:
-    """Where instances have one label at most, and its user is that label's, everything is the same to the last bit."""
+    """If instances have at most one label, and each label is one user's, results are equal to the last bit."""
     own = np.arange(len(TRAIN)) % 8
     train = Split(TRAIN.features, csr_matrix(np.eye(8)[own][:, :7]), tuple(f"of {label % 7}" for label in own))
     changes: dict[str, Any] = {"method": method, "server": {"participation": participation}}
@@ -156,7 +156,7 @@ def test_rows_of_several_clients_are_averaged_by_weight() -> None:
 
 
 def test_a_client_is_a_label_of_a_user() -> None:
-    """User 0 has instances 0 and 3, user 1 has 1, and user 2 has 2, without a label, and 4."""
+    """User 0 has instances 0 and 3, user 1 has 1, and user 2 has 4 and, without a label, 2."""
     labels = csr_matrix(np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [0, 0, 1], [1, 0, 1]], dtype=np.float32))
     federation = Federation(csr_matrix((5, 1)), labels, users=np.array([0, 1, 2, 0, 2]))
     assert list(zip(federation.user_of.tolist(), federation.label_of.tolist(), strict=True)) == [

@@ -1,4 +1,4 @@
-"""What may be measured: mAP only where instances × labels are few enough."""
+"""Which metrics are computed: mAP only if instances × labels is small enough."""
 
 from __future__ import annotations
 

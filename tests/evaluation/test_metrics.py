@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, against definitions written out, and by hand."""
+"""Metrics against scikit-learn, against their definitions, and by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A metric that is registered from outside: measured, chosen by, shown, and refused where it is wrong."""
+"""A metric registered from outside: computed, used for selection, shown, and refused if it is invalid."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def unregistered() -> Iterator[None]:
 
 
 def precision(top: np.ndarray, truth: csr_matrix) -> float:
-    """P@5, by another way."""
+    """P@5, implemented differently."""
     rows = np.arange(len(top))[:, None]
     return 100 * float(np.asarray(truth[rows, top].todense()).sum()) / (5 * len(top))
 
 
 def missing(top: np.ndarray, truth: csr_matrix) -> float:
-    """The share of true labels that are not among the top 2."""
+    """Return the share of true labels that are not among the top 2."""
     rows = np.arange(len(top))[:, None]
     return 100 - 100 * float(np.asarray(truth[rows, top].todense()).sum()) / truth.nnz
 
@@ -52,7 +52,7 @@ def test_it_is_measured_beside_the_others() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "ovr"])
 def test_a_run_is_chosen_by_it(tmp_path: Path, method: str) -> None:
-    """By the smallest value, where less is better."""
+    """By the smallest value if less is better."""
     register_metric("missing@2", k=2, larger_is_better=False)(missing)
     selection = {"metric": "missing@2", "validation": 0.3, "every": 1, "refit": False}
     keys = {"method": "ovr", "ovr": {"penalties": (0.01, 1.0, 100.0)}} if method == "ovr" else KEYS
@@ -124,7 +124,7 @@ def test_what_cannot_be_registered() -> None:
 
 
 def test_its_facts_are_found_however_it_was_registered() -> None:
-    """An entry point gives the function itself."""
+    """An entry point returns the function itself."""
     METRICS._registered["plain"] = lambda top, truth: 1.0
     assert find_metric("plain").larger_is_better and find_metric("plain").needs == "top"
     register_metric("mine")(precision)

@@ -1,4 +1,4 @@
-"""`make fuzz`: many inputs for every reader, by several processes, with progress. Goes on where it was stopped.
+"""`make fuzz`: run many inputs through every reader, in several processes. Continues where it was stopped.
 
 python -m tests.fuzz --inputs 100000 --jobs 2           all readers; the outcome goes to docs/results/fuzz.md
 python -m tests.fuzz --only arff,coco --inputs 5000     some of them
@@ -88,7 +88,7 @@ def _fuzz_reader(name: str, seed: int, chunks: range, folder: Path, stop: thread
 
 
 def _run_worker(name: str, seed: int, chunks: list[int], file: Path, stop: threading.Event) -> None:
-    """One process for as many chunks as it survives. Each goes into the file when it is done."""
+    """Run one process for as many chunks as it survives. Each result goes into the file when it is done."""
     temporary = Path(tempfile.mkdtemp(prefix="fedalc-fuzz-worker-", dir=in_memory()))
     present = temporary / "present"
     command = [sys.executable, "-m", "tests.fuzz", "--seed", str(seed)]
@@ -120,7 +120,7 @@ def _run_worker(name: str, seed: int, chunks: list[int], file: Path, stop: threa
 
 
 def _note_death(name: str, chunk: int, status: int, present: Path, file: Path, said: str) -> None:
-    """The process ended, or was ended, with an input at hand: that is an escape too."""
+    """The process died, or was killed, while it read an input: that is an escape too."""
     if not present.exists():
         raise SystemExit(f"{name}: the worker did not start:\n{said}")
     count, data = Present.left(present)
@@ -143,7 +143,7 @@ def _watch(process: subprocess.Popen[str], present: Path, stop: threading.Event)
 
 
 def work(name: str, seed: int, chunks: list[int], present: Path) -> int:
-    """In a process of its own: chunks, each told as a line of JSON."""
+    """Run chunks in a separate process and print each result as a line of JSON."""
     reader = built(name)
     told = Present(present)
     limit_memory()

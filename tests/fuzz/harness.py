@@ -1,7 +1,7 @@
-"""Runs a reader on mutated inputs and looks at how it ends: a value or a FedalcError is right, all else is an escape.
+"""Run a reader on mutated inputs. A value or a FedalcError is a correct outcome; anything else is an escape.
 
-Inputs are made in chunks that know nothing of each other, each from its own seed. So chunk 7 of a reader is the same
-whenever and wherever it is run, work can stop and go on between chunks, and two processes can share it.
+Inputs come in independent chunks, each with its own seed. So chunk 7 of a reader is the same on every run and machine,
+work can stop and continue between chunks, and two processes can share it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ MOST_LEARNT = 200
 
 @dataclass(frozen=True)
 class Reader:
-    """One way in for bytes from outside.
+    """A function that reads external bytes.
 
-    `read` takes an input and returns, or raises a FedalcError. `make` makes an input from a seed that keeps to the
-    format (a checksum that fits, JSON that parses), so that mutations get past the first check; it is used for half of
-    the inputs.
+    `read` takes an input and returns, or raises a FedalcError. `make` turns a seed into an input in the right format
+    (a matching checksum, valid JSON), so that mutations get past the first check; half of the inputs use it.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Reader:
 
 @dataclass
 class Escape:
-    """An input that ended in something else than a value or a FedalcError."""
+    """An input whose outcome was neither a value nor a FedalcError."""
 
     data: bytes
     error: str
@@ -66,7 +65,7 @@ class Escape:
 
 @dataclass
 class Outcome:
-    """Of a chunk of inputs."""
+    """The outcome of a chunk of inputs."""
 
     inputs: int = 0
     accepted: int = 0
@@ -79,11 +78,11 @@ class Outcome:
 
 
 class TooLong(BaseException):
-    """Not an Exception: a reader that catches those must not catch this."""
+    """Not an Exception, so that readers that catch Exception do not catch it."""
 
 
 def inputs(reader: Reader, seed: int, chunk: int, learnt: list[bytes]) -> Iterator[bytes]:
-    """A chunk's inputs. What the caller adds to `learnt` on the way becomes a seed too."""
+    """Yield a chunk's inputs. Inputs that the caller adds to `learnt` become seeds too."""
     rng = Random(f"{seed}/{reader.name}/{chunk}")
     tokens = (*TOKENS, *reader.tokens)
     while True:
@@ -98,8 +97,11 @@ def inputs(reader: Reader, seed: int, chunk: int, learnt: list[bytes]) -> Iterat
 def run_chunk(
     reader: Reader, seed: int, chunk: int, count: int = CHUNK, present: Callable[[bytes], None] | None = None
 ) -> Outcome:
-    """Inputs with a refusal that was not seen before become seeds: a cheap stand-in for the coverage of branches, as
-    every refusal is a branch with words of its own. `present` is told each input before it is read."""
+    """Run one chunk of inputs. `present` gets each input before it is read.
+
+    Inputs with a new kind of refusal become seeds: a cheap substitute for branch coverage, since every refusal is a
+    branch with its own message.
+    """
     outcome, learnt = Outcome(), []
     with suppress(FedalcError):
         reader.read(reader.seeds[0])  # what is imported on first use is not the first input's fault
@@ -126,7 +128,7 @@ def run_chunk(
 
 
 def outcome_of(reader: Reader, data: bytes) -> tuple[str, Escape | None]:
-    """What kind of refusal it was (empty: accepted), and the escape, if it was one."""
+    """Return the kind of refusal (empty: accepted) and, if there was one, the escape."""
     try:
         with time_limit(SECONDS):
             reader.read(data)
@@ -141,7 +143,7 @@ def outcome_of(reader: Reader, data: bytes) -> tuple[str, Escape | None]:
 
 
 def _kind(message: str) -> str:
-    """A message without what differs from input to input: quoted text, numbers, paths."""
+    """Return a message without its variable parts: quoted text, numbers, paths."""
     return re.sub(r"[^a-z]+", " ", re.sub(r"'[^']*'|\"[^\"]*\"|\S*/\S*", "", message.lower()[:400]))[:120]
 
 
@@ -160,14 +162,14 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def limit_memory(more: int = MEMORY) -> None:
-    """Of this process, from now on: a reader that asks for more gets a MemoryError."""
+    """Limit the memory of this process from now on: a reader that needs more gets a MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 class Present:
-    """The input that is being read, where another process finds it should this one die of it or never end."""
+    """Stores the current input where another process finds it if this one dies or hangs."""
 
     def __init__(self, file: Path) -> None:
         file.write_bytes(bytes(1 << 20))
@@ -181,13 +183,13 @@ class Present:
 
     @staticmethod
     def left(file: Path) -> tuple[int, bytes]:
-        """The input's number, and the input."""
+        """Return the input's number, and the input."""
         content = file.read_bytes()
         return int.from_bytes(content[:8], "little"), content[16 : 16 + int.from_bytes(content[8:16], "little")]
 
 
 def regressions(reader: Reader) -> dict[str, bytes]:
-    """Inputs that once escaped, by file name."""
+    """Return inputs that once escaped, by file name."""
     return {file.name: file.read_bytes() for file in sorted((CORPUS / reader.name).glob("*"))}
 
 

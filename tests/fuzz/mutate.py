@@ -1,4 +1,4 @@
-"""Inputs that are almost right: seeds that are cut, joined, flipped and laced with what parsers stumble over."""
+"""Almost valid inputs: seeds that are cut, joined, flipped and mixed with tokens that parsers often get wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutated(seed: bytes, others: Sequence[bytes], rng: Random, tokens: Sequence[bytes] = TOKENS) -> bytes:
-    """The seed after one to eight small accidents."""
+    """Return the seed after one to eight small mutations."""
     data = bytearray(seed)
     for _ in range(1 << rng.randrange(4)):
         _ACCIDENTS[rng.randrange(len(_ACCIDENTS))](data, others, rng, tokens)
@@ -91,7 +91,7 @@ def _splice(data: bytearray, others: Sequence[bytes], rng: Random, _tokens: Sequ
 
 
 def _swap(data: bytearray, _others: Sequence[bytes], rng: Random, _tokens: Sequence[bytes]) -> None:
-    """Two lines trade places, or one goes."""
+    """Swap two lines, or remove one."""
     lines = data.split(b"\n")
     if 1 < len(lines) < 1000:
         one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
@@ -102,7 +102,7 @@ def _swap(data: bytearray, _others: Sequence[bytes], rng: Random, _tokens: Seque
 
 
 def _number(data: bytearray, _others: Sequence[bytes], rng: Random, _tokens: Sequence[bytes]) -> None:
-    """Another number in a number's place: texts of numbers stay well-formed."""
+    """Replace a number by another, so that the text stays well-formed."""
     if data:
         found = _DIGITS.search(data, rng.randrange(len(data))) or _DIGITS.search(data)
         if found:
@@ -127,7 +127,7 @@ _ACCIDENTS = (
 
 
 def changed(value: Any, rng: Random) -> Any:
-    """A copy of a tree of lists and dicts with a few of its values, keys and lengths changed."""
+    """Return a copy of a tree of lists and dicts with a few values, keys and lengths changed."""
     copy = json.loads(json.dumps(value)) if not _has_bytes(value) else _copied(value)
     for _ in range(rng.randrange(1, 4)):
         spots = list(_spots(copy))
@@ -181,7 +181,7 @@ def _copied(value: Any) -> Any:
 
 
 def changed_json(seed: bytes, rng: Random) -> bytes:
-    """JSON whose content is changed and whose form is not."""
+    """Return valid JSON with changed content."""
     return json.dumps(_printable(changed(json.loads(seed), rng))).encode()
 
 

@@ -1,4 +1,4 @@
-"""docs/results/fuzz.md: what `make fuzz` has done, reader by reader."""
+"""Write docs/results/fuzz.md: the results of `make fuzz` for each reader."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.fuzz.registry import built
 
 _HEAD = """# Fuzzing the readers
 
-Every reader of bytes from outside gets mutated inputs: valid files that are cut, joined, flipped, repeated and laced
-with what parsers stumble over, and for half of them inputs that keep to the format (checksums that fit, JSON that
-parses). A reader may return a value or raise a `FedalcError`. Anything else is an escape: another exception, more than
+Every reader of external bytes gets mutated inputs: valid files that are cut, joined, flipped, repeated and mixed
+with tokens that parsers often get wrong. Half of the inputs follow the format (matching checksums, valid JSON). A
+reader may return a value or raise a `FedalcError`. Anything else is an escape: another exception, more than
 {seconds:g} seconds or {memory} MiB for an input, or the end of the process.
 
     make fuzz          # python -m tests.fuzz --inputs {inputs} --seed {seed}
 
 Seed {seed}; {total:,} inputs for {count} readers, **{escapes} escapes**. Code: commit {commits}. Seconds are
-of processor time, in one process. *Mended* counts the inputs that escaped once: they are in
+CPU seconds of one process. *Fixed* counts the inputs that once escaped: they are in
 `tests/fuzz/corpus`, and every test run reads them again.
 
-| reader | reads | inputs | accepted | kinds of refusal | per second | slowest, ms | escapes | mended |
+| reader | reads | inputs | accepted | kinds of refusal | per second | slowest, ms | escapes | fixed |
 |---|---|--:|--:|--:|--:|--:|--:|--:|
 """
 

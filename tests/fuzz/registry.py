@@ -1,4 +1,4 @@
-"""Every reader of bytes from outside, by name. One is built only when it is asked for: some need torch or Flower."""
+"""Every reader of external bytes, by name. Readers are built on request only: some need torch or Flower."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BUILDERS: dict[str, Callable[[], Reader]] = {}
 
 
 def reader(build: Callable[[], Reader]) -> Callable[[], Reader]:
-    """Marks a function that builds the reader of its name."""
+    """Register a function that builds the reader of its name."""
     _BUILDERS[build.__name__.replace("_", "-")] = build
     return build
 
@@ -46,14 +46,14 @@ def in_memory() -> Path | None:
 
 @cache
 def workplace() -> Path:
-    """A folder of this process's own, in memory where the system has such a place: every input is written once."""
+    """Return a folder for this process, in memory if the system allows it: every input is written once."""
     folder = Path(tempfile.mkdtemp(prefix="fedalc-fuzz-", dir=os.environ.get(PLACE) or in_memory()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def as_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
-    """A reader of bytes from a reader of a file: of a name in a folder of its own."""
+    """Turn a reader of a file into a reader of bytes, which it writes under this name into its own folder."""
 
     @cache
     def place() -> Path:

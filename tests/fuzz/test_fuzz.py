@@ -37,7 +37,7 @@ def test_what_escaped_once_does_not_again(name: str) -> None:
 
 
 def test_seeds_are_good_inputs() -> None:
-    """A reader that refuses everything would let nothing escape."""
+    """A reader that refuses every input would have no escapes."""
     for name in names():
         reader = built(name)
         assert name in WITHOUT_REST or any(outcome_of(reader, seed) == ("", None) for seed in reader.seeds), name
@@ -77,7 +77,7 @@ def test_an_endless_reader_is_an_escape(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_memory_is_bounded() -> None:
-    """In a process of its own: the limit stays."""
+    """In a separate process, because the limit stays."""
     import multiprocessing
 
     def greedy() -> None:
@@ -102,5 +102,5 @@ def test_the_command_counts_goes_on_and_writes_the_page(tmp_path: Path, capsys: 
 
 
 def test_inputs_are_small_and_cheap_to_make() -> None:
-    """Mutations must not make archives of gigabytes: limits are tested with inputs made for them."""
+    """Mutations must not produce archives of gigabytes: limits have their own tests."""
     assert all(len(seed) < 1 << 16 for name in names() for seed in built(name).seeds)

@@ -1,1 +1,1 @@
-"""What earlier versions wrote must load for ever. `python -m tests.kept FOLDER` makes such files."""
+"""Files of earlier versions must load forever. `python -m tests.kept FOLDER` makes such files."""

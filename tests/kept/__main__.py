@@ -1,7 +1,7 @@
-"""Make small files of every kind that people keep, with the version that is installed: `python -m tests.kept FOLDER`.
+"""`python -m tests.kept FOLDER`: make small files of every kind that users keep, with the installed version.
 
 Run folders (finished and stopped), a comparison, a model, collected label sets, a deployment's state and run folder.
-`outcome.json` has what the loaded files must give. Takes a minute; starts a server and two parties on 127.0.0.1.
+`outcome.json` has the results expected from them. Takes a minute; runs a server and two parties on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
 
 
 def deployed(place: Path, folder: Path) -> None:
-    """The server's state and the run folder of two parties, without their keys, certificates, logs and database."""
+    """Make the server's state and the run folder of two parties, without keys, certificates, logs and database."""
     data = make_demo(TEXTS)
     (place / "deployed").mkdir()
     with LocalDeployment(place / "deployed") as deployment:
@@ -80,7 +80,7 @@ def deployed(place: Path, folder: Path) -> None:
 
 
 def collected(place: Path, folder: Path) -> None:
-    """What two parties sent, and what the server made of it."""
+    """Make the messages of two parties and the server's result."""
     data = make_demo(TEXTS)
     (place / "parties.key").write_text(KEY)
     (place / "parties.key").chmod(0o600)

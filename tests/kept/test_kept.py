@@ -1,4 +1,4 @@
-"""What version 0.1 wrote loads, and gives what it gave. These files are not made again with a newer one."""
+"""Files of version 0.1 load and give the same results. Never make these files again with a newer version."""
 
 from __future__ import annotations
 

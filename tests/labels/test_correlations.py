@@ -1,4 +1,4 @@
-"""n, c and the weights that follow from them, against counting by hand and by loops."""
+"""n, c and the weights derived from them, against counting by hand and by loops."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_weight_of_one_instance() -> None:
 
 
 def dense_twin(labels: csr_matrix, weights: np.ndarray) -> np.ndarray:
-    """Yᵀ diag(weights) Y without its diagonal."""
+    """Return Yᵀ diag(weights) Y without its diagonal."""
     Y = labels.toarray()
     together = Y.T @ (weights[:, None] * Y)
     np.fill_diagonal(together, 0)
@@ -147,7 +147,7 @@ def test_whatever_the_numbers_in_Y_are_a_label_counts_once() -> None:
 
 
 def test_counts_that_float32_would_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond 2²⁴ a float32 no longer counts: the products are of float64 then. The limit is moved to where we are."""
+    """Above 2²⁴ float32 cannot count, so the products use float64. The test lowers that limit."""
     monkeypatch.setattr("fedalc.labels.correlations._EXACT_IN_FLOAT32", 2)
     kinds: list[type] = []
 

@@ -1,4 +1,4 @@
-"""What the server learns of the labels comes through the collection, and equals what Y says; noise is accounted for."""
+"""The server learns labels through the collection, with the same result as from Y; noise is accounted for."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_run_spends_what_was_asked_over_both_phases(method: str, mechanism: st
 
 
 def test_a_run_that_stops_early_still_reports_what_was_planned() -> None:
-    """When it stops depends on data without noise, so fewer looks are no smaller promise."""
+    """The stopping point depends on data without noise, so fewer looks do not improve the guarantee."""
     keys = {"selection": {"validation": 0.2, "patience": 1, "every": 1, "refit": False}, "rounds": 200}
     settings = {**SMALL, **keys, "method": "fedalc", "privacy": {"mechanism": "gradients", "epsilon": 2.0}}
     result = fedalc.train(data=DATA, **settings).result
@@ -184,7 +184,7 @@ def test_phases_draw_noise_of_their_own(mechanism: str) -> None:
 
 
 def test_every_private_round_is_kept(tmp_path: Path) -> None:
-    """Before anybody is told of it: noise is drawn again only for a round that nobody has seen."""
+    """Before it is reported: noise is drawn again only for a round that nobody has seen."""
     settings = fedalc.experiment({**SMALL, "method": "fedalc", "privacy": {"mechanism": "gradients"}})
 
     class Crash(Callback):
@@ -201,7 +201,7 @@ def test_every_private_round_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mechanism", ["counts", "gradients"])
 def test_a_resumed_training_goes_on_with_what_was_drawn(mechanism: str) -> None:
-    """Counts drawn again would cost their ε again, and steps that were taken must stay counted."""
+    """Redrawn counts would cost their ε again, and past steps must stay counted."""
     settings = fedalc.experiment({**SMALL, "method": "fedalc", "privacy": {"mechanism": mechanism}})
     first, second = federated(settings, TRAIN), federated(settings, TRAIN)
     for _ in range(2):

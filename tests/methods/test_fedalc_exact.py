@@ -1,4 +1,4 @@
-"""Positive-only clients give the centralised gradient, and its solution: held against both, written out densely."""
+"""Positive-only clients give the centralised gradient and its solution, both computed densely here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 
 def made(method: str = "fedalc-exact", **changes: Any) -> FederatedTraining:
-    """Several blocks, the last one short; nine axes for seven labels, unless told otherwise."""
+    """Use several blocks, the last one short, and by default nine axes for seven labels."""
     values: dict[str, Any] = {"dtype": "float64", "block_rows": 7, "method": method, "encoder": {"dim": 9}}
     for key, value in changes.items():
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
@@ -47,7 +47,7 @@ def raw_outputs(encoder: TextEncoder) -> Tensor:
 
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 def test_an_mlp_with_a_shortcut_first_solves_and_then_trains(engine: str) -> None:
-    """While the mlp gives zero the shortcut is the linear encoder; after that it stays, and the mlp moves."""
+    """While the mlp outputs zero the shortcut is the linear encoder; then it stays fixed, and the mlp moves."""
     encoder = {**ENCODERS["mlp"], "shortcut": True}
     both = made(engine=engine, encoder=encoder, server={"solve_rounds": 6, "learning_rate": 0.01})
     linear = made(engine=engine, encoder={"name": "linear", "start": "zero"})
@@ -72,12 +72,12 @@ def label_weights(power: float) -> np.ndarray:
 
 
 def targets(W: Tensor, power: float) -> Tensor:
-    """Σ_{u∈L} a_u w_u of each instance."""
+    """Return Σ_{u∈L} a_u w_u of each instance."""
     return torch.from_numpy(Y * label_weights(power)) @ W
 
 
 def counted(set_size: str) -> np.ndarray:
-    """What an instance's ‖g‖² counts, over all its owners."""
+    """Return the weight of each instance's ‖g‖², summed over its owners."""
     m = Y.sum(1)
     if set_size == "exact":
         return np.ones(len(Y))
@@ -88,7 +88,7 @@ def counted(set_size: str) -> np.ndarray:
 
 
 def from_clients(training: FederatedTraining) -> tuple[list[Tensor], float]:
-    """The clients' averaged change as a gradient of the sum over pairs, and their loss as that sum."""
+    """Return the clients' averaged change as a gradient of the sum over pairs, and their loss as that sum."""
     chance = Chance(training.settings, 1, training.model.W)
     result = training.engine.run(training.model, training.federation.clients, chance, 1)
     rate = training.settings.client.learning_rate
@@ -110,7 +110,7 @@ def assert_gradients(ours: list[Tensor], objective: Tensor, training: FederatedT
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 def test_owners_together_give_the_centralised_gradient(engine: str, encoder: str, dim: int, power: float) -> None:
-    """Σ_j ‖g_j - Σ_{u∈L} a_u w_u‖², by autograd. The loss is that too where the rows are orthonormal."""
+    """Σ_j ‖g_j - Σ_{u∈L} a_u w_u‖², by autograd. The losses are equal too if the rows are orthonormal."""
     keys: dict[str, Any] = {"encoder": {**ENCODERS[encoder], "dim": dim}, "server": {"optimizer": "sgd"}}
     training = made(engine=engine, client={"label_power": power}, **keys)
     W = training.model.W
@@ -206,7 +206,7 @@ def test_conjugate_gradients_do_not_depend_on_where_they_start_or_on_the_clients
 
 
 def test_with_an_axis_for_each_label_it_is_one_vs_rest_ridge() -> None:
-    """Which has all the negatives, and all the labels of each instance."""
+    """That regression has all negatives, and all labels of each instance."""
     training = made("fedalc-oneshot", client={"label_power": 0.0}, server={"ridge": 0.7})
     training.run_round()
     scores = X @ training.model.theta[0].detach().numpy() @ training.model.W.numpy().T

@@ -1,4 +1,4 @@
-"""FedMLH side by side against its sub-models alone, one by one: the same models, the same scores."""
+"""FedMLH against its sub-models trained separately: the same models, the same scores."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_sub_models_train_as_if_each_were_alone(engine: str) -> None:
 
 
 def one_table(whole: FederatedTraining, table: int, engine: str) -> FederatedTraining:
-    """fedavg-fixed with this sub-model's encoder and rows, from where the others start."""
+    """Return fedavg-fixed with this sub-model's encoder and rows, from the same initial weights."""
     training = federated(experiment({**SMALL, "method": "fedavg-fixed", "engine": engine}), TRAIN)
     encoder = whole.model.encoder.encoders[table]  # type: ignore[union-attr,index]
     fresh = {name: value.clone() for name, value in encoder.state_dict().items()}

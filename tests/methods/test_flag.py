@@ -1,4 +1,4 @@
-"""FLAG's weights: a case worked out by hand, and what they come to with one label per client."""
+"""FLAG's weights: a case by hand, and the weights with one label per client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each method promises: which rows move, how W starts, and rounds worked out by hand."""
+"""Each method: which rows move, how W starts, and rounds computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipped, noised gradients of W against every instance's own loss, written out and differentiated by autograd."""
+"""Clipped, noised gradients of W against the loss of every instance, differentiated by autograd."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Build, Callable[[int], tuple[list[int], float]], float]] 
 
 
 def literal_gradients(name: str, label_sets: csr_matrix = SETS) -> Tensor:
-    """G_j of every instance: the gradient of Σ_{u∈L, v∉L} max(0, ν - d)² + α Σ_{u≠v∈L} d²."""
+    """Return G_j of every instance: the gradient of Σ_{u∈L, v∉L} max(0, ν - d)² + α Σ_{u≠v∈L} d²."""
     _, apart_from, alpha = CASES[name]
     gradients = []
     for row in label_sets:
@@ -130,7 +130,7 @@ def test_without_clip_and_noise_it_is_the_ordinary_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["full", "mined", "adaptive", "fixed"])
 def test_no_instance_moves_the_sum_by_more_than_the_clip(name: str) -> None:
-    """Empty one label set after the other. N is public: the number of rows, empty or not."""
+    """Empty one label set after another. N is public: the number of rows, empty or not."""
     clip, build = 0.8, CASES[name][0]
     moves = []
     for seed in range(4):
@@ -180,7 +180,7 @@ def test_an_empty_sample_is_noise_alone() -> None:
 
 
 def test_counts_are_sigma_times_n() -> None:
-    """Clip and noise mean the same for both: only the step's unit differs."""
+    """Clip and noise mean the same for both: only the unit of the step differs."""
     gradients = []
     for weighting in ("sigma", "counts"):
         build: Build = lambda known, w=weighting: NearestPairs(3, repel_within(1.0), known, w)  # noqa: E731

@@ -40,7 +40,7 @@ def by_frequency(counts: list[float], dim: int, seed: int = 0) -> torch.Tensor:
 
 
 def labels_alone(W: torch.Tensor) -> list[int]:
-    """Those orthogonal to all others."""
+    """Return the labels that are orthogonal to all others."""
     cosine = (W @ W.T).abs()
     return (cosine.sum(1) - cosine.diagonal() < 1e-12).nonzero().flatten().tolist()
 

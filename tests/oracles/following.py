@@ -1,4 +1,4 @@
-"""What follows a fit in the tests."""
+"""Helpers that run after a fit in the tests of the oracles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-vs-rest against scikit-learn, a case worked out by hand, and what is true at a solution."""
+"""One-vs-rest against scikit-learn, a case by hand, and the optimality conditions of a solution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SLEEC's pieces against slow twins that follow the definitions, and a case worked out by hand."""
+"""The parts of SLEEC against naive versions that follow the definitions, and a case by hand."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_memory_counts_the_block_of_products() -> None:
 
 
 def test_worked_by_hand() -> None:
-    """Two groups of three: {0, 1} and {2} as label sets, and a feature each. Neighbours are of one's own group."""
+    """Two groups of three: label sets {0, 1} and {2}, and one feature each. Neighbours are in the same group."""
     X = csr_matrix(np.repeat(np.eye(2, dtype=np.float32), 3, axis=0))
     Y = csr_matrix(np.repeat(np.array([[1, 1, 0], [0, 0, 1]], dtype=np.float32), 3, axis=0))
     oracle, _ = fitted(Split(X, Y), neighbours=3, dim=2, cost=0.5, nearest=3, threshold=0.0, steps=0)

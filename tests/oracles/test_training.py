@@ -1,4 +1,4 @@
-"""An oracle's run from settings to folder: the same contract as a federated one's, and marked as what it is."""
+"""An oracle's run from settings to folder: same contract as a federated run, and marked as centralised."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_damaged_models_are_errors_that_say_so(tmp_path: Path, method: str) -> N
 
 
 def spoilt(folder: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None], copy: Path) -> Path:
-    """A copy of a model with some of its parts changed."""
+    """Return a copy of a model with some parts changed."""
     tensors, facts = load_file(folder / "tensors.safetensors"), json.loads((folder / "facts.json").read_text())
     change(tensors, facts)
     copy.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Results and histories as a finished run writes them, small enough to work out by hand."""
+"""Results and histories like those of finished runs, small enough to check by hand."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def flat(count: int, *colour: int) -> Images:
 @pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (6, 6, 1), (8, 6, 2)])
 @pytest.mark.parametrize("known", [False, True])
 def test_the_sheet_is_as_large_as_it_needs(tmp_path: Path, count: int, columns: int, rows: int, known: bool) -> None:
-    """A line for the picture's name, one for its label, and a free one; nothing in a name is markup or a warning."""
+    """One line for the picture's name, one for its label, and a free one; names are not read as markup."""
     predicted = np.arange(count)[:, None]
     truth = csr_matrix(np.eye(count, len(NAMES))) if known else None
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What a comparison says of its rows besides the method: computed from the settings that act on each."""
+"""How a comparison describes differences between rows other than the method, from the settings in effect."""
 
 from __future__ import annotations
 

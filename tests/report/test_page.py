@@ -28,7 +28,7 @@ def run_folder(folder: Path, records: list[dict[str, Any]], config: str = "", **
 
 
 def page_of(path: Path) -> str:
-    """The page, after a check that it stands alone and that each tag is closed."""
+    """Return the page, after checking that it needs no other file and that each tag is closed."""
     page = path.read_text(encoding="utf-8")
     assert not re.search(r"https?://|//[a-z]|@import|url\((?!#)|<script|<link|<img", page)
     references = re.findall(r'(?:src|href)="([^"]*)"', page)
@@ -80,7 +80,7 @@ def test_run_page(tmp_path: Path) -> None:
 
 
 def test_a_contact_sheet_is_part_of_the_page(tmp_path: Path) -> None:
-    """In it, and allowed by its policy: the page still needs no other file."""
+    """The page embeds it, and its policy allows it: the page still needs no other file."""
     folder = run_folder(tmp_path, [record(1)])
     (folder / SHEET).write_bytes(b"\x89PNG any")
     page = write_page(folder).read_text(encoding="utf-8")

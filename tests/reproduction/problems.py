@@ -1,4 +1,4 @@
-"""A small table, and outcomes made by hand."""
+"""A small table, and results made by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TINY = ["encoder.dim=8", "encoder.embedding=8", "encoder.hidden=[8]", "selection
 
 
 def write_table(folder: Path, **changes: str) -> Path:
-    """`changes`: more lines of a cell, under its name with _ for / and -."""
+    """`changes`: more lines of a cell, by its name with _ for / and -."""
     folder.mkdir(parents=True)
     (folder / "table.toml").write_text(TABLE)
     for name, text in CELLS.items():
@@ -62,7 +62,7 @@ def write_data(folder: Path) -> Path:
 
 
 def cell(*precisions: float, missing: dict[int, str] | None = None, metric: str | None = "test P@1") -> Cell:
-    """One result per P@1, with P@3 and P@5 half and a third of it; a loss that halves in each round."""
+    """Return one result per P@1, with P@3 and P@5 half and a third of it, and a loss that halves each round."""
     results = [
         Result(seed=seed, metrics={"P@1": p, "P@3": p / 2, "P@5": p / 3}, cost={"rounds": 8}, collapse={})
         for seed, p in enumerate(precisions)
@@ -112,7 +112,7 @@ def outcome(**changes: Any) -> Outcome:
 
 
 def from_shapes(settings: Experiment, labels: int) -> Round:
-    """What a measured round gives, without running one: θ, a row if it travels, and statistics of batch norm."""
+    """Return the traffic of a round without running it: θ, a row if it is sent, and batch-norm statistics."""
     each = encoder_traffic(settings, 0, Shape(labels, clients=1, pairs=0)).round
     statistics = 4 * 53_120 if settings.encoder.norm == "batch" else 0
     ledger = Ledger(each.down + statistics, each.up + statistics)

@@ -1,4 +1,4 @@
-"""The figures show what they should."""
+"""The figures show the right data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of pictures, on small ones: what is there, what fits, and one run from archive to table."""
+"""Picture tables on small data: their contents, memory, and one run from archive to table."""
 
 from __future__ import annotations
 

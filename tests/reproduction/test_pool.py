@@ -1,4 +1,4 @@
-"""Plans, and running them: in parallel, with cells that fail or are locked, stopped and taken up again."""
+"""Plans and running them: in parallel, with failing or locked cells, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.reproduction.problems import TINY, write_data, write_table
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table with a cell that diverges, data, and a run of all of it that finds one cell locked."""
+    """Make a table with a diverging cell, data, and a full run that finds one cell locked."""
     folder = tmp_path_factory.mktemp("reproduce")
     write_table(folder / "small", paper_fedalc_lambda_10="server.learning_rate = 1e30")
     write_data(folder / "data")
@@ -115,7 +115,7 @@ def test_another_setting_is_refused_by_name_before_anything_starts(place: Path) 
 
 @pytest.mark.long
 def test_stopped_killed_and_taken_up_again(place: Path) -> None:
-    """Three starts of one command: its parent is killed, then it is stopped with Ctrl-C, then it finishes."""
+    """Start one command three times: its parent is killed, then it is stopped with Ctrl-C, then it finishes."""
     arguments = ["reproduce", "small", "--dataset", "data", "--only", "strong/fedavg", "--seeds", "0"]
     arguments += ["--out", "again", "--rounds", "1000", "--presets", "strong"]
     arguments += [part for setting in (*TINY[:-2], "selection.every=100") for part in ("--set", setting)]

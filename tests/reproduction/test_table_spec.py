@@ -1,4 +1,4 @@
-"""Reading tables, and what stands in `experiments/`."""
+"""Reading tables, and the contents of `experiments/`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_cell_of_pictures_is_the_papers_run(file: Path) -> None:
 
 
 def bytes_kept_for_a_picture() -> float:
-    """By a ResNet-50, between its forward and its backward pass."""
+    """For a ResNet-50, between the forward and the backward pass."""
     with torch.device("meta"):
         encoder = make_encoder(0, experiment(file=EXPERIMENTS / "voc2012/paper/fedavg-fixed.toml").encoder,
                                torch.Generator("cpu"))  # fmt: skip
@@ -90,7 +90,7 @@ def bytes_kept_for_a_picture() -> float:
 
 
 def test_a_block_of_pictures_fits_into_24_gb() -> None:
-    """With as much again for what a pass has in hand besides. What is only evaluated keeps nothing."""
+    """With the same amount again for temporary tensors of a pass. Evaluation keeps no activations."""
     each = bytes_kept_for_a_picture()
     for file in PICTURE_FILES:
         settings = experiment(file=file)
@@ -131,7 +131,7 @@ LARGEST = [file for file in FILES if file.match("wikilshtc/[ps]*/*") or file.mat
 
 @pytest.mark.parametrize("file", LARGEST, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
 def test_the_largest_models_fit_into_24_gb(file: Path) -> None:
-    """θ, its gradient and average, Adam's two and its work space; W thrice; a backward pass; the test set twice."""
+    """θ, its gradient and average, Adam's two and its work space; 3 × W; a backward pass; the test set twice."""
     settings = experiment(file=file)
     known = entry(settings.dataset).statistics
     assert known is not None
@@ -249,7 +249,7 @@ def test_rows_are_in_the_tables_columns_unless_they_say_which(tmp_path: Path) ->
 
 
 def test_settings_of_a_preset_are_in_all_its_cells_and_said(tmp_path: Path) -> None:
-    """They win over the cells' files, and what was asked for on the command line wins over them."""
+    """They override the cells' files, and options on the command line override them."""
     folder = write_table(tmp_path / "mine")
     file = folder / "table.toml"
     file.write_text(file.read_text() + "\n[settings.paper]\nrounds = 7\nencoder = { dim = 9 }\n")

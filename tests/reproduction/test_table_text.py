@@ -1,4 +1,4 @@
-"""The table's text, from outcomes made by hand."""
+"""The table's text, from results made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that somebody else has written, or a disk has damaged: each ends in an error that says where and what to do."""
+"""Foreign or damaged files: each gives an error that says where and what to do."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_damaged_facts_of_a_model(tmp_path: Path, finished: Path, text: str) -> 
 
 
 def test_facts_that_ask_for_terabytes(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are compared with the weights before an encoder is made."""
+    """They are compared with the weights before an encoder is built."""
     import torch
 
     facts = json.loads((finished / "model" / "facts.json").read_text())
@@ -243,7 +243,7 @@ PYPROJECT = (APP / "pyproject.toml").read_bytes()
 
 
 def test_an_app_that_is_a_bomb() -> None:
-    """2.5 MB that were 2.5 GB. Only what the archive says of itself is looked at."""
+    """2.5 MB that unpack to 2.5 GB. Only the archive's own headers are read."""
     assert why_refused(app({"pyproject.toml": PYPROJECT})) == ""
     assert "unpacks to more than" in why_refused(app({"pyproject.toml": PYPROJECT, "README.md": bytes(64 << 20)}))
     assert "unpacks to more than" in why_refused(app({f".info/{n}": b"" for n in range(100)}))

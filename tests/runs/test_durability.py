@@ -1,4 +1,4 @@
-"""Run folders outlive damage: flipped bits, full disks, edited settings, kills and power cuts."""
+"""Run folders survive damage: flipped bits, full disks, edited settings, kills and power cuts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = {**LARGER, "rounds": 4}
 
 @pytest.fixture(scope="module", autouse=True)
 def undrawn() -> Iterator[None]:
-    """Reports without curves: drawing them takes longer than all the rest."""
+    """Write reports without curves: drawing takes longer than the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedalc.report.page.panel_svg", lambda *panel: "")
         yield
@@ -51,8 +51,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> fedalc.Run:
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs that were stopped in either phase, with two checkpoints. In refit the one before is of the phase before, and
-    there is a line of history that neither has."""
+    """Make runs that were stopped in either phase, with two checkpoints.
+
+    In refit the previous checkpoint belongs to the previous phase, and the history has a line that neither covers.
+    """
 
     class Crash(Callback):
         def round(self, number: int, loss: float) -> None:
@@ -168,7 +170,7 @@ def test_settings_edited_meanwhile_are_refused_by_name(stopped: Path, whole: fed
 
 
 def test_folders_of_older_versions_go_on(stopped: Path, whole: fedalc.Run) -> None:
-    """They have no checksums, no settings in the checkpoint, and no checkpoint before it."""
+    """They have no checksums, no settings in the checkpoint, and no previous checkpoint."""
     shutil.rmtree(stopped / "checkpoint.old")
     (stopped / "checkpoint" / SUMS).unlink()
     facts = json.loads((stopped / "checkpoint" / FACTS).read_text())
@@ -181,7 +183,7 @@ def test_folders_of_older_versions_go_on(stopped: Path, whole: fedalc.Run) -> No
 
 
 class Full:
-    """From the n-th fsync on the disk is full."""
+    """The disk is full from the n-th fsync on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, calls: int) -> None:
         self.left, self._fsync = calls, os.fsync
@@ -215,7 +217,7 @@ def test_a_device_that_is_full_is_a_clear_error() -> None:
 
 
 def test_tensors_that_do_not_fit_on_the_disk_are_no_traceback(tmp_path: Path) -> None:
-    """safetensors has an error of its own for that. Here by a limit on the size of files."""
+    """safetensors raises its own error for that. Here a limit on file size causes it."""
     code = (
         "import resource, signal, sys, pathlib, torch; from fedalc.core.tensor_folder import save_folder, load_folder\n"
         "from fedalc.errors import FedalcError\n"
@@ -276,7 +278,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_result(tmp_path: Path, monkeypat
 
 
 def test_two_servers_do_not_share_a_state_folder(tmp_path: Path) -> None:
-    """Whoever comes second starts nothing and changes nothing, whatever its port."""
+    """The second one starts nothing and changes nothing, on any port."""
     state = tmp_path / "state"
     code = (
         "import sys, pathlib; from fedalc.runs.folder import only_writer\n"
@@ -296,7 +298,7 @@ def test_two_servers_do_not_share_a_state_folder(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_kills_and_power_cuts() -> None:
-    """A few of those of `make crash-test`, in a process of its own: it forks."""
+    """A few cases of `make crash-test`, in a separate process because it forks."""
     command = [sys.executable, "-m", "tests.crash", "--tiny"]
     around = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, env=around, cwd=Path(__file__).parents[2])

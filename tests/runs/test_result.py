@@ -1,4 +1,4 @@
-"""The schema of result.json: one place, documented, and read by every version."""
+"""The schema of result.json: defined in one place, documented, and readable by every version."""
 
 from __future__ import annotations
 

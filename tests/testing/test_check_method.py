@@ -1,4 +1,4 @@
-"""A regularised method from outside, in one file: trained, compared, plotted and checked."""
+"""A method from outside, with a regulariser, in one file: trained, compared, plotted and checked."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Tracker(fedalc.Callback):
 
 
 def fedalc_command(*words: str, cwd: Path, code: int = 0) -> str:
-    """`fedalc …` as a process of its own: plugins must not stay in this one."""
+    """Run `fedalc …` in a separate process, so that plugins do not stay in this one."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "FEDALC_CACHE": str(cwd / "cache")}
     command = [sys.executable, "-m", "fedalc", *words]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
@@ -101,7 +101,7 @@ def test_a_method_of_one_file_trains_compares_plots_and_predicts_on_the_command_
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    """What a test registers is forgotten after it."""
+    """Remove registrations after each test."""
     before = dict(METHODS._registered)
     yield
     METHODS._registered.clear()
@@ -129,7 +129,7 @@ def test_a_right_method_passes_and_is_used_in_python(tmp_path: Path) -> None:
 
 
 class Drawing(Pushing):
-    """Draws from torch's own generator: another W each time."""
+    """Draws from torch's global generator: a different W each time."""
 
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return torch.nn.functional.normalize(W + 0.1 * torch.randn_like(W), dim=1)
@@ -145,7 +145,7 @@ class Moving(Pushing):
 
 
 class Remembering(Pushing):
-    """Keeps W in the object, where no checkpoint finds it."""
+    """Keeps W in the object, where no checkpoint saves it."""
 
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         memory = self.__dict__.setdefault("memory", W.clone())

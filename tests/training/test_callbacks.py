@@ -1,4 +1,4 @@
-"""Callbacks: which hooks a run calls, and how a name becomes a callback."""
+"""Callbacks: which hooks a run calls, and how names become callbacks."""
 
 from __future__ import annotations
 

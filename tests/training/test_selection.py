@@ -1,4 +1,4 @@
-"""The loop: seeds, selection, refit, interruption and resuming to the same bits, and the run folder's contract."""
+"""The loop: seeds, selection, refit, interruption, resuming to the same bits, and the run folder's contract."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(
 
 
 def test_killed_after_a_checkpoint_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash leaves history beyond the checkpoint: it is cut back, and the bits are those of an unbroken run."""
+    """After a crash the history may be ahead of the checkpoint: it is truncated, and the result is unchanged."""
     whole = fedalc.train(data=DATA, folder=tmp_path / "whole", **SMALL)
 
     class Crash(Callback):
@@ -112,7 +112,7 @@ def test_the_run_folder_keeps_its_contract(tmp_path: Path) -> None:
 
 
 def test_the_chosen_round_is_the_best_on_validation_and_the_test_set_is_not_asked() -> None:
-    """Two datasets that differ in their test sets only: everything but the test metrics is the same."""
+    """Two datasets that differ only in their test sets: everything but the test metrics is the same."""
     other = fedalc.Dataset("small", DATA.train, random_split(30, 20, 7, seed=77), DATA.label_names)
     a, b = (fedalc.train(data=data, **SMALL) for data in (DATA, other))
     assert same_bits(a, b) and a.result["selection"] == b.result["selection"]
@@ -295,7 +295,7 @@ def test_unknown_keywords_are_refused() -> None:
 
 
 def test_bytes_are_those_of_the_payload() -> None:
-    """Fixed: θ both ways each round, the row once. Trained rows: the row both ways each round too."""
+    """Fixed rows: θ both ways each round, the row once. Trained rows: the row also both ways each round."""
     keys = {**SMALL, "selection": {"validation": 0}, "server": {"participation": 1.0}}
     theta = 4 * (20 * 6 + 6 * 9 + 9 + 9 * 8 + 8)
     fixed = fedalc.train(data=DATA, method="fedavg-fixed", **keys).result
@@ -329,7 +329,7 @@ def test_a_curve_on_the_test_set_where_nothing_is_chosen(tmp_path: Path) -> None
 
 
 class Meanwhile:
-    """Lets another process use the folder between the first look at it and the lock; a function stands in for it."""
+    """Lets another process (here a function) use the folder between the first check and the lock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
         self.check, self.other, self.came = runs.check_memory, other, False
@@ -388,7 +388,7 @@ def test_a_run_begun_and_left_meanwhile_is_resumed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_lock_that_was_taken_away_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ends and takes its lock file away after B has opened it: B must lock the one that C sees."""
+    """A ends and deletes its lock file after B opened it: B must lock the file that C sees."""
     flock, first = fcntl.flock, only_writer(tmp_path / "run")
     first.__enter__()
 

@@ -1,4 +1,4 @@
-"""The server's side of θ, by hand: each optimiser's first two steps with decay, averaged weights, who takes part."""
+"""Server optimisers by hand: the first two steps of each with decay, averaged weights, sampled clients."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_optimisers_memory_survives_saving(optimizer: str) -> None:
 
 @dataclass
 class Quadratic:
-    """tr(θᵀ G θ) - 2 tr(θᵀ B) over `pairs` pairs, as clients would answer; G of rank 4, eigenvalues 1 to 4."""
+    """tr(θᵀ G θ) - 2 tr(θᵀ B) over `pairs` pairs, as answered by clients; G has rank 4, eigenvalues 1 to 4."""
 
     ridge: float = 0.5
     rate: float = 0.3
@@ -96,7 +96,7 @@ class Quadratic:
         return ConjugateGradients([theta.requires_grad_()], settings, self.pairs, self.rate)
 
     def loss(self, theta: torch.Tensor) -> float:
-        """The clients', without the penalty; 7 is what does not depend on θ."""
+        """Return the clients' loss, without the penalty; 7 is the part that does not depend on θ."""
         return ((theta * (self.gram @ theta - 2 * self.cross)).sum().item() + 7) / self.pairs
 
     def round(self, server: ConjugateGradients) -> float:
@@ -112,7 +112,7 @@ class Quadratic:
 
 
 def textbook_solution(A: np.ndarray, b: np.ndarray, steps: int) -> np.ndarray:
-    """Conjugate gradients from 0 as in any textbook."""
+    """Return the solution by textbook conjugate gradients, starting from 0."""
     x, r = np.zeros_like(b), b.copy()
     p = r.copy()
     for _ in range(steps):
@@ -133,7 +133,7 @@ def test_conjugate_gradients_solve_in_rank_plus_one_rounds(ridge: float) -> None
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5])
 def test_conjugate_gradients_are_the_textbooks(rounds: int) -> None:
-    """All columns of θ at once: one long vector, under a block-diagonal matrix. Round 1 only asks."""
+    """All columns of θ at once: one long vector with a block-diagonal matrix. Round 1 only asks for a gradient."""
     problem = Quadratic()
     A = np.kron((problem.gram + problem.ridge * torch.eye(9)).numpy(), np.eye(3))
     literal = textbook_solution(A, problem.cross.flatten().numpy(), rounds - 1)

@@ -1,4 +1,4 @@
-"""Runs on pictures: every method, what is refused, resuming to the same bits, what is chosen and what is saved."""
+"""Runs on pictures: every method, refusals, resuming to the same bits, the selected and the saved model."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ BATCH: dict[str, Any] = {**SMALL, "engine": "clients", "encoder": {**ENCODER, "n
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at it here, and it takes longer than the training."""
+    """Write no report: it takes longer than the training, and no test here reads it."""
     monkeypatch.setattr("fedalc.report.page.write_page", lambda *folder: None)
 
 
 def state(run: fedalc.Run) -> dict[str, torch.Tensor]:
-    """Statistics too."""
+    """Return the state, including statistics."""
     model: Any = run.model
     return {**model.model.encoder.state_dict(), "W": model.model.W}
 
@@ -162,7 +162,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, norm: str, 
 
 
 def test_the_chosen_model_has_the_statistics_of_its_own_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validation says 1, 3, 2: round 2 is kept, with all that belongs to it."""
+    """Validation gives 1, 3, 2: round 2 is kept, with its statistics."""
     keys = {**BATCH, "selection": {"every": 1, "validation": 0.2, "refit": False, "metric": "P@1"}}
     two_rounds = fedalc.train(data=DATA, **{**keys, "rounds": 2, "selection": {**keys["selection"], "keep": "last"}})
     three_rounds = fedalc.train(data=DATA, **{**keys, "selection": {**keys["selection"], "keep": "last"}})
@@ -222,7 +222,7 @@ def test_the_settings_have_the_size_of_the_pictures_that_were_given() -> None:
 
 
 def test_averaged_weights_have_averaged_statistics() -> None:
-    """With a decay of 0.5, after the second round: the mean of both rounds', as for θ."""
+    """With a decay of 0.5, after the second round: the mean over both rounds, as for θ."""
     training = simulated(
         fedalc.experiment(
             {**BATCH, "method": "fedavg", "images": {"size": MOSAICS.train.features.size}, "client": {"sample": 1.0}}

@@ -1,4 +1,4 @@
-"""What steps hold at a time, by the tensors they make: docs/scale.md says how much that may be."""
+"""Memory of steps, measured by the tensors they create, stays within the bounds of docs/scale.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KNOWN = Correlations.from_label_sets(random_split(200, 4, C, seed=5).labels)
 
 
 class Made(TorchDispatchMode):
-    """The bytes of all tensors made meanwhile, without views. It keeps them, so that no place is reused."""
+    """Sums the bytes of all tensors created meanwhile, without views. Keeps them, so that no address is reused."""
 
     def __init__(self, *known: Tensor) -> None:
         super().__init__()

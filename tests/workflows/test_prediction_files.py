@@ -1,4 +1,4 @@
-"""Predictions for pictures, and contact sheets, as a person gets them."""
+"""Predictions for pictures, and contact sheets, as a user gets them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def data() -> Dataset:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on pictures, its test pictures as files, and a run on text."""
+    """Make a run on pictures, its test pictures as files, and a run on text."""
     place = tmp_path_factory.mktemp("user")
     fedalc.train(data=data(), folder=place / "run", **SETTINGS)
     files = {f"{name}.png": from_pixels(p) for name, p in zip(names(), data().test.features.pixels(), strict=True)}
@@ -172,7 +172,7 @@ def test_without_pillow(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_a_sheet_shows_the_first_pictures(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Over more than one block. A row of six, with the name, two labels and a free line each."""
+    """Across more than one block. A row of six, with the name, two labels and a free line each."""
     monkeypatch.setattr("fedalc.data.images.loose_files.PICTURES_AT_ONCE", 4)
     shown: list[tuple[str, ...]] = []
 
@@ -189,7 +189,7 @@ def test_a_sheet_shows_the_first_pictures(
 
 
 def test_the_bar_leaves_standard_output_alone() -> None:
-    """It is shown where errors go, while predictions may go to a file."""
+    """It goes to standard error, because predictions may be redirected to a file."""
     terminal = io.StringIO()
     before = sys.stdout
     with counting(Console(file=terminal, force_terminal=True, width=100), "pictures", shown=True) as progress:
@@ -216,7 +216,7 @@ def test_rows_of_features_have_a_bar_for_each_step(
 
 
 def test_a_run_on_pictures_has_its_contact_sheet(place: Path, tmp_path: Path) -> None:
-    """Drawn by the run's seed, so the same again from the saved model."""
+    """Drawn with the run's seed, so the saved model gives the same sheet."""
     run = fedalc.load_run(place / "run")
     assert isinstance(run.model, fedalc.TrainedModel)
     write_test_sheet(tmp_path / "again.png", run.model, data().test, run.settings.seed)

@@ -1,4 +1,4 @@
-"""Rounds begin while pictures are still being decoded."""
+"""Rounds start while pictures are still being decoded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FOR_TESTING = {content for name, content in FILES.items() if name.startswith("a"
 
 
 def own_pictures(folder: Path, packed: bool = False) -> Path:
-    """Those for testing are the first by name, and the last in the archive."""
+    """The test pictures come first by name and last in the archive."""
     for split, letter in (("train", "b"), ("test", "a")):
         names = [name for name in FILES if name.startswith(letter)]
         rows = "".join(f"{name},{'dog' if at % 2 else 'cat|bird'}\n" for at, name in enumerate(names))
@@ -64,7 +64,7 @@ def own_pictures(folder: Path, packed: bool = False) -> Path:
 
 
 class Gate(Callback):
-    """Pictures for testing are not decoded before the first round is over. Notes what happens in which order."""
+    """Blocks the decoding of test pictures until the first round is over, and records the order of events."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []

@@ -1,4 +1,4 @@
-"""Against a server of our own on this machine."""
+"""Downloads from a local test server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTENT = b"2 3 2\n0 1:1 2:2\n1 0:1\n" + b"\n" * 5000
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one content, as well or as badly as the test wants."""
+    """Serves one file, with the faults that the test asks for."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -149,7 +149,7 @@ def test_a_server_that_sends_another_piece(server: Server, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_file_that_changed_in_between(server: Server, tmp_path: Path, checked: bool) -> None:
-    """Even without a checksum, pieces of two files are never joined."""
+    """Even without a checksum, parts of two different files are never joined."""
     server.cut_after = 100
     with pytest.raises(DataError):
         fetch(dataset(server, checked=checked), tmp_path)
@@ -200,7 +200,7 @@ def test_a_wrong_size(server: Server, tmp_path: Path) -> None:
 
 
 def test_wrong_content_does_not_take_its_place(server: Server, tmp_path: Path) -> None:
-    """The download is right as such, but a file in it is not the one the catalog means: the one in place stays."""
+    """The download matches its checksum, but a file in it is not the expected one: the existing file stays."""
     server.content = gzip.compress(CONTENT)
     wrong = dataset(server, "train.txt.gz", unpack=True)
     wrong.sha256["train.txt"] = "0" * 64  # type: ignore[index]
@@ -315,7 +315,7 @@ def md5(content: bytes) -> str:
 
 
 def test_an_archive_is_unpacked_where_the_loader_looks(server: Server, tmp_path: Path) -> None:
-    """As COCO's: the archive's own folder, val2017, is where its files belong."""
+    """Like COCO's: the archive's own folder, val2017, is the place for its files."""
     server.content = make_zip({"val2017/1.jpg": b"one", "val2017/2.jpg": b"two"})
     download = Download(server.url, "val2017.zip", unpack=True, md5=md5(server.content), unpacked="val2017")
     folder = fetch(pictures(download), tmp_path)

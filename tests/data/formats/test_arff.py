@@ -28,7 +28,7 @@ LAST_TWO = LabelRule(last=2)
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_sparse_file_worked_by_hand(write: Write, compression: str) -> None:
-    """An instance without anything keeps its place; blank lines and comments are no instances."""
+    """An empty instance keeps its position; blank lines and comments are not instances."""
     text = HEADER + "{0 0.5,2 1}\n{}\n\n% {0 1}\n{ }\n{1 1,2 1,3 1}\n"
     read = read_arff(write(COMPRESSIONS[compression](text.encode()), "data.arff"), LAST_TWO)
     np.testing.assert_array_equal(read.split.features.toarray(), [[0.5, 0], [0, 0], [0, 0], [0, 1]])
@@ -90,7 +90,7 @@ XML = '<?xml version="1.0" encoding="utf-8"?><labels xmlns="http://mulan.sourcef
 
 @pytest.mark.parametrize("name", ["set-train.xml", "set.xml", "labels.xml"])
 def test_mulan_says_which_are_labels(write: Write, name: str) -> None:
-    """In whatever order, and labels within labels too."""
+    """In any order, including nested labels."""
     write(XML.format('<label name="y"><label name="b"/></label>'), name)
     read = read_arff(write(HEADER + "{0 7,3 1}\n", "set-train.arff"))
     assert read.label_names == ("b", "y")

@@ -156,7 +156,7 @@ def test_sets_with_different_categories(tmp_path: Path) -> None:
 
 
 def test_memory_stays_near_the_size_of_the_file(tmp_path: Path) -> None:
-    """Read as it is, with outlines as lists of Python's numbers, it takes six times its size."""
+    """A plain JSON parse, with outlines as lists of Python numbers, takes six times the file's size."""
     numbers = list(range(1, 401))
     content = coco_json(numbers, [(number, 1) for number in numbers for _ in range(4)])
     outline = [[round(0.37 * at, 2) for at in range(700)]]

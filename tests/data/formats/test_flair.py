@@ -105,7 +105,7 @@ def test_without_the_labels(tmp_path: Path) -> None:
 
 
 def test_a_partition_called_dev_is_validation(tmp_path: Path) -> None:
-    """Its makers' text calls it so in one place."""
+    """The dataset's documentation uses this name in one place."""
     labels, pictures = flair()
     write_files(tmp_path / "flair", {NAME: labels.replace(b'"val"', b'"dev"'), **pictures})
     validation = load_dataset("flair", tmp_path, images=SMALL).validation

@@ -1,4 +1,4 @@
-"""Pictures of one's own, in a folder with train.csv and test.csv."""
+"""The user's own pictures, in a folder with train.csv and test.csv."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PICTURES: Files = {
 
 
 def own(folder: Path, train: str = TRAIN, test: str = TEST, **more: str) -> Path:
-    """A folder with these lists, `more` files of text by their names, and the pictures."""
+    """Make a folder with these lists, `more` text files by name, and the pictures."""
     lists = {"train.csv": train, "test.csv": test, **more}
     return write_files(folder, PICTURES | {name: text.encode() for name, text in lists.items()})
 
@@ -208,7 +208,7 @@ def test_another_split_of_the_same_pictures_shares_the_copies(tmp_path: Path, ow
 
 @pytest.mark.parametrize("name", ["train.csv", "labels.txt"])
 def test_a_label_exchanged_for_one_as_long_is_noticed(tmp_path: Path, name: str) -> None:
-    """By a tool, say, that keeps a file's time. (Of two labels, each the other.)"""
+    """For example by a tool that preserves a file's time. (The two labels swap places.)"""
     own(tmp_path, HEAD + "a.png,dog\nc.png,cat\n", HEAD + "d.png,\n", **{"labels.txt": "cat\ndog\n"})
     before = load_dataset(tmp_path, images=SMALL).train.labels.toarray().tolist()
     file = tmp_path / name

@@ -1,4 +1,4 @@
-"""A format that is registered from outside: datasets, single files, and what is said of one that is wrong."""
+"""A data format registered from outside: datasets, single files, and errors for invalid formats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tsv(Format):
 
 
 class JsonLines(Format):
-    """Of whole folders: the files share what train has of features and labels."""
+    """A format for whole folders: the files share the features and labels of train."""
 
     def recognises(self, folder: Path) -> bool:
         return (folder / "all.jsonl").is_file()

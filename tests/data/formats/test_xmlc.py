@@ -31,7 +31,7 @@ def assert_same(found: csr_matrix, expected: csr_matrix) -> None:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_file_worked_by_hand(write: Write, compression: str) -> None:
-    """Instances without labels, without features and without both keep their place."""
+    """Instances without labels, without features or without both keep their position."""
     text = "5 4 3\n0,2 0:0.5 3:2\n 1:1\n1\n\n2 0:-1e-1 2:.25\n"
     split = read_xmlc(write(COMPRESSIONS[compression](text.encode())))
     np.testing.assert_array_equal(
@@ -226,7 +226,7 @@ def test_what_is_written_is_read_back(split: Split, compression: str, block: int
 @settings(deadline=None, max_examples=300)
 @given(st.text(alphabet="0123.,: \n\t-", max_size=40))
 def test_the_fast_reader_never_disagrees_with_the_line_reader(text: str) -> None:
-    """Whatever numpy takes for good, the line reader reads alike."""
+    """The line reader reads everything that numpy accepts, with the same result."""
     header = xmlc.Header(99, 3, 3)
     fast = xmlc._read_fast((text + "\n").encode(), header)
     if fast is None:

@@ -1,4 +1,4 @@
-"""Small copies that are used while others are still being made."""
+"""Small copies of pictures can be used while others are still being made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The last picture is not decoded before this is set."""
+    """Block the decoding of the last picture until this is set."""
     opened, shrink = threading.Event(), pictures._shrink
 
     def held_back(row: int, content: bytes, size: int) -> pictures.Small:
@@ -57,7 +57,7 @@ def kept(cache: Path) -> list[str]:
 
 
 def ended() -> None:
-    """Until no copies are being made: the last row is there a little before the entry is."""
+    """Wait until no copies are being made: the last row exists shortly before the cache entry does."""
     for thread in threading.enumerate():
         if thread.name == "small copies":
             thread.join(20)
@@ -141,7 +141,7 @@ def test_copies_that_cannot_be_kept(folder: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_another_process_waits_and_finds_them_whole(folder: Path, own_cache: Path, gate: threading.Event) -> None:
-    """A thread stands in for it: the lock is per open file."""
+    """A thread stands in for the process: the lock is per open file."""
     images, found = beside(folder), []
     other = threading.Thread(target=lambda: found.append(beside(folder)))
     other.start()

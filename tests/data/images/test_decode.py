@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Which rows have been decoded."""
+    """Record which rows have been decoded."""
     rows: list[int] = []
     shrink = pictures._shrink
 
@@ -193,7 +193,7 @@ TRUNCATED = picture(size=(300, 200))[:-900]
 
 
 def of_size(width: int, height: int) -> bytes:
-    """A PNG that says it has so many pixels, and has one."""
+    """Return a PNG that claims this many pixels but has one."""
     content = from_pixels(np.zeros((1, 1, 3), dtype=np.uint8))
     header = content[12:16] + struct.pack(">II", width, height) + content[24:29]  # IHDR, and what follows the size
     return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
@@ -322,7 +322,7 @@ def test_no_more_is_read_than_threads_can_take(folder: Path, monkeypatch: pytest
 
 
 def test_of_large_files_fewer_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 bytes may wait: of 40 each, two and the one that has just been read."""
+    """The queue holds 100 bytes: with 40 bytes each, two files and the one just read."""
     read, done, ahead = 0, 0, []
 
     def encoded() -> Iterator[tuple[int, bytes]]:
@@ -361,7 +361,7 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
 
 
 def test_two_processes_do_the_work_once(folder: Path, decoded: list[int]) -> None:
-    """Threads stand in for them: the lock is per open file."""
+    """Threads stand in for processes: the lock is per open file."""
     begun = threading.Barrier(4)
 
     def work() -> None:

@@ -39,14 +39,14 @@ def test_an_archive_is_gone_through_in_its_own_order(tmp_path: Path, name: str) 
 
 
 def test_one_picture_is_told_by_its_content(tmp_path: Path) -> None:
-    """Whatever it is called: a colon is no reason to refuse it."""
+    """With any name: a colon in it is no reason to refuse the file."""
     write_files(tmp_path, {"12:30": picture(GREEN)})
     images = fedalc.read_pictures(str(tmp_path / "12:30"), 5)
     assert images.names == ("12:30",) and main_colours(images) == [1]
 
 
 def test_pictures_are_what_training_sees(tmp_path: Path) -> None:
-    """Much larger than wanted, not square, and turned: as the loader of a dataset makes them, in every pixel."""
+    """Large, not square, and rotated pictures equal those of the dataset loader in every pixel."""
     photo = np.random.default_rng(0).integers(0, 255, (90, 130, 3), dtype=np.uint8)
     turned = Image.Exif()
     turned[0x0112] = 6

@@ -53,7 +53,7 @@ def test_labels_of_a_group_come_together(demo: Dataset) -> None:
 
 
 def test_a_linear_model_does_well_but_not_perfectly(demo: Dataset) -> None:
-    """One-versus-rest ridge regression: what is learnt here is worth something, and there is room to do better."""
+    """One-vs-rest ridge regression learns something useful and leaves room for improvement."""
     X, Y = demo.train.features.toarray(), demo.train.labels.toarray()
     W = np.linalg.solve(X.T @ X + np.eye(X.shape[1]), X.T @ Y)
     best = (demo.test.features @ W).argmax(axis=1)

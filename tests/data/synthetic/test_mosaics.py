@@ -65,7 +65,7 @@ def test_digits_of_a_group_come_together(mosaics: Dataset) -> None:
 
 
 def test_a_linear_model_does_not_do(mosaics: Dataset) -> None:
-    """Better than the most common digit always, and far from right: a digit may be anywhere, in any colour."""
+    """It beats the most frequent digit but is far from right: a digit can be anywhere, in any colour."""
     X, S = (split.features.pixels().reshape(len(split), -1) / 255 - 0.4 for split in (mosaics.train, mosaics.test))
     W = np.linalg.solve(X.T @ X + 100 * np.eye(X.shape[1]), X.T @ mosaics.train.labels.toarray())
     truth = mosaics.test.labels.toarray()

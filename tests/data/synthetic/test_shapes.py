@@ -1,4 +1,4 @@
-"""Generated problems: what they promise of sizes and means, that they repeat, and that there is something to learn."""
+"""Generated problems: sizes and means are as documented, they are reproducible, and there is something to learn."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_words_have_a_long_tail(problem: Dataset) -> None:
 
 
 def test_labels_come_in_topics(problem: Dataset) -> None:
-    """Shuffled among the instances, labels would spread over far more pairs than they do."""
+    """If labels were shuffled among the instances, there would be far more pairs."""
     Y = problem.train.labels
     shuffled = Y.copy()
     shuffled.indices = np.random.default_rng(0).permutation(Y.indices)
@@ -102,7 +102,7 @@ def test_labels_alone_are_those_of_the_whole() -> None:
 
 
 def test_blocks_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 64 blocks the draws are others, the sizes are not."""
+    """With 64 blocks the draws differ, but not the sizes."""
     monkeypatch.setattr("fedalc.data.synthetic.world._WORDS_AT_ONCE", 1 << 10)
     cut = make_shaped("wikilshtc-shaped-1000th")
     assert len(cut.train) == 1779 and np.diff(cut.train.features.indptr).min() > 0
@@ -110,7 +110,7 @@ def test_blocks_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_can_be_learnt() -> None:
-    """Far better than always naming the commonest label, and not perfect."""
+    """Far better than always predicting the most frequent label, and not perfect."""
     problem = make_shaped("wikilshtc-shaped-1000th")
     result = fedalc.train(data=problem, method="fedalc-exact", selection={"validation": 0.0}).result
     commonest = np.argsort(-problem.train.labels.getnnz(axis=0), kind="stable")[0]
@@ -142,7 +142,7 @@ def test_only_generated_problems_can_be_made() -> None:
 
 
 def test_sizes_by_hand() -> None:
-    """Seven labels over three instances, one of which must have four: the others have what is left."""
+    """Seven labels for three instances, one of which must have four: the others share the rest."""
     sizes = _sizes(np.array([0, 4, 0]), 5, 0.0, 6, np.random.default_rng(0))
     assert sizes.tolist() == [1, 4, 1]
     assert _sizes(np.array([0, 0, 0]), 5, 0.5, 10, np.random.default_rng(0)).sum() == 10

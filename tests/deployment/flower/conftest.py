@@ -20,7 +20,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory, train: Split) -> Nodes:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here a second of patience is a hundredth of one, and nobody draws the report."""
+    """Shorten waits to a hundredth, and write no reports."""
 
     def patience(start_with: int, go_on_with: int, for_parties: float, for_replies: float) -> Patience:
         return Patience(start_with, go_on_with, for_parties / 100, for_replies / 100, pause=0.002, again=0.005)

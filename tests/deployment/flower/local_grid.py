@@ -1,4 +1,4 @@
-"""A grid in one process: the real client app answers real messages, which are written out and read again on the way."""
+"""A grid in one process: the real client app answers real messages, which are serialized on the way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tamper = Callable[[Message, Message], Message | None]
 
 
 class LocalGrid(Grid):
-    """`nodes`: node id → its configuration. A node in `tampering` answers otherwise than the app does."""
+    """`nodes` maps node ids to configurations. Nodes in `tampering` alter the app's answers."""
 
     def __init__(self, nodes: dict[int, dict[str, Any]], app: ClientApp = client_app) -> None:
         self.nodes = dict(nodes)
@@ -68,7 +68,7 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The node works when it is asked for its reply: no more replies are in memory than are pulled."""
+        """A node works only when its reply is pulled, so that only pulled replies are in memory."""
         replies = []
         for number in message_ids:
             message = self.sent[number]
@@ -91,7 +91,7 @@ class LocalGrid(Grid):
         return replies
 
     def _signed_off(self, reply: Message | None, message: Message) -> Message | None:
-        """Tests make contents of their own: these answer the question, unless they say something else."""
+        """Sign a reply that a test made by hand, unless it already has a signature record."""
         if self.signs_off and reply is not None and reply.has_content() and RECORD not in reply.content:
             sign_off(reply.content, message)
         return reply
@@ -110,7 +110,7 @@ class LocalGrid(Grid):
 
 
 def over_the_wire(message: Message) -> tuple[Message, int]:
-    """The message as its receiver has it, and how many bytes it was in between."""
+    """Return the message as its receiver gets it, and its size in bytes on the way."""
     written = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
     size = sum(map(len, written.values()))  # now: reading takes the parts away
     copy = inflate_object_from_contents(message.object_id, written)

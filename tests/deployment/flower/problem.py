@@ -1,4 +1,4 @@
-"""Four parties with seven labels, the same in one process (engine `clients`), and what the tests do with them."""
+"""Four parties with seven labels, the same problem on engine `clients`, and helpers for the tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LINEAR |= {"client.loss": "square"}
 
 
 def all_different() -> Split:
-    """Every instance different, so that `content` tells them apart as their row numbers do."""
+    """Make every instance different, so that identity `content` distinguishes them like row numbers."""
     split = random_split(50, 20, 7, seed=11)
     kept = np.flatnonzero((split.labels.getnnz(axis=1) > 0) & (split.features.getnnz(axis=1) > 0))
     return split.rows(kept)
@@ -77,7 +77,7 @@ def write_parties(folder: Path, train: Split, owned: Mapping[int, list[int]] = O
 
 
 def places(key: str, labels: Sequence[int]) -> np.ndarray:
-    """Where these labels are in the order of their pseudonyms, which is that of W's rows."""
+    """Return the positions of these labels in the order of pseudonyms, which is the order of W's rows."""
     order = byte_order(Hasher("hmac-sha256", Key.read(key), run=RUN_ID).labels(NAMES))
     return np.flatnonzero(np.isin(order, labels))
 
@@ -104,7 +104,7 @@ def overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 class Without:
-    """Engine `clients`, with some labels kept away from some rounds (round → labels)."""
+    """Engine `clients` without some labels in some rounds (round → labels)."""
 
     def __init__(self, engine: Engine, absent: Mapping[int, np.ndarray]) -> None:
         self.engine, self.absent = engine, absent
@@ -122,7 +122,7 @@ _EXPECTED: dict[str, Model] = {}
 def expected(
     method: str, settings: Mapping[str, Any], train: Split, key: str, absent: Mapping[int, list[int]], rounds: int = 3
 ) -> Model:
-    """What engine `clients` gives when nodes are absent (round → nodes). Worked out once."""
+    """Return the result of engine `clients` when nodes are absent (round → nodes). Cached."""
     case = repr((method, settings, id(train), key, absent, rounds))
     if case not in _EXPECTED:
         _EXPECTED[case] = _worked_out(method, settings, train, key, absent, rounds)
@@ -149,14 +149,14 @@ def assert_same(found: Model, wanted: Model) -> None:
 
 
 def notes(folder: Path, what: str = "left out") -> list[tuple[int, str, str]]:
-    """(round, party, why) of the run folder's log."""
+    """Return (round, party, reason) from the run folder's log."""
     lines = (folder / "parties.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     return [(r["round"], r["party"], r["why"]) for r in records if r["what"] == what]
 
 
 def in_round(t: int, change: Callable[[Message, Message], Message | None], kind: str = "train") -> Tamper:
-    """Answers otherwise in one round, and as it should in the others."""
+    """Alter the answer in one round only."""
 
     def tamper(asked: Message, reply: Message) -> Message | None:
         hit = asked.metadata.message_type == kind and asked.metadata.group_id == str(t)

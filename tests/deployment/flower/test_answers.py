@@ -1,4 +1,4 @@
-"""What is sent again: an answer to an earlier question, and a change that was there before."""
+"""Replayed replies: an answer to an earlier question, and a change that was sent before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGE, ROWS = [torch.tensor([0.0, 2.0, 0.0])], torch.eye(2)
 def test_the_answer_of_an_earlier_round_is_refused(
     tmp_path: Path, train: Split, parties: Nodes, names_the_question: bool
 ) -> None:
-    """As it was, or with the new question's name on it."""
+    """Unchanged, or with the id of the new question."""
     grid, kept = LocalGrid(parties), []
 
     def keep(message: Message, reply: Message) -> Message:

@@ -1,4 +1,4 @@
-"""Who takes part: parties that contradict each other, that lie, or that stop half-way."""
+"""The census of parties: parties that contradict each other, lie, or stop half-way."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def roster_of(folder: Path) -> Roster:
 def take_part(
     tmp_path: Path, grid: LocalGrid, method: str = "fedalc", **config: Any
 ) -> tuple[list[tuple[str, str]], Roster]:
-    """(who was left out of the census and why, who is in it) of a run of one round."""
+    """Run one round; return (who was left out of the census and why, who is in it)."""
     run(grid, tmp_path / "run", asked(method, SETTINGS, **ONE, **config))
     path = tmp_path / "run" / "parties.jsonl"
     out = [(party, why) for t, party, why in notes(tmp_path / "run") if t == 0] if path.exists() else []
@@ -97,7 +97,7 @@ def test_another_number_of_features(tmp_path: Path, train: Split, parties: Nodes
 
 
 def test_a_sample_that_some_will_not_answer(tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels of party 7 and party 9 have 6 instances. It is said before the first round, not in each."""
+    """Labels of party 7 and party 9 have 6 instances. The server says so once, before the first round."""
     half = asked("fedavg", SETTINGS | {"client.sample": 0.5}, **ONE)
     with pytest.raises(ConfigError, match=r"client.sample = 0.5 draws, .* of a label's 6 instances .*; use 1$"):
         run(LocalGrid(parties), tmp_path / "nobody", half)
@@ -111,7 +111,7 @@ def test_a_sample_that_some_will_not_answer(tmp_path: Path, parties: Nodes, monk
 
 
 def test_samples_do_not_show_counts_that_noise_hides(tmp_path: Path, parties: Nodes) -> None:
-    """A refused sample would say whether a label has more instances than 8 / sample, as often as somebody asks."""
+    """Otherwise refused samples would reveal whether a label has more than 8 / sample instances, at no cost."""
     private = SETTINGS | {"client.sample": 0.9, "privacy.mechanism": "counts", "privacy.epsilon": 1.0}
     with pytest.raises(
         ConfigError, match=r"client\.sample: below 1, the list of participants shows how many instances a label has"
@@ -128,7 +128,7 @@ def test_another_key(tmp_path: Path, parties: Nodes, capsys: pytest.CaptureFixtu
 
 
 def said(**changes: Any) -> Callable[[Message, Message], Message]:
-    """An introduction that says something else."""
+    """Change an introduction."""
 
     def answer(message: Message, reply: Message) -> Message:
         old = reply.content["introduction"]
@@ -249,7 +249,7 @@ def test_a_flood_of_labels_on_one_instance_is_refused(
 
 
 def test_a_party_that_could_not_start_is_asked_again(tmp_path: Path, parties: Nodes) -> None:
-    """Its operator puts it right while the server waits, under the same node id."""
+    """Its operator fixes it while the server waits, under the same node id."""
     grid = LocalGrid(parties | {ODD: {**parties[ODD], "data": "/nowhere"}})
     grid.script = {20: parties}
     _, roster = take_part(tmp_path, grid, "fedavg", wait=500.0)
@@ -265,7 +265,7 @@ def test_too_few_to_start_with(tmp_path: Path, parties: Nodes) -> None:
 
 
 def test_the_one_that_comes_in_the_last_moment_counts(parties: Nodes) -> None:
-    """The deadline passes while a mute node is waited for; whoever has come meanwhile is looked for once more."""
+    """The deadline passes while the server waits for a mute node; it then looks once more for new parties."""
     grid = LocalGrid({1: {}, 9: parties[9]})
     grid.tampering[1] = lambda message, reply: None
     grid.script = {1: dict(parties)}

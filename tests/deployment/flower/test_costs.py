@@ -1,4 +1,4 @@
-"""Bytes as the ledger counts them against those on the wire, and memory that does not grow with the parties."""
+"""The ledger's bytes equal those on the wire, and memory does not grow with the number of parties."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = SETTINGS | {"encoder.embedding": 100, "encoder.hidden": [400], "encoder.
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_the_ledger_is_what_travels(tmp_path: Path, parties: Nodes, attempts: int, share: float) -> None:
-    """Evaluation at the parties and a round that is asked for twice included."""
+    """Including evaluation at the parties and a round that is repeated."""
     grid, failed = LocalGrid(parties), set()
 
     def fail_once(message: Message, reply: Message) -> Message | None:
@@ -57,7 +57,7 @@ def test_a_party_with_three_labels_sends_theta_once(tmp_path: Path, parties: Nod
 
 
 class Counting(LocalGrid):
-    """How many messages go out and replies come in at once."""
+    """Counts how many messages are sent, and replies received, at once."""
 
     def __init__(self, nodes: Nodes) -> None:
         super().__init__(nodes)
@@ -81,8 +81,10 @@ def test_messages_go_one_by_one_and_few_replies_come_at_a_time(tmp_path: Path, p
 
 
 class Forgetful(LocalGrid):
-    """Keeps nothing of the messages but who was asked: as on a server whose SuperLink is another process. Every node
-    gives the same answers, which were made once, so that only the server's memory is measured."""
+    """Keeps only the addressees of messages, like a server whose SuperLink is another process.
+
+    Every node gives the same answers, made once, so that only the server's memory is measured.
+    """
 
     def __init__(self, nodes: Nodes, answers: dict[str, Message]) -> None:
         super().__init__(nodes)

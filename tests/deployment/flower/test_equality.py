@@ -1,6 +1,6 @@
-"""Real apps through a grid in one process: θ and W are those of engine `clients`, whoever holds which labels.
+"""Real apps on a grid in one process give θ and W of engine `clients`, for any assignment of labels to parties.
 
-Messages carry float32 as it is, and the sums differ only in the order of addition: float32 results agree to 1e-5 of
+Messages carry float32 without loss, and the sums differ only in the order of addition: float32 results agree to 1e-5 of
 their size, float64 ones to 1e-10.
 """
 

@@ -1,4 +1,4 @@
-"""A party that answers badly or not at all: the round is what it is without it, the log says so, and it goes on."""
+"""A party answers badly or not at all: the round equals one without it, the log says so, and the run continues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Content = Callable[[RecordDict], RecordDict]
 
 
 def with_arrays(record: str, change: Callable[[dict[str, np.ndarray]], Any]) -> Content:
-    """The reply with the arrays of a record changed."""
+    """Return the reply with the arrays of a record changed."""
 
     def changed(content: RecordDict) -> RecordDict:
         old = content[record]
@@ -58,7 +58,7 @@ def with_number(value: float) -> Content:
 
 
 def with_first(make: Callable[[Array], Array]) -> Content:
-    """The first array of the change as another."""
+    """Replace the first array of the change."""
 
     def changed(content: RecordDict) -> RecordDict:
         old = dict(content["change"])
@@ -164,7 +164,7 @@ def test_no_reply_or_an_error(
 
 
 class Unreadable(LocalGrid):
-    """A grid that fails when it puts a node's reply together, as Flower's does where somebody made it up."""
+    """A grid that fails to decode a node's reply, as Flower's grid does for a forged one."""
 
     error: Exception = ValueError("Unexpected set of `children`")
 
@@ -209,7 +209,7 @@ def test_a_reply_without_content_or_error(parties: Nodes) -> None:
 
 
 def test_nodes_that_go_between_the_look_and_the_message(tmp_path: Path, train: Split, parties: Nodes) -> None:
-    """Two at once: a SuperLink gives the same empty id for both."""
+    """Two at once: a SuperLink returns the same empty id for both."""
     gone = [7, 55]
 
     class Vanishing(LocalGrid):
@@ -225,7 +225,7 @@ def test_nodes_that_go_between_the_look_and_the_message(tmp_path: Path, train: S
 
 
 def test_a_late_reply_counts_in_no_round(tmp_path: Path, train: Split, parties: Nodes) -> None:
-    """The grid gives the answer to round 2 beside that to round 3, and it is dropped."""
+    """The grid returns the answer to round 2 together with that to round 3; the server drops it."""
     grid = LocalGrid(parties)
     late: list[Message] = []
 
@@ -283,7 +283,7 @@ def test_an_impostor_is_turned_away_and_let_in_when_the_party_has_gone(
 
 
 def test_strangers_are_turned_away_and_hold_up_nothing(tmp_path: Path, train: Split, parties: Nodes) -> None:
-    """One with labels that nobody collected, one that is no fedalc party, and one that never answers."""
+    """One with uncollected labels, one that is not a fedalc party, and one that never answers."""
     grid = LocalGrid(parties)
     key = parties[BAD]["key"]
     stranger = write_party(tmp_path / "stranger", train, [0], ["a new label"])
@@ -308,7 +308,7 @@ def test_strangers_are_turned_away_and_hold_up_nothing(tmp_path: Path, train: Sp
 def test_with_few_clients_a_round_an_absent_party_stops_nothing(
     tmp_path: Path, train: Split, parties: Nodes, participation: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one client a round, whoever is drawn while its party is away leaves the round without a change."""
+    """With one client per round, a drawn client whose party is away leaves the round without a change."""
     settings = SETTINGS | {"server.participation": participation, "server.optimizer": "momentum"}
     settings |= {"server.weight_decay": 0.1}  # which must not act either
     grid = LocalGrid(parties)

@@ -1,4 +1,4 @@
-"""Parties that hold pictures, each its own in a folder with train.csv."""
+"""Parties with pictures, each in a folder with train.csv."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def pictures() -> Split:
-    """Most are at several parties, and every label has the 16 that half of them are drawn from."""
+    """Most are at several parties, and every label has the 16 pictures that a sample of half requires."""
     labels = random_split(40, 2, 7, seed=5, per_instance=7).labels
     labels = labels[np.flatnonzero(labels.getnnz(axis=1))]
     pixels = np.random.default_rng(3).integers(0, 256, (labels.shape[0], SIDE, SIDE, 3), dtype=np.uint8)
@@ -150,8 +150,10 @@ def _is_for(message: Any, node: int) -> bool:
 
 
 def _statistics() -> int:
-    """Mean and variance of each channel that is normalised: the stem's, and of each stage two, and of three a third
-    where the shortcut changes the number of channels."""
+    """Return the number of means and variances, two for each normalised channel.
+
+    The stem has one normalisation and each stage two; three stages have a third, in the shortcut that changes channels.
+    """
     return 2 * (32 + 2 * (32 + 64 + 128 + 256) + 64 + 128 + 256)
 
 
@@ -178,7 +180,7 @@ def test_what_a_party_of_pictures_says_of_itself(clinics: Nodes) -> None:
 def test_a_party_makes_copies_of_its_own_size_only(
     clinics: Nodes, own: dict[str, int], size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that could choose would have a set of copies made for each of a thousand sizes."""
+    """Otherwise a server could make a party store copies in a thousand sizes."""
     monkeypatch.setenv("FEDALC_CACHE", str(tmp_path))
     sized = {key: value for key, value in clinics[NODE].items() if key != "size"} | own
     assert ask(sized, "query.hello", hello(images__size=size)).content["introduction"]["features"] == 3 * size * size
@@ -238,7 +240,7 @@ def test_the_pictures_encoded_at_a_time_have_to_fit(
 
 
 def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nodes) -> None:
-    """Against scores worked out one picture at a time, of all that the parties keep."""
+    """Compare with scores computed one picture at a time, for all held-out pictures of the parties."""
     config = asked("fedavg", PICTURES | {"client.sample": 1.0}, **{"held-out-share": 0.5})
     found = run(LocalGrid(clinics), tmp_path / "run", config)
     measured = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]["party score"]
@@ -308,7 +310,7 @@ def test_a_catalog_name_restricted_to_labels(clinics: Nodes) -> None:
 
 
 def test_a_resnet50_travels_in_small_pieces() -> None:
-    """θ has 98 MB, and its longest tensor 9.4 MB. Flower cuts arrays up, so no piece comes near a limit of its own."""
+    """θ has 98 MB and its longest tensor 9.4 MB. Flower splits arrays, so no piece comes near its size limit."""
     with torch.device("meta"):
         encoder = make_encoder(3 * 224 * 224, EncoderSettings(name="resnet50", dim=512), torch.Generator("cpu"))
     sizes = [parameter.numel() for parameter in encoder.parameters()]

@@ -1,4 +1,4 @@
-"""Measuring: at the parties, on what each keeps out of training, or at the server on data of its own."""
+"""Evaluation: at the parties on their held-out data, or at the server on its own data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def by_hand(found: TrainedModel, train: Split, parties: Nodes, owned: list[int]) -> tuple[float, float, int]:
-    """(score, hinge loss, pairs) over all held-out pairs of these labels, with no word of Flower."""
+    """Return (score, hinge loss, pairs) over all held-out pairs of these labels, computed without Flower."""
     out, model = kept_out(train, parties), found.model
     score, loss, pairs = 0.0, 0.0, 0
     for label in owned:
@@ -132,7 +132,7 @@ def test_the_last_model_is_measured_once(tmp_path: Path, parties: Nodes) -> None
 def test_what_is_held_out_is_never_trained_on_nor_collected(
     tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An instance that several parties hold is kept out by all of them: its digest says so to each."""
+    """All parties with an instance hold it out: they decide by its digest."""
     key = Key.read(parties[7]["key"])
     digests = Hasher("hmac-sha256", key, run=RUN_ID).instances(canonical_sparse(train.features))
     secret = [
@@ -169,7 +169,7 @@ def write_held_out(folder: Path, split: Split, names: list[str]) -> Path:
 
 @pytest.mark.parametrize("known_by", ["name", "pseudonym"])
 def test_at_the_server(tmp_path: Path, parties: Nodes, known_by: str) -> None:
-    """In columns of another order, with a label that no party has; all of train is for training then."""
+    """With columns in another order and a label that no party has; the parties then train on all their data."""
     test = random_split(30, 20, 7, seed=5)
     hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]), run=RUN_ID)
     names = [p.tobytes().hex() for p in hasher.labels(NAMES)] if known_by == "pseudonym" else NAMES
@@ -205,7 +205,7 @@ def test_labels_unknown_to_the_parties(tmp_path: Path) -> None:
 
 
 def test_a_party_cannot_take_anothers_label_by_its_name(tmp_path: Path) -> None:
-    """Neither by calling one of its own the same, nor by calling it as another's pseudonym."""
+    """Neither by using the same name, nor by using another's pseudonym as the name."""
     split = random_split(10, 20, 2, seed=1)
     pseudonym = bytes(range(16)).hex()  # of label 0
     path = write_held_out(tmp_path / "held", split, ["same", pseudonym])

@@ -1,4 +1,4 @@
-"""Which changes are absurdly long."""
+"""Which changes are rejected as far too long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def screening(limit: float | None = None) -> NormScreen:
 
 
 def sifted(screen: NormScreen, *norms: float, parties: list[int] | None = None) -> list[int]:
-    """A round: which of these are taken, by their place (or `parties`)."""
+    """Run a round and return the positions (or `parties`) of the accepted changes."""
     changes = [Change(who, [], None, 0.0, norms[at]) for at, who in enumerate(parties or range(len(norms)))]
     screen = NormScreen(screen.lengths, screen.limit)
     verdicts = [verdict for change in changes for verdict in screen.judge(change)] + screen.judge_waiting()
@@ -60,7 +60,7 @@ def test_one_of_two_cannot_raise_the_usual_length_step_by_step() -> None:
 
 
 def test_one_party_heard_alone_cannot_raise_its_own_bound() -> None:
-    """As where it is the only one drawn for a round, or the others are late: the median is over all parties."""
+    """For example if it is the only one drawn, or the others are late: the median is over all parties."""
     screen = screening()
     sifted(screen, 1.0, 1.0, 1.0)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A party against a server that means it ill, and what it lets out."""
+"""A party against a malicious server, and what the party reveals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ask(config: dict[str, Any], kind: str, content: RecordDict) -> Message:
 
 
 def train_message(parties: Nodes, method: str = "fedavg", settings: dict[str, Any] = SETTINGS) -> RecordDict:
-    """A message of an honest server, for round 1."""
+    """Return an honest server's message for round 1."""
     captured: list[RecordDict] = []
     grid = LocalGrid(parties)
 
@@ -171,7 +171,7 @@ def test_how_small_a_sample_may_be(counts: list[int], sample: float, instead: st
 
 
 def test_how_small_a_sample_may_be_is_the_partys_own_choice(parties: Nodes, honest: RecordDict) -> None:
-    """Its labels have 6 instances and more."""
+    """Its labels have at least 6 instances."""
     halves = with_settings(honest, client__sample=0.5)
     for fewest, taken in ((1, True), (3, True), (4, False), (8, False)):
         reply = ask(parties[NODE] | {"fewest": fewest}, "train", halves)
@@ -181,7 +181,7 @@ def test_how_small_a_sample_may_be_is_the_partys_own_choice(parties: Nodes, hone
 
 
 def drawn(parties: Nodes, content: RecordDict, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Which instances the party draws to answer this, label after label."""
+    """Return the instances that the party draws to answer this message, by label."""
     masks: list[np.ndarray] = []
     chosen = Chance.chosen
 
@@ -198,7 +198,7 @@ def drawn(parties: Nodes, content: RecordDict, monkeypatch: pytest.MonkeyPatch) 
 def test_the_digests_do_not_tell_whom_a_sample_draws(
     parties: Nodes, honest: RecordDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that could work the draws out would try rounds until the one it wants is drawn almost alone."""
+    """A server that can predict the draws would try rounds until one draws its target almost alone."""
     party = Party.from_node_config(parties[NODE], run=RUN_ID)
     settings = experiment({"method": "fedavg", "client": {"sample": 0.5}}, overrides=[])
     digests = party.digests(SharedEncoder(settings.encoder, settings.seed))
@@ -221,7 +221,7 @@ def test_the_digests_do_not_tell_whom_a_sample_draws(
 def test_samples_of_almost_one_size_are_not_almost_the_same(
     parties: Nodes, honest: RecordDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else their answers would differ by one instance's gradient."""
+    """Otherwise their answers would differ by one instance's gradient."""
     one, again, other = (
         drawn(parties, with_settings(honest, client__sample=sample), monkeypatch) for sample in (0.5, 0.5, 0.501)
     )
@@ -321,7 +321,7 @@ def every_byte(grid: LocalGrid, folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, parties: Nodes) -> tuple[LocalGrid, Path]:
-    """A run with everything in it: label sets, rounds, evaluation at parties, and one party that is left out."""
+    """Run everything once: label sets, rounds, evaluation at parties, and one party that is left out."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     grid = LocalGrid(parties | {66: {**parties[9], "data": "/home/bank/secret customers"}})
     grid.keeps = True
@@ -376,7 +376,7 @@ def test_each_party_is_sent_its_own_rows_and_pseudonyms_only(whole: tuple[LocalG
 
 
 def test_the_rows_that_are_sent_are_those_labels_rows(tmp_path: Path, train: Split, parties: Nodes) -> None:
-    """Against W as the server starts with it."""
+    """Compare with the server's initial W."""
     sent: dict[int, np.ndarray] = {}
     grid = LocalGrid(parties)
     grid.keeps = True

@@ -1,4 +1,4 @@
-"""Parties that answer late: how long they are waited for, counted on a clock that only waiting moves."""
+"""Late parties: how long the server waits for them, on a clock that only waiting advances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE = 600.0
 
 
 class Clock:
-    """In place of the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -74,7 +74,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def rounds_waited(
     grid: SlowGrid, folder: Path, method: str, settings: dict[str, Any], rounds: int, **more: Any
 ) -> dict[int, float]:
-    """Round → seconds from its first question to the next round's."""
+    """Return, for each round, the seconds from its first question to the next round's."""
     began: dict[int, float] = {}
     grid.before_push = lambda message: began.setdefault(int(message.metadata.group_id), grid.clock.now) and None
     config = asked(method, settings, **{"num-server-rounds": rounds, "round-timeout": WHOLE, "wait": WHOLE}, **more)
@@ -111,7 +111,7 @@ def test_an_answer_in_time_ends_it(tmp_path: Path, parties: Nodes, clock: Clock)
 
 
 def test_where_everyone_is_needed_everyone_is_waited_for(tmp_path: Path, parties: Nodes, clock: Clock) -> None:
-    """Conjugate gradients: late in the first attempt at round 2, in time in the second, and asked as ever after it."""
+    """Conjugate gradients: late in the first attempt at round 2, in time in the second, and asked normally after."""
     square = LINEAR | {"server.optimizer": "cg", "client.label_power": 0.3}
     grid = SlowGrid(parties, clock, slow=[2])
     grid.before_late = 1
@@ -121,7 +121,7 @@ def test_where_everyone_is_needed_everyone_is_waited_for(tmp_path: Path, parties
 
 
 def test_with_too_few_others_nobody_rests(tmp_path: Path, parties: Nodes, clock: Clock) -> None:
-    """Four are needed, so the late one is asked again at once, with the whole wait."""
+    """The server needs four, so it asks the late party again at once, with the full wait."""
     grid = SlowGrid(parties, clock, slow=[1, 2])
     grid.before_late = 1
     rounds_waited(grid, tmp_path / "run", "fedavg", SETTINGS, 3, **{"min-parties": 4})
@@ -141,7 +141,7 @@ def test_late_in_evaluation_alone(tmp_path: Path, parties: Nodes, clock: Clock) 
 
 
 def test_the_wait_is_fair() -> None:
-    """At least a tenth, twice what the slowest other took, twice what it took itself; never more than the whole."""
+    """At least a tenth, twice the slowest other party, twice its own last time; never more than the full wait."""
     known = Punctuality()
     assert known.fair_wait(0, "train", 5.0, 600.0) == 60
     assert known.fair_wait(0, "train", 50.0, 600.0) == 100

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on where it was: no finished round is lost, and the result is the same to the last bit."""
+"""A stopped run continues: no finished round is lost, and the result is identical to the last bit."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 class Crash(Exception):
-    """Out of the grid, as when the SuperLink is gone."""
+    """Raised by the grid, as if the SuperLink had stopped."""
 
 
 def crash_in(grid: LocalGrid, kind: str, t: int, after: int = 2) -> None:
-    """When so many of the parties have been asked."""
+    """Crash once this many parties have been asked."""
     seen: list[int] = []
 
     def before(message: Message) -> None:
@@ -52,7 +52,7 @@ def crash_in(grid: LocalGrid, kind: str, t: int, after: int = 2) -> None:
 
 
 def renamed(parties: Nodes) -> Nodes:
-    """The same parties under other node ids, in another order."""
+    """Return the same parties with other node ids, in another order."""
     return {1000 - node: config for node, config in reversed(parties.items())}
 
 
@@ -71,7 +71,7 @@ def without_time(folder: Path) -> list[dict[str, Any]]:
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     tmp_path: Path, parties: Nodes, case: str, crashes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a crash in mid-round, or because too few are left."""
+    """Stopped by a crash in mid-round, or because too few parties are left."""
     method, settings, more = CASES[case]
     whole = run(LocalGrid(parties), tmp_path / "whole", asked(method, settings, **more))
     grid, folder = LocalGrid(parties), tmp_path / "stopped"
@@ -277,7 +277,7 @@ def test_two_servers_do_not_write_to_one_folder(stopped: Path, parties: Nodes) -
 
 
 def test_the_second_of_two_new_runs_is_refused_also_in_mid_census(tmp_path: Path, parties: Nodes) -> None:
-    """While it asked its parties, another has begun there: it writes nothing, not even who was left out."""
+    """Another run began there during its census: it writes nothing, not even who was left out."""
     grid, folder = LocalGrid(parties), tmp_path / "run"
     grid.nodes[1] = {"data": "/nowhere"}
 

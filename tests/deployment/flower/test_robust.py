@@ -1,4 +1,4 @@
-"""Real apps through a grid in one process, with each rule: θ and W are those of engine `clients` with such parties."""
+"""Real apps on a grid in one process, for each aggregation rule: θ and W equal those of engine `clients`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def twin(settings: dict[str, Any], rule: str, train: Split, folder: Path, key: s
 
 @pytest.mark.parametrize("rule", [*aggregation.RULES, None])
 def test_every_rule(tmp_path: Path, train: Split, parties: Nodes, rule: str | None) -> None:
-    """None: nothing is asked for, which is clip."""
+    """None: no rule is set, which means clip."""
     local = {"dtype": "float64", "client.epochs": 2, "client.batch_size": 3, "server.trim": 0.25}
     settings = AUTO | local | ({"server.aggregation": rule} if rule else {})
     found = run(LocalGrid(parties), tmp_path / "run", asked("fedalc", settings))
@@ -64,7 +64,7 @@ def poisoned(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Messag
 
 
 def test_a_party_that_scales_its_change_is_cut_to_the_median(tmp_path: Path, parties: Nodes) -> None:
-    """Times -90 passes as credible (below 100 times the usual). With clip its pull is that of the median party."""
+    """A factor of -90 passes the screen (below 100 times the median). With clip its length is the median."""
     settings = AUTO | {"server.optimizer": "sgd", "server.learning_rate": 1.0, "encoder.dropout": 0.0}
     steps = {}
     for rule in ("mean", "clip"):

@@ -1,4 +1,4 @@
-"""A server that is out for single records, or for a party's time; and a party that claims too much."""
+"""A server that targets single records or wastes a party's time; and a party that claims too many labels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RECORDS, FEATURES = 40, 30
 
 
 class OneParty:
-    """Its app, with a memory of its own, and a server that says what it likes. One label of 40 records."""
+    """A party's app with its own memory, and a server that can send anything. One label with 40 records."""
 
     def __init__(self, folder: Path, **config: Any) -> None:
         random = np.random.default_rng(5)
@@ -106,7 +106,7 @@ def closest(gram: np.ndarray, X: np.ndarray) -> float:
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1e-30, 1e6, 0.4, 1 / 3 + 1e-12, 1 / 1001])
 def test_a_share_that_is_no_share_is_refused(clinic: OneParty, share: float) -> None:
-    """With all but one at 0, the sum is one record's outer product."""
+    """If all but one are 0, the sum is one record's outer product."""
     shares = np.full(RECORDS, share)
     shares[7] = 1.0
     assert_refused(clinic.ask("train.sums", clinic.told(clinic.message(SQUARE), shares)), "a share of")
@@ -156,7 +156,7 @@ def test_expected_set_sizes_are_in_their_range_and_stay(clinic: OneParty) -> Non
 
 
 def crafted(clinic: OneParty, loss: str, **client: Any) -> RecordDict:
-    """A linear θ and a row by which only record 7 has a loss worth speaking of."""
+    """Return a linear θ and a row for which only record 7 has a considerable loss."""
     values = {"encoder.name": "linear", "encoder.dim": 1, "encoder.output": "raw", "encoder.start": "he"}
     values |= {"client.loss": loss, "client.learning_rate": 0.1}
     values |= {f"client.{name}": value for name, value in client.items()}
@@ -174,7 +174,7 @@ def crafted(clinic: OneParty, loss: str, **client: Any) -> RecordDict:
 def test_a_crafted_encoder_gets_nothing_of_a_single_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, schedule: dict[str, int]
 ) -> None:
-    """Of a label of 40. Without the rule the answer is that record, to a cosine of over 0.999."""
+    """The label has 40 records. Without the rule the answer is that record, to a cosine of over 0.999."""
     monkeypatch.setattr(f"{__name__}.FEATURES", 60)
     naive, careful = OneParty(tmp_path, fewest=1), OneParty(tmp_path)
     content = crafted(careful, loss, **schedule)
@@ -200,7 +200,7 @@ def test_schedules_that_leave_the_last_records_alone_are_refused(
 
 
 def test_a_row_that_the_last_record_has_overwritten_is_not_sent(tmp_path: Path) -> None:
-    """Four batches, the last of one record, and a rate at which every step erases the row before it."""
+    """Four batches, the last with one record, and a rate at which every step erases the previous row."""
     naive, careful = OneParty(tmp_path, fewest=1), OneParty(tmp_path)
     values = {"encoder.name": "linear", "encoder.dim": FEATURES, "encoder.output": "raw", "client.batch_size": 13}
     values |= {"client.learning_rate": 1e-9, "client.row_learning_rate": 1000.0}
@@ -217,7 +217,7 @@ def test_a_row_that_the_last_record_has_overwritten_is_not_sent(tmp_path: Path) 
 def test_evaluation_says_nothing_of_few_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: str
 ) -> None:
-    """Neither where few are held out, nor where a crafted row gives one of them alone a score."""
+    """Neither if few are held out, nor if a crafted row gives only one of them a score."""
     monkeypatch.setattr(f"{__name__}.FEATURES", 60)
     clinic = OneParty(tmp_path)
     values = {"encoder.name": "linear", "encoder.dim": 1, "encoder.output": "raw"}
@@ -246,7 +246,7 @@ def test_an_honest_encoder_gets_its_answer(tmp_path: Path, loss: str) -> None:
 
 
 def test_a_layer_that_fires_for_one_record_alone_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output is alike for all, but of an mlp's layers only one record reaches the first."""
+    """All outputs are alike, but only one record activates the mlp's first layer."""
     monkeypatch.setattr(f"{__name__}.FEATURES", 60)
     clinic, naive = OneParty(tmp_path), OneParty(tmp_path, fewest=1)
     values = {"encoder.name": "mlp", "encoder.dim": 2, "encoder.embedding": 1, "encoder.hidden": [1]}
@@ -330,7 +330,7 @@ def test_rounds_and_time_have_an_end(parties: Nodes, honest: RecordDict) -> None
 
 
 def test_a_run_id_is_for_one_run(tmp_path: Path) -> None:
-    """What is remembered is in the party's folder: also after a restart, and in another Flower run."""
+    """The party remembers ids in its folder, also after a restart and in another Flower run."""
     clinic = OneParty(tmp_path, state=str(tmp_path / "state"))
     settings = settings_of("fedavg", SETTINGS)
     hello = clinic.message(settings)
@@ -464,7 +464,7 @@ def test_every_label_needs_a_message(tmp_path: Path, parties: Nodes) -> None:
 
 
 def test_a_private_run_keeps_and_says_no_exact_count(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Every byte of the folder and every word printed, searched for the exact numbers."""
+    """Search every byte of the folder and all printed text for the exact numbers."""
     random = np.random.default_rng(2)
     sizes = (211, 223, 307, 401)
     total = 600
@@ -506,7 +506,7 @@ def test_a_private_run_keeps_and_says_no_exact_count(tmp_path: Path, capfd: pyte
 def test_noised_counts_are_said_only_once_they_are_charged(
     tmp_path: Path, parties: Nodes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that ends between the census and the ledger shows nothing of its noise: a start costs nothing."""
+    """A run that ends between the census and the ledger entry reveals no noised count, so it costs no ε."""
     pytest.importorskip("dp_accounting")
     private = SETTINGS | {"encoder.dropout": 0.0, "privacy.mechanism": "counts", "privacy.epsilon": 1.0}
     config = {"min-parties": 4, "max-labels-per-party": 2, "num-server-rounds": 1}
@@ -523,7 +523,7 @@ def test_noised_counts_are_said_only_once_they_are_charged(
 
 
 def numbers_in(folder: Path, printed: str) -> set[int]:
-    """All whole numbers: in the text, and in the tensors of census and checkpoint, whatever their type."""
+    """Return all whole numbers in the text and in the tensors of census and checkpoint, of any type."""
     from safetensors.torch import load_file
 
     found = {int(text) for text in re.findall(r"(?<![\d.])\d{1,9}(?![\d.]*\d)", printed)}

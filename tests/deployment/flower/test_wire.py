@@ -1,4 +1,4 @@
-"""What arrives is checked before anything is made of it."""
+"""Messages are checked before they are used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of(array: Array) -> RecordDict:
 
 @pytest.mark.parametrize("made", [GOOD, torch.from_numpy(GOOD), GOOD.T.copy().T, torch.from_numpy(GOOD.T.copy()).T])
 def test_numbers_arrive_as_they_were(made: Any) -> None:
-    """Also those that lie in memory column by column."""
+    """Including arrays in column-major order."""
     found = unpack(RecordDict({"r": pack({"x": made})}), "r", WANTED)["x"]
     np.testing.assert_array_equal(found, GOOD)
     found[0, 0] = 7  # its own memory, to write to

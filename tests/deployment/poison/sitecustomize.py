@@ -1,4 +1,4 @@
-"""For one party of a test, whose processes find this folder on their path: its app answers NaN in one round.
+"""Make one party of a test answer NaN in one round; its processes have this folder on their path.
 
 The round is in a file, so that a test can say when. Without the file nothing is different.
 """

@@ -1,4 +1,4 @@
-"""Each rule against a case worked out by hand, a literal twin, and Flower's own where the definition is the same."""
+"""Each aggregation rule against a case by hand, a naive version, and Flower's own if the definition is the same."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def combined(
 
 
 def along(*values: float) -> dict[int, np.ndarray]:
-    """Changes with these first coordinates, and zeros."""
+    """Return changes with these first coordinates, and zeros."""
     return {party: np.array([value, *[0.0] * (NUMBERS - 1)]) for party, value in enumerate(values)}
 
 
@@ -78,14 +78,14 @@ def test_clip_cuts_to_the_median_of_earlier_rounds() -> None:
 
 
 def test_clip_in_the_first_round_cuts_to_its_own_median() -> None:
-    """Lengths 1, 8, 4, 3: the lower of the two in the middle is 3. (1 - 3 + 3 + 3) / 4."""
+    """Lengths 1, 8, 4, 3: the lower median is 3. (1 - 3 + 3 + 3) / 4."""
     assert combined("clip", along(1.0, -8.0, 4.0, 3.0))[0] == pytest.approx(1.0)
     # One alone moves, so nothing is known of its length: it is not cut.
     assert combined("clip", along(0.0, 0.0, 6.0))[0] == pytest.approx(2.0)
 
 
 def test_clip_cuts_also_where_most_stand_still() -> None:
-    """Lengths 2 and 2e9 beside five zeros: both become 2."""
+    """Lengths 2 and 2e9 among five zeros: both become 2."""
     assert combined("clip", along(0.0, 0.0, 0.0, 0.0, 0.0, 2.0, -2e9))[0] == pytest.approx(0.0)
     assert combined("clip", along(0.0, 0.0, 0.0, 2.0, 3.0, -2e9))[0] == pytest.approx((2 + 3 - 3) / 6)
 
@@ -98,7 +98,7 @@ def test_clip_keeps_directions() -> None:
 
 
 def test_nobody_counts_more_than_ten_times_the_median_party() -> None:
-    """Weights 1, 1, 98 become 1, 1, 10, so (1 + 1 - 10) / 12; with two parties nobody can say whose is too large."""
+    """Weights 1, 1, 98 become 1, 1, 10, so (1 + 1 - 10) / 12; with two parties it is unclear which is too large."""
     assert capped({0: 1.0, 1: 1.0, 2: 98.0}) == {0: 1.0, 1: 1.0, 2: 10.0}
     assert capped({0: 1.0, 1: 98.0}) == {0: 1.0, 1: 98.0}
     weights = {0: 0.01, 1: 0.01, 2: 0.98}
@@ -112,7 +112,7 @@ def test_the_median_of_an_even_number_is_between_the_two_in_the_middle() -> None
 
 
 def test_the_trimmed_mean_leaves_out_at_either_end() -> None:
-    """A fifth of five is one at either end: (1 + 2 + 6) / 3."""
+    """A fifth of five is one at each end: (1 + 2 + 6) / 3."""
     assert combined("trimmed-mean", along(1.0, 900.0, 6.0, -900.0, 2.0), trim=0.2)[0] == pytest.approx(3.0)
     assert combined("trimmed-mean", along(1.0, 5.0, 6.0), trim=0.3)[0] == pytest.approx(4.0)  # of three none
 
@@ -174,7 +174,7 @@ def test_a_literal_twin_in_any_order_of_arrival(rule: str, count: int) -> None:
 
 @pytest.mark.parametrize("rule", ["clip", "median", "trimmed-mean", "multi-krum"])
 def test_a_minority_cannot_move_it_far(rule: str) -> None:
-    """Three of ten send what they like, a million times as long. With the mean nothing would be left."""
+    """Three of ten send arbitrary changes, a million times as long, which would ruin the mean."""
     rows = {party: np.ones(NUMBERS) + 0.01 * row for party, row in random_rows(10).items()}
     poisoned = rows | {party: -1e6 * np.ones(NUMBERS) for party in range(3)}
     found = combined(rule, poisoned)

@@ -1,4 +1,4 @@
-"""Tar and zip archives: those of a dataset, those that are downloaded, and the answers of a server that has them."""
+"""Tar and zip archives: of datasets, of downloads, and the answers of a download server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TYPES = (b"0", b"5", b"1", b"x", b"g", b"L", b"K", b"S", b"7", b"X", b"\0")
 
 
 def tar_with_sums(seed: bytes, rng: Random) -> bytes:
-    """Fields of members' headers changed, and their checksums made right again."""
+    """Change fields of members' headers and correct the checksums."""
     data = bytearray(seed)
     heads = [at for at in range(0, len(data) - 511, 512) if data[at + 257 : at + 262] == b"ustar"]
     for at in rng.sample(heads, min(len(heads), rng.randrange(1, 4))):
@@ -125,7 +125,7 @@ def downloaded_archive() -> Reader:
 
 @reader
 def server_answer() -> Reader:
-    """What a web server answers to `fedalc data fetch`: status, headers and body."""
+    """A web server's answer to `fedalc data fetch`: status, headers and body."""
     folder = workplace() / "answers"
     folder.mkdir(exist_ok=True)
     download = Download("http://127.0.0.1/t.txt", "t.txt")

@@ -20,7 +20,7 @@ from tests.labels.collection.problems import KEY, sent
 
 
 def with_checksum(seed: bytes, rng: Random) -> bytes:
-    """A container whose header or arrays are changed, with the checksum that belongs to it."""
+    """Return a container with a changed header or arrays, and a matching checksum."""
     magic, header, rest = seed[:-32].split(b"\n", 2)
     act = rng.randrange(3)
     if act == 0:

@@ -1,4 +1,4 @@
-"""What a party and a server of a deployment read: the app, keys, certificates, the server's state."""
+"""Files that parties and servers of a deployment read: the app, keys, certificates, the server's state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def node_key() -> Reader:
         check_node_key(file)
 
     def make(seed: bytes, rng: Random) -> bytes:
-        """Changed inside of its base64."""
+        """Change the content inside the base64."""
         import base64
 
         lines = seed.split(b"\n")
@@ -72,7 +72,7 @@ def public_key() -> Reader:
 
 
 def _pem(seed: bytes, rng: Random) -> bytes:
-    """Changed inside of its base64."""
+    """Change the content inside the base64."""
     import base64
 
     lines = seed.strip().split(b"\n")

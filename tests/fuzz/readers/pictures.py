@@ -1,4 +1,4 @@
-"""Datasets of pictures: their annotations and the pictures themselves."""
+"""Picture datasets: annotations and pictures."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def picture_labels() -> Reader:
 
 @reader
 def picture_decode() -> Reader:
-    """A broken picture is a result here, not an error: it is left out or refused by name later."""
+    """A broken picture is a result here, not an error: it is left out, or refused by name later."""
     colours = ((200, 30, 30), (0, 0, 0))
     seeds = [picture(c, (9, 7), kind) for c in colours for kind in ("JPEG", "PNG", "GIF", "BMP", "WEBP")]
 
@@ -108,7 +108,7 @@ def picture_decode() -> Reader:
 
 @reader
 def picture_file() -> Reader:
-    """The whole way of `fedalc predict` for one file: a picture, or an archive, told apart by content."""
+    """The full path of `fedalc predict` for one file: a picture or an archive, recognised by content."""
     seeds = [picture((1, 2, 3), (9, 7), kind) for kind in ("JPEG", "PNG")]
     read = as_file("one/picture.jpg", lambda file: list(picture_blocks(file, 8)))
     return Reader("picture-file", "a picture to predict", seeds, read)

@@ -1,4 +1,4 @@
-"""Run folders and models: what somebody hands on, or a disk has damaged."""
+"""Run folders and models, from other people or damaged by a disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.report.results import record, result
 
 @cache
 def run_folder() -> Path:
-    """What a finished run leaves, without the training."""
+    """Return the files of a finished run, without training."""
     folder = workplace() / "run"
     settings = experiment({"encoder": {"name": "mlp", "embedding": 4, "hidden": [5], "dim": 3}})
     folder.mkdir(exist_ok=True)
@@ -71,14 +71,14 @@ def result_json() -> Reader:
 
 @reader
 def report_page() -> Reader:
-    """The page is made from files alone, so also from damaged ones."""
+    """The report is made from files only, so also from damaged ones."""
     folder = workplace() / "page"
     folder.mkdir(exist_ok=True)
     (folder / "history.jsonl").write_text(json.dumps(record(2)) + "\n")
     seeds = [json.dumps(result()).encode()]
 
     def read(data: bytes) -> None:
-        """Without drawing and writing, which take seconds and see checked numbers only."""
+        """Without drawing and writing, which take seconds and get only checked numbers."""
         (folder / "result.json").write_bytes(data)
         with mock.patch("fedalc.report.page._curves", lambda *_: {}), mock.patch("fedalc.report.page.write_template"):
             write_page(folder)
@@ -131,7 +131,7 @@ def _tensors(method: str, what: str) -> Reader:
 
 
 def changed_header(seed: bytes, rng: Random) -> bytes:
-    """safetensors whose header is changed and of the length it says."""
+    """Return a safetensors file with a changed header of the stated length."""
     size = int.from_bytes(seed[:8], "little")
     header = json.dumps(changed(json.loads(seed[8 : 8 + size]), rng), default=str).encode()
     return len(header).to_bytes(8, "little") + header + seed[8 + size :]
@@ -152,7 +152,7 @@ for _method, _what in (("fedalc", "a model"), ("ovr", "an oracle (ovr)"), ("slee
 
 @reader
 def pretrained_config() -> Reader:
-    """config.json of pretrained weights, which come from anywhere."""
+    """config.json of pretrained weights, from any source."""
     from transformers import ResNetConfig
 
     from fedalc.config.schema import EncoderSettings
@@ -174,7 +174,7 @@ def pretrained_config() -> Reader:
 
 @reader
 def privacy_ledger() -> Reader:
-    """What runs have spent, added up as `fedalc privacy` does."""
+    """The total ε of all runs, as `fedalc privacy` computes it."""
     ledger = Ledger(workplace() / "seed-ledger.jsonl")
     for epsilon, release in ((1.0, Release("gaussian", 4.0, 1, 1.0)), (None, None)):
         ledger.add(Charge("demo", ("name:demo",), "fedalc", 1e-5, epsilon, release))

@@ -1,4 +1,4 @@
-"""Settings: TOML files, `--set`, and the values of options that are parsed by hand."""
+"""Settings: TOML files, `--set`, and option values that fedalc parses itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = (b"[methods.fedaws]\n", b"[encoder]\n", b"seed = ", b"\n[[a]]\n", b"a.b
 
 
 def toml(value: Any) -> str:
-    """A tree of tables as TOML; inner tables inline."""
+    """Return a tree of tables as TOML; inner tables inline."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(str(key))} = {toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -65,7 +65,7 @@ def override() -> Reader:
 
 @reader
 def option_values() -> Reader:
-    """Options that are parsed by hand: lists, seeds, memory, addresses."""
+    """Option values that fedalc parses itself: lists, seeds, memory, addresses."""
     from fedalc.cli.options import listed, listed_seeds
     from fedalc.core.blocks import read_budget
     from fedalc.deployment.party import check_address
@@ -91,7 +91,7 @@ def option_values() -> Reader:
 
 @reader
 def run_config() -> Reader:
-    """What `flwr run` hands to the server's app."""
+    """The settings that `flwr run` passes to the server's app."""
     from fedalc.deployment.flower.run_config import DEFAULTS, read_run_config
 
     tree = dict(DEFAULTS) | {"method": "fedalc", "set": "seed=1; rounds=5"}

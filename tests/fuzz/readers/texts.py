@@ -100,7 +100,7 @@ def label_names() -> Reader:
 
 @reader
 def predict_input() -> Reader:
-    """`fedalc predict` and a party's data: either format, told apart by content."""
+    """`fedalc predict` and a party's data: either format, recognised by content."""
     read = as_file("predict/new.data", lambda file: load_file(file, label_count=1))
     return Reader("predict-input", "instances to predict, format by content", (*XMLC, *ARFF), read, tokens=ARFF_TOKENS)
 
@@ -123,7 +123,7 @@ def names_file() -> Reader:
 
 @reader
 def parsed_cache() -> Reader:
-    """A damaged entry is made again, whatever the damage."""
+    """A damaged cache entry is made again, whatever the damage."""
     folder = workplace() / "parsed-cache"
     folder.mkdir(exist_ok=True)
     source = folder / "train.txt"

@@ -1,4 +1,4 @@
-"""Messages between a server and its parties. What Flower itself cannot decode is refused as the engine refuses it."""
+"""Messages between a server and its parties. Undecodable Flower messages are refused as the engine does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def as_tree(content: RecordDict) -> Tree:
 
 
 def from_tree(tree: Any, like: RecordDict, rng: Random) -> RecordDict:
-    """Records of whatever can be put into one; the rest is left out."""
+    """Return records of all values that fit into one; leave the others out."""
     made = RecordDict()
     for name, values in tree.items() if isinstance(tree, dict) else ():
         kind = type(like[name]) if name in like and rng.random() < 0.95 else rng.choice(list(KINDS.values()))
@@ -154,7 +154,7 @@ def wire_metrics() -> Reader:
 
 @reader
 def wire_task() -> Reader:
-    """What a server asks of a party: with its settings as JSON, and arrays."""
+    """A server's request to a party: settings as JSON, and arrays."""
     more: dict[str, Any] = {"labels": [b"a" * 16], "numbers": [3], "share": 0.1, "round": 2}
     content = RecordDict({"task": task(_settings(), "run-1", **more), "theta": pack_theta([torch.zeros(2, 2)])})
     settings = json.loads(str(content["task"]["settings"]))  # type: ignore[index]
@@ -177,7 +177,7 @@ def wire_task() -> Reader:
 
 @reader
 def wire_answer() -> Reader:
-    """What names the question of a reply, whatever else it brings."""
+    """The id of the question in a reply, whatever else the reply contains."""
     said = {"kind": "train", "round": "2", "question": "q"}
     content = RecordDict({RECORD: ConfigRecord(said), "metrics": MetricRecord({"score": 0.5})})
 
@@ -190,7 +190,7 @@ def wire_answer() -> Reader:
 
 @reader
 def party_memory() -> Reader:
-    """What a party remembers of a run, in its own folder."""
+    """A party's record of a run, in its own folder."""
     folder = workplace() / "party"
     file = folder / "runs" / "r.json"
     context = Context(1, 1, {"state": str(folder)}, RecordDict(), {})

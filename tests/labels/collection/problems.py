@@ -1,4 +1,4 @@
-"""What the collection's tests share."""
+"""Helpers for the tests of the label collection."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PLAIN = Protocol("sha256", "content", 16, "")
 
 
 def rows_of(*names: str) -> np.ndarray:
-    """16 bytes for each name, by a plain hash: stands for a digest or a pseudonym."""
+    """Return 16 bytes for each name by a plain hash, as a digest or pseudonym."""
     return np.array([list(hashlib.sha256(name.encode()).digest()[:16]) for name in names], dtype=np.uint8).reshape(
         -1, 16
     )
 
 
 def sent(client: str, held: dict[str, str], protocol: Protocol = PLAIN) -> Messages:
-    """Messages by hand: {"label": "instances, one letter each"}."""
+    """Return messages given as {"label": "instances, one letter each"}."""
     labels = np.repeat(np.arange(len(held), dtype=np.uint32), [len(instances) for instances in held.values()])
     return Messages(protocol, client, rows_of(*held), rows_of(*"".join(held.values())), labels)
 
 
 def client_per_label(Y: csr_matrix, X: csr_matrix, names: list[str], hasher: Hasher, identity: str) -> list[Messages]:
-    """What the paper's clients send: each holds the instances of one label."""
+    """Return the messages of the paper's clients: each holds the instances of one label."""
     messages = []
     for label in range(Y.shape[1]):
         rows = Y[:, label].nonzero()[0]
@@ -45,7 +45,7 @@ def client_per_label(Y: csr_matrix, X: csr_matrix, names: list[str], hasher: Has
 
 
 def assert_same(one: Correlations, other: Correlations) -> None:
-    """Bit for bit, types included."""
+    """Assert equality bit by bit, including types."""
     assert one.instances == other.instances
     for a, b in (
         (one.counts, other.counts),

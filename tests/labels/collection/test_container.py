@@ -1,4 +1,4 @@
-"""Files: what is written is read, and no damage goes unseen."""
+"""Container files: they are read as written, and any damage is detected."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def header(arrays: Any, facts: Any = None) -> bytes:
     ],
 )
 def test_a_header_is_not_believed(tmp_path: Path, line: bytes, says: str) -> None:
-    """With a true checksum: whoever wrote this knew the format. Nothing of the announced size is allocated."""
+    """The checksum is right, so the writer knew the format. Nothing of the announced size is allocated."""
     path = tmp_path / "file"
     content = b"fedalc-messages 1\n" + line + b"\n"
     path.write_bytes(content + hashlib.sha256(content).digest())

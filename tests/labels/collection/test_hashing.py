@@ -1,4 +1,4 @@
-"""Canonical bytes against hex written out by hand, digests against hashlib, and what embeddings risk."""
+"""Canonical bytes against hex by hand, digests against hashlib, and the risks of embeddings as identity."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_canonical_bytes_by_hand() -> None:
 
 
 def test_digests_by_hand() -> None:
-    """The documented example, computed here with nothing but hmac and hashlib."""
+    """The documented example, computed here with hmac and hashlib only."""
     canonical = bytes.fromhex(COUNT + FIRST + SECOND + NO_NAME)
     keyed = hmac.new(bytes(range(32)), b"fedalc/1/instance/content\0" + canonical, "sha256").digest()
     name = hmac.new(bytes(range(32)), b"fedalc/1/label\0" + "né7".encode(), "sha256").digest()
@@ -136,7 +136,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_raw_embeddings_break_at_the_last_bit() -> None:
-    """What another BLAS does: every number one step of float32 away. Not one instance is found again."""
+    """With another BLAS every number may differ by one step of float32. Then no instance is found again."""
     E = np.random.default_rng(0).standard_normal((200, 16)).astype(np.float32)
     elsewhere = np.nextafter(E, np.float32(np.inf))
     assert not set(canonical_embeddings(E, 0)) & set(canonical_embeddings(elsewhere, 0))
@@ -145,7 +145,7 @@ def test_raw_embeddings_break_at_the_last_bit() -> None:
 
 
 def test_rounded_embeddings_break_at_a_boundary() -> None:
-    """Half a step is where rounding tears two neighbours apart, so a step only makes it rarer."""
+    """Rounding separates neighbours at half a step, so a larger step only makes this rarer."""
     boundary = np.array([[0.75, 0.0]], dtype=np.float32)
     below = np.nextafter(boundary, np.float32(-1))
     assert list(canonical_embeddings(boundary, 0.5)) == [bytes.fromhex("0200000000000000")]
@@ -162,7 +162,7 @@ def test_embeddings_are_checked() -> None:
 
 
 def test_it_is_fast() -> None:
-    """A loose bound: 1.8 million instances of this size are to take seconds, not minutes."""
+    """A loose bound: 1.8 million instances of this size should take seconds, not minutes."""
     X = csr_matrix((np.ones(400_000, dtype=np.float32), np.tile(np.arange(20), 20_000), np.arange(0, 400_001, 20)))
     began = time.perf_counter()
     assert len(Hasher("hmac-sha256", KEY).instances(canonical_sparse(X))) == 20_000

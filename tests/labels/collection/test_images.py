@@ -1,4 +1,4 @@
-"""Pictures in the collection: the same bytes on every machine, and two parties' instances joined by each identity."""
+"""Pictures in the collection: same bytes on every machine; two parties' instances join for each identity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDENTITIES = ["record", "content", "embedding"]
 
 
 def test_the_bytes_written_out() -> None:
-    """The side and the digest of the pixels, or the name alone, in NFC."""
+    """The side and the digest of the pixels, or only the name, in NFC."""
     pixels = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
     images = Images(pixels, ["one", "two"])
     digests = [hashlib.blake2b(picture.tobytes(), digest_size=16).digest() for picture in pixels]
@@ -57,7 +57,7 @@ def test_pictures_of_other_pixels_or_another_size_are_others() -> None:
 
 @pytest.mark.parametrize("identity", IDENTITIES)
 def test_two_parties_join_the_pictures_that_both_hold(identity: str) -> None:
-    """One holds pictures 0 to 7 under `cat`, the other 5 to 11 under `dog`, in another order: three have both."""
+    """One has pictures 0 to 7 with `cat`, the other 5 to 11 with `dog`, in another order: three have both."""
     if identity == "embedding":
         pytest.importorskip("transformers")
     settings = CollectionSettings(identity=identity, quantum=0.01)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The join: the same whatever the order, the parts and the repetitions; and whoever errs or cheats is named."""
+"""The join does not depend on order, splitting or repetition, and names clients that err or cheat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HASHER = Hasher("hmac-sha256", KEY)
 
 
 def sets_of(joined: Joined, labels: str, instances: str) -> dict[str, str]:
-    """Label sets by the letters they were made of. Instances come by ascending digest."""
+    """Return label sets as the letters they were made of. Instances are sorted by digest."""
     name = {rows_of(label).tobytes(): label for label in labels}
     order = sorted(instances, key=lambda instance: rows_of(instance).tobytes())
     assert joined.label_sets.shape[0] == len(order)
@@ -43,7 +43,7 @@ def test_by_hand() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_order_parts_and_repetitions_do_not_matter(data: st.DataObject) -> None:
-    """And it is what counting Y gives, for identity `record`."""
+    """The result also equals counting Y, for identity `record`."""
     seed = data.draw(st.integers(0, 10_000))
     split = random_split(data.draw(st.integers(1, 25)), 6, data.draw(st.integers(1, 8)), seed, per_instance=5)
     if split.labels.nnz == 0:
@@ -70,7 +70,7 @@ def test_order_parts_and_repetitions_do_not_matter(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(min_size=11, max_size=11).map(lambda b: bytes(7) + b[:2] + bytes(1) + b[10:]), min_size=1))
 def test_rows_with_equal_beginnings_are_told_apart(rows: list[bytes]) -> None:
-    """Digests crafted to look alike at first: no client can make two instances one."""
+    """Digests crafted with equal beginnings: no client can merge two instances into one."""
     order, first = _grouped(np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), -1))
     ordered = [rows[place] for place in order]
     assert ordered == sorted(rows)
@@ -246,7 +246,7 @@ def test_sizes_of_label_sets_are_those_of_Y(data: st.DataObject) -> None:
 
 
 def merged(X: csr_matrix, Y: csr_matrix) -> csr_matrix:
-    """Y with the rows of equal features made one."""
+    """Return Y with rows of equal features merged."""
     group: dict[bytes, int] = {}
     X = X.copy()
     X.sort_indices()

@@ -1,4 +1,4 @@
-"""The key: against the RFCs' vectors, in its file, and never in sight."""
+"""The key: against the RFCs' test vectors, in its file, and never printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET = bytes(range(7, 39))
 
 
 def unchecked(secret: bytes) -> Key:
-    """The RFCs' keys are all short or weak, so they go in by the back door."""
+    """The RFCs' keys are all short or weak, so skip the check of keys."""
     key = object.__new__(Key)
     key._Key__secret = secret  # type: ignore[attr-defined]
     return key
@@ -47,7 +47,7 @@ def test_mac_is_the_rfcs(secret: bytes, data: bytes, name: str, digest: str) -> 
 
 
 def test_mac_is_the_rfcs_by_the_front_door() -> None:
-    """Their fourth case: HMAC fills a short key up with zeros, so 25 bytes and 7 zeros are the same key."""
+    """Their fourth case: HMAC pads a short key with zeros, so 25 bytes and 7 zeros are the same key."""
     key = Key(bytes(range(1, 26)) + bytes(7))
     data = b"\xcd" * 50
     assert key.mac("sha256", data).hex() == "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b"

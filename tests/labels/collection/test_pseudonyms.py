@@ -1,4 +1,4 @@
-"""Pseudonyms to names and back, with the parties' key."""
+"""Names to pseudonyms and back, with the parties' key."""
 
 from __future__ import annotations
 

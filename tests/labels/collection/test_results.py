@@ -1,4 +1,4 @@
-"""The server's file: counts under pseudonyms, found again by those who have the key, and checked when read."""
+"""The server's file: counts by pseudonym, resolved with the key, and checked when read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_every_cut_and_every_changed_byte_is_seen(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_is_not_believed(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    """Two labels, n = 2 and 3, c = 2, four instances; then one thing that cannot be."""
+    """Two labels, n = 2 and 3, c = 2, four instances; then one impossible change."""
     path = tmp_path / "file"
     types = {"together_indices": np.int32, "together_indptr": np.int64}
     facts = {"instances": 4, "protocol": PLAIN.__dict__, "facts": {}}

@@ -1,4 +1,4 @@
-"""Run ids: under one key, what two runs send has nothing in common; within one, parties' messages join."""
+"""Run ids: with one key, messages of two runs have nothing in common; within a run, parties' messages join."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENTS = list(canonical_sparse(TRAIN.features))
 
 
 def of_run(run: str, algorithm: Algorithm = "hmac-sha256") -> tuple[set[bytes], set[bytes], str]:
-    """Digests, pseudonyms and key check."""
+    """Return digests, pseudonyms and key check."""
     hasher = Hasher(algorithm, KEY if algorithm.startswith("hmac") else None, run=run)
     digests, labels = hasher.instances(CONTENTS), hasher.labels(list("abcd"))
     return {d.tobytes() for d in digests}, {p.tobytes() for p in labels}, hasher.protocol("content").key_check
@@ -41,12 +41,12 @@ def test_two_runs_have_nothing_in_common(algorithm: Algorithm) -> None:
 
 
 def test_without_a_run_id_all_is_as_before() -> None:
-    """The example of docs/collection-format.md, which older files were made by, is in test_hashing."""
+    """test_hashing has the example of docs/collection-format.md for files without a run id."""
     assert of_run("")[2] == KEY.check
 
 
 def test_the_example_of_the_format() -> None:
-    """docs/collection-format.md, the run `march`."""
+    """The run `march` of docs/collection-format.md."""
     hasher = Hasher("hmac-sha256", Key(bytes(range(32))), run="march")
     canonical = bytes.fromhex("02000000 02000000 0000803f 02010000 000000bf 00000000")
     assert hasher.instances([canonical]).tobytes().hex() == "8a847e7f151f46daba8cfcde99f0a038"
@@ -79,7 +79,7 @@ def test_what_is_no_run_id(wrong: str) -> None:
 
 
 def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
-    """As fedalc 0.1 wrote them: another first line, and no run in the protocol."""
+    """As fedalc 0.1 wrote them: with another first line, and no run in the protocol."""
     new = messages_of("", "a", 0)
     new.save(tmp_path / "new")
     magic, header, rest = (tmp_path / "new").read_bytes()[:-32].split(b"\n", 2)
@@ -97,7 +97,7 @@ def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
 
 
 def test_a_run_from_files_to_training(place: Path) -> None:  # noqa: F811
-    """The run id is in the file: nobody has to say it again."""
+    """The run id is in the file: nobody has to give it again."""
     client = ("collect", "client", "data", "--key", "key")
     assert "run march" in run(*client, "--out", "a.msg", "--run", "march")
     assert "--run ID" in run(*client, "--out", "none.msg")

@@ -47,7 +47,7 @@ def test_one_release_is_the_analytic_gaussian_mechanism(epsilon: float) -> None:
 
 @pytest.mark.parametrize(("z", "steps"), [(10.0, 100), (3.0, 7)])
 def test_releases_compose_as_one_with_less_noise(z: float, steps: int) -> None:
-    """k Gaussians of z are one of z/√k: their signals add up along one line."""
+    """k Gaussians of z equal one of z/√k, because their signals add up along one line."""
     together = spent_epsilon(z, DELTA, steps)
     assert together == pytest.approx(spent_epsilon(z / math.sqrt(steps), DELTA, 1), rel=1e-6)
     assert analytic_delta(together, z / math.sqrt(steps)) == pytest.approx(DELTA, rel=1e-2)
@@ -87,9 +87,9 @@ def test_little_noise_is_no_hazard_and_none_is_no_privacy() -> None:
 
 
 def delta_of_counts(epsilon: float, sigma: float, times: int) -> float:
-    """δ(ε) of `times` whole numbers with discrete Gaussian noise, each moved by 1, over all outcomes.
+    """Return δ(ε) of `times` whole numbers with discrete Gaussian noise, each moved by 1, over all outcomes.
 
-    The losses (x + 1/2)/σ² depend on the sum of the noise alone, so its distribution is all that is needed.
+    The losses (x + 1/2)/σ² depend only on the sum of the noise, so its distribution suffices.
     """
     x = np.arange(-int(12 * sigma) - 3, int(12 * sigma) + 4)
     one = np.exp(-(x**2) / (2 * sigma**2))
@@ -114,7 +114,7 @@ def test_counts_keep_the_promise_by_brute_force(epsilon: float, m: int, releases
 
 
 def test_brute_force_by_a_second_hand() -> None:
-    """The same δ over all outcomes of two numbers, without the shortcut through their sum, and in both directions."""
+    """The same δ over all outcomes of two numbers, without using their sum, and in both directions."""
     sigma, epsilon = 1.3, 0.7
     x = np.arange(-18, 19)
     one = np.exp(-(x**2) / (2 * sigma**2))
@@ -146,8 +146,10 @@ def test_releases_of_different_kinds_compose() -> None:
 @pytest.mark.parametrize("others", [0, 1, 4])
 @pytest.mark.parametrize("too_low", [0, 2])
 def test_a_published_list_of_labels_keeps_the_promise_in_every_outcome(others: int, too_low: int) -> None:
-    """N, and n of a label if it is shown, of one instance and `others` with that label; δ by summing over all outcomes.
-    A threshold that is too low would be found."""
+    """Sum δ over all outcomes of N, and of n if the label is shown, for one instance and `others` with that label.
+
+    A threshold that is too low fails.
+    """
     sigma, delta = 2.0, 0.02
     release = Release("discrete", sigma, 2, selection=delta / 2)
     epsilon = epsilon_of([release], delta)
@@ -157,7 +159,7 @@ def test_a_published_list_of_labels_keeps_the_promise_in_every_outcome(others: i
     noise = weight / weight.sum()
 
     def world(count: int) -> np.ndarray:
-        """The probability of each pair of values; the last column is that of no label."""
+        """Return the probability of each pair of values; the last column is for no label."""
         n = np.roll(noise, count) * (x >= least) if count else np.zeros(len(x))
         return np.outer(np.roll(noise, count), np.append(n, 1 - n.sum()))
 

@@ -1,7 +1,7 @@
-"""A reader of published counts tries to tell whether one instance has two labels together.
+"""An attacker tries to find out from published counts whether one instance has two labels together.
 
-Before, counts got `c + std · normal`, and pairs that never occur `std · isf(chance · (1 - u))`: different doubles. A
-value that the second formula cannot give proved that its pair occurs.
+Earlier, counts got `c + std · normal`, and pairs that never occur `std · isf(chance · (1 - u))`: different doubles. A
+value that the second formula cannot give proved that the pair occurs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SIGMA = Z * sensitivity(M)
 
 
 def label_sets(labels: int, together: bool) -> csr_matrix:
-    """Many instances with one label each; and one more, with the labels 0 and 1, or not there."""
+    """Return many instances with one label each, and one with labels 0 and 1 if `together`, else without labels."""
     alone = np.eye(labels)[np.arange(60 * labels) % labels]
     pair = np.zeros((1, labels))
     pair[0, :2] = together
@@ -55,7 +55,7 @@ def label_sets(labels: int, together: bool) -> csr_matrix:
 
 
 def continuous_release(labels: int, together: bool, random: np.random.Generator) -> float:
-    """What was published of the pair (0, 1) before; 0 where nothing was."""
+    """Return the earlier mechanism's published value of the pair (0, 1); 0 if none was published."""
     chance = min(0.5, 2 / (labels - 1))
     if together:
         value = 1 + SIGMA * random.standard_normal()
@@ -64,7 +64,7 @@ def continuous_release(labels: int, together: bool, random: np.random.Generator)
 
 
 def proves_presence(value: float, labels: int) -> bool:
-    """No uniform number u of 53 bits gives this value, so that it cannot be noise on a pair that never occurs."""
+    """No uniform u of 53 bits gives this value, so it cannot be noise on a pair that never occurs."""
     chance = min(0.5, 2 / (labels - 1))
     about = round((1 - norm.sf(value / SIGMA) / chance) * 2**53)
     u = np.clip(about + np.arange(-60, 61), 0, 2**53 - 1) * 2.0**-53
@@ -72,7 +72,7 @@ def proves_presence(value: float, labels: int) -> bool:
 
 
 def is_impossible(value: float, labels: int, sigma: float = SIGMA) -> bool:
-    """The same test of what is published now: not a whole number, or one that no noise on an absent pair gives."""
+    """The same test for the current mechanism: not whole, or a number that noise on an absent pair cannot give."""
     noise = discrete_gaussian(sigma)
     threshold = _threshold(noise, labels)
     return value != 0 and not (value == int(value) > threshold and noise.tail(int(value) - 1) > noise.tail(int(value)))
@@ -80,7 +80,7 @@ def is_impossible(value: float, labels: int, sigma: float = SIGMA) -> bool:
 
 @pytest.mark.parametrize(("labels", "trials"), [(3, 150), (10, 150)])
 def test_the_attack_works_on_what_was_published_before(labels: int, trials: int) -> None:
-    """Otherwise that it finds nothing now would say nothing."""
+    """Otherwise it would mean nothing that the attack fails now."""
     random = np.random.default_rng(labels)
     present = [continuous_release(labels, True, random) for _ in range(trials)]
     proved = sum(value > 0 and proves_presence(value, labels) for value in present)
@@ -107,9 +107,9 @@ def test_no_published_value_proves_anything(labels: int, trials: int) -> None:
 
 
 def violations(present: np.ndarray, absent: np.ndarray, epsilon: float, confidence: float = 1e-6) -> int:
-    """Events that are surely more frequent in one world than e^ε times the other world's frequency plus δ.
+    """Return events that are clearly more frequent in one world than e^ε times the other's frequency plus δ.
 
-    Events: every single value, at least it, and at most it.
+    The events are, for each value: equal to it, at least it, and at most it.
     """
     least = min(present.min(), absent.min())
     size, trials = int(max(present.max(), absent.max()) - least) + 1, len(present)
@@ -126,8 +126,10 @@ def violations(present: np.ndarray, absent: np.ndarray, epsilon: float, confiden
 
 
 def published(labels: int, together: bool, sigma: float, draws: int = 200_000) -> np.ndarray:
-    """What is released of the counts of one instance with three labels, or of the same counts without it, many times:
-    N, three n and three c, with 0 where a pair is not shown. The last column is the likeliest tell: their sum."""
+    """Return many releases of the counts of one instance with three labels, or of the same counts without it.
+
+    Columns: N, three n and three c, with 0 for a pair that is not shown; last their sum, the most likely to reveal it.
+    """
     generator, noise = SecureGenerator.seeded(2 * labels + together), discrete_gaussian(sigma)
     alone = int(together) + noise.draw(generator, 4 * draws)
     present = np.arange(3 * draws if together else 0)
@@ -141,7 +143,7 @@ def published(labels: int, together: bool, sigma: float, draws: int = 200_000) -
 
 
 def violations_of_counts(labels: int, sigma: float) -> int:
-    """Of all counts together, and of each alone, which may spend what it does alone and no more."""
+    """Test all counts together, and each alone, which may spend only its own share."""
     present, absent = (published(labels, together, sigma) for together in (True, False))
     one = epsilon_of([Release("discrete", SIGMA, 1)], DELTA)
     assert one < EPSILON / 2
@@ -156,7 +158,7 @@ def test_no_event_separates_the_worlds_beyond_epsilon_and_delta(labels: int) -> 
 
 @pytest.mark.parametrize("labels", [3, 10, 79])
 def test_half_of_the_noise_would_be_found(labels: int) -> None:
-    """The same test, of the same size: otherwise that it finds nothing would say little."""
+    """The same test with the same size: otherwise it would mean little that it finds nothing."""
     assert violations_of_counts(labels, SIGMA / 2) > 0
 
 
@@ -164,7 +166,7 @@ def test_half_of_the_noise_would_be_found(labels: int) -> None:
 
 
 def joined_files(one_more: bool) -> Joined:
-    """Six labels with many instances; and one more instance, alone with its label, or not there."""
+    """Return six labels with many instances and, optionally, one instance that is alone with its label."""
     Y = csr_matrix(np.vstack([np.eye(7)[np.arange(720) % 6], np.eye(7)[[6] * one_more]]))
     canonical = [str(row).encode() for row in range(Y.shape[0])]
     sent = make_messages(Hasher("sha256", None), "record", "all", canonical, Y, [f"label {u}" for u in range(7)])
@@ -172,7 +174,7 @@ def joined_files(one_more: bool) -> Joined:
 
 
 def test_the_list_of_labels_does_not_show_a_single_instance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, every label that an instance had was in the file."""
+    """Earlier, the file contained every label of an instance."""
     monkeypatch.setattr(fedalc.labels.knowledge, "epsilon_of", lambda *_: EPSILON)  # half a second each
     monkeypatch.setattr(Ledger, "add", lambda *_: None)
     worlds = []
@@ -204,14 +206,14 @@ def test_labels_of_one_instance_are_shown_as_rarely_as_promised(labels_per_insta
 
 
 def test_labels_that_were_clipped_are_never_shown() -> None:
-    """Otherwise one instance with hundreds of labels of its own would bring hundreds of chances."""
+    """Otherwise an instance with hundreds of labels of its own would have hundreds of chances."""
     Y = csr_matrix(np.ones((1, 500)))
     shown, _ = published_correlations(Y, M, Z, -(10**6), SecureGenerator.seeded(0))
     assert len(shown) == M
 
 
 def test_which_pairs_are_shown_does_not_depend_on_labels_that_are_not() -> None:
-    """The number of labels sets the threshold of pairs. It has to be the number of those that are published."""
+    """The number of labels sets the threshold of pairs. It must be the number of published labels."""
     two, rare = np.zeros((620, 502)), np.eye(502)[2:]
     two[:320, 0] = two[300:, 1] = 1  # 20 instances have both
     generator, Y = SecureGenerator.seeded(1), csr_matrix(np.vstack([two, rare]))
@@ -221,7 +223,7 @@ def test_which_pairs_are_shown_does_not_depend_on_labels_that_are_not() -> None:
 
 
 def test_in_a_simulation_noise_is_on_every_label_of_the_dataset() -> None:
-    """Its list of labels is public: a label without an instance has a noised count as all others have."""
+    """The list of labels is public: a label without instances has a noised count like all others."""
     train = random_split(40, 8, 5, seed=0)
     Y = train.labels.tolil()
     Y[:, 2] = 0
@@ -235,7 +237,7 @@ def test_in_a_simulation_noise_is_on_every_label_of_the_dataset() -> None:
 
 
 def test_a_file_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fedalc collect server --epsilon 1`: all that is in the file is whole numbers, and none proves anything."""
+    """`fedalc collect server --epsilon 1`: the file contains only whole numbers, and none proves presence."""
     monkeypatch.chdir(tmp_path)
     labels = 12
     random = np.random.default_rng(0)

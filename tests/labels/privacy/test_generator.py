@@ -1,4 +1,4 @@
-"""The secure generator: repeatable by its key alone, uniform, and without a public state."""
+"""The secure generator: reproducible with its key only, uniform, and without public state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all runs spent: entered once, before anything is made of the noise, never forgotten, refused above a budget."""
+"""The ledger of ε: entries are made once, before the noise is used, never lost, and refused above a budget."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_entry_is_there_before_the_first_checkpoint_and_a_resumed_run_has_it
 
 
 class PowerCut(Callback):
-    """In the middle of the second round's evaluation."""
+    """Raised in the middle of the second round's evaluation."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ GRADIENTS = {**PRIVATE, "rounds": 3, "dataset": DATA.name, "regularizer": {"weig
 
 
 def test_a_private_round_is_saved_before_anybody_is_told_of_it(tmp_path: Path) -> None:
-    """A kill afterwards must not draw its noise again: what was told before it and what is kept are of one draw."""
+    """A kill afterwards must not redraw the noise: reported and saved values must come from one draw."""
     settings = fedalc.experiment({**GRADIENTS, "privacy": {"epsilon": 1.0, "mechanism": "gradients"}})
     cut = PowerCut()
     with pytest.raises(RuntimeError, match="power cut"):
@@ -109,7 +109,7 @@ def test_a_private_round_is_saved_before_anybody_is_told_of_it(tmp_path: Path) -
 
 
 def test_a_round_that_was_saved_first_is_evaluated_when_the_run_is_resumed(tmp_path: Path) -> None:
-    """As if nothing had happened: the choice among rounds has it too."""
+    """As in an undisturbed run: the selection among rounds includes it."""
     privacy = {"epsilon": 1.0, "mechanism": "gradients", "noise": "seeded"}
     settings = fedalc.experiment({**GRADIENTS, "privacy": privacy})
     whole = fedalc.train(settings, data=DATA)
@@ -121,7 +121,7 @@ def test_a_round_that_was_saved_first_is_evaluated_when_the_run_is_resumed(tmp_p
 
 
 def test_an_id_stands_for_one_run(privacy_ledger: Path) -> None:
-    """Before, one that was known passed with any noise, whatever the budget."""
+    """Earlier, a known id passed with any noise, whatever the budget."""
     ledger = Ledger(privacy_ledger)
     ledger.add(charge("dataset:old place", "data:1", id="x"))
     for act in (ledger.add, ledger.check):
@@ -150,7 +150,7 @@ def test_a_ledger_on_a_full_disk_is_one_clear_line(
 
 
 def test_all_processes_hear_of_an_error_at_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one tells the others before it stops; otherwise they would wait for it for ever."""
+    """The first one notifies the others before it stops; otherwise they would wait forever."""
     told: list[bool] = []
 
     def any_of(here: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Counts noised once: the sensitivity by brute force, the sparse simulation against noise drawn for every pair."""
+"""Noised counts: the sensitivity by brute force, the sparse simulation against noise for every pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.problems import random_split
 
 
 def released(label_sets: csr_matrix) -> np.ndarray:
-    """The vector that noise is added to: N, n, and c over unordered pairs."""
+    """Return the vector to which noise is added: N, n, and c over unordered pairs."""
     known = Correlations.from_label_sets(label_sets)
     pairs = known.together.toarray()[np.triu_indices(known.label_count, 1)]
     return np.concatenate([[known.instances], known.counts, pairs])
@@ -78,7 +78,7 @@ def test_what_comes_out_is_fit_for_use(z: float) -> None:
 
 
 def test_the_noise_has_the_promised_size() -> None:
-    """On counts that no limit touches: σ = z · √(1 + m + m(m-1)/2), for N, n and c alike."""
+    """On counts below all limits: σ = z · √(1 + m + m(m-1)/2), for N, n and c alike."""
     Y = csr_matrix(np.tile(np.array([[1, 1, 0, 0], [0, 0, 1, 1]]), (3000, 1)))
     Y = csr_matrix(np.vstack([Y.toarray(), np.eye(4)[np.arange(4000) % 4]]))  # so that n is well above c
     generator = SecureGenerator.seeded(0)
@@ -92,7 +92,7 @@ def test_the_noise_has_the_promised_size() -> None:
 
 
 def fits(sample: np.ndarray, sigma: float, above: int | None = None) -> bool:
-    """χ² against the discrete Gaussian's probabilities, written out; of what is above a value, where one is given."""
+    """χ² test against the discrete Gaussian's probabilities; with a value, only for draws above it."""
     x = np.arange(-int(40 * sigma), int(40 * sigma) + 1)
     weight = np.exp(-(x**2) / (2 * sigma**2))
     if above is not None:
@@ -124,7 +124,7 @@ def test_the_tail_is_drawn_as_the_table_has_it() -> None:
 
 
 class Given(SecureGenerator):
-    """Words that were thought of beforehand."""
+    """A generator that returns fixed words."""
 
     def __init__(self, *words: int) -> None:
         self.given = list(words)
@@ -136,7 +136,7 @@ class Given(SecureGenerator):
 
 @pytest.mark.parametrize("value", [-3, 0, 2, 15])
 def test_where_64_bits_do_not_decide_256_do(value: int) -> None:
-    """A uniform number at an entry of the table, and one below it: they differ in the last bit."""
+    """A uniform number equal to an entry of the table, and one below it: they differ in the last bit."""
     table = discrete_gaussian(1.0)
     for uniform, drawn in ((table.tail(value), value), (table.tail(value) - 1, value + 1)):
         generator = Given(*np.frombuffer(uniform.to_bytes(32, "big"), dtype=">u8").tolist())
@@ -156,7 +156,7 @@ def test_numbers_of_successes_are_binomial(trials: int) -> None:
 
 
 def test_the_sparse_simulation_is_noise_on_every_pair() -> None:
-    """C = 30, 435 pairs of which 35 present: number, place and value of the rest, against theory and a literal twin."""
+    """C = 30, 435 pairs, 35 present: number, place and value of the rest, against theory and a naive version."""
     pairs, draws, threshold, noise = 435, 1500, 4, discrete_gaussian(3.0)
     generator = SecureGenerator.seeded(0)
     present = np.sort(np.random.default_rng(0).choice(pairs, 35, replace=False))
@@ -182,7 +182,7 @@ def test_the_sparse_simulation_is_noise_on_every_pair() -> None:
 
 
 def test_the_threshold_lets_at_most_about_one_false_pair_per_label_pass() -> None:
-    """Labels that never meet: all pairs in the result are false."""
+    """No two labels occur together, so all pairs in the result are false."""
     Y = csr_matrix(np.eye(200)[np.arange(20000) % 200])
     for z in (2.0, 9.0):
         noise = discrete_gaussian(z * sensitivity(1))

@@ -61,7 +61,7 @@ def near_pairs(
     among: range | list[int] = range(C),
     of: range | list[int] = range(C),
 ):
-    """The neighbours are those of the starting W: they are not differentiated."""
+    """The neighbours are those of the initial W and are not differentiated."""
     lists = {u: nearest(W0, u, k, among) for u in of}
     return lambda W: sum((term(W, u, v) for u in of for v in lists[u]), start=torch.zeros(()))
 
@@ -159,7 +159,7 @@ def test_gradient_by_finite_differences(name: str) -> None:
 
 
 def test_from_instances_as_the_paper_writes_it() -> None:
-    """The paper sums over instances, positive and negative labels of each. n and c give the same number."""
+    """The paper sums over instances and over the positive and negative labels of each. n and c give the same sum."""
     labels = random_split(60, 4, C, seed=5).labels
     sets = [set(row.indices) for row in labels if row.nnz]
     total = sum(hinge(1.1, distance(W0, y, z)).item() for s in sets for y in s for z in range(C) if z not in s) / len(
@@ -179,7 +179,7 @@ def test_two_orthogonal_rows_by_hand() -> None:
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 4, 5])
 def test_the_adaptive_margin_with_few_classes(classes: int) -> None:
-    """With no (K+1)-th class the farthest sets the margin: what a K of one fewer than the others would do."""
+    """Without a (K+1)-th class the farthest class sets the margin, as with K = number of others - 1."""
     known = Correlations.from_label_sets(random_split(30, 4, classes, seed=classes).labels)
     W = random_rows(classes, D, torch.Generator().manual_seed(2), torch.float64)
     value, gradient = NearestPairs(7, None, known).value_and_gradient(W)
@@ -213,7 +213,7 @@ def test_more_neighbours_than_an_index_has_classes(potential: Potential | None) 
 
 @pytest.mark.parametrize("form", [AllPairs(repel_within(1.2), KNOWN, budget=SMALL), NearestPairs(3, None, KNOWN)])
 def test_slopes_are_those_of_a_dense_matrix(form: AllPairs | NearestPairs) -> None:
-    """A_uv = φ'(s_uv)/N at the pairs taken, written out, with its products A W and A Aᵀ."""
+    """A_uv = φ'(s_uv)/N at the selected pairs, as a dense matrix, with its products A W and A Aᵀ."""
     dense = torch.zeros(C, C, dtype=torch.float64)
     for u in range(C):
         if isinstance(form, AllPairs):

@@ -1,4 +1,4 @@
-"""What a round draws for an instance depends on seed, round and key alone; and what is done with it, pixel by pixel."""
+"""Random draws for an instance depend only on seed, round and key; and their effect, pixel by pixel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chance(round_number: int = 1, seed: int = 0, **keys: Any) -> Chance:
 
 
 def literal_draw(seed: int, purpose: str, round_number: int, key: int) -> float:
-    """The finaliser of splitmix64 in whole numbers, one key at a time."""
+    """The finaliser of splitmix64 in Python integers, one key at a time."""
     below = 1 << 64
     z = (key * 0x9E3779B97F4A7C15 + derived_seed(seed, purpose, round_number)) % below
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % below
@@ -117,7 +117,7 @@ def test_half_are_mirrored_and_nothing_else_happens_to_them() -> None:
 
 
 def test_shifts_reach_an_eighth_both_ways_and_no_further() -> None:
-    """A picture whose pixels say where they are: seen at (8, 8), which a shift of two does not bring to an edge."""
+    """The pixels encode their position; (8, 8) stays inside the picture after a shift of two."""
     place = torch.arange(16, dtype=torch.uint8)
     picture = torch.stack((place.view(16, 1).expand(16, 16), place.expand(16, 16), place.expand(16, 16)), dim=2)
     moved = chance(images={"augment": "mirror-shift"}).moved(picture.expand(500, 16, 16, 3), torch.arange(500))

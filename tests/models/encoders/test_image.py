@@ -1,4 +1,4 @@
-"""Encoders of pictures against a network written out; gradients numerically; the three normalisations; the start."""
+"""Picture encoders against a literal network; numerical gradients; the three normalisations; initial weights."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def literal_norm(x: Tensor, p: dict[str, Tensor], at: str, norm: str) -> Tensor:
 
 
 def literal_embedding(p: dict[str, Tensor], norm: str) -> Tensor:
-    """resnet-small: a stem, four blocks of two 3×3 convolutions beside a shortcut, the mean over places, a map."""
+    """resnet-small: a stem, four blocks of two 3×3 convolutions with a shortcut, mean over positions, linear map."""
     mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], dtype=torch.float64)
     x = ((torch.from_numpy(PIXELS).double() / 255 - mean) / deviation).permute(0, 3, 1, 2)
 
@@ -93,7 +93,7 @@ def literal_embedding(p: dict[str, Tensor], norm: str) -> Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("norm", ["group", "frozen", "batch"])
 def test_the_network_written_out(norm: str, weights: Path) -> None:
-    """With scales, shifts and statistics that are not 1 and 0. `batch` as a client works: on its batch's own."""
+    """With scales, shifts and statistics other than 1 and 0. `batch` uses its batch's statistics, as on a client."""
     network = encoder(norm=norm, pretrained=str(weights)).train()
     wanted = literal_embedding(network.state_dict(), norm)
     torch.testing.assert_close(network(rows()), wanted, rtol=1e-10, atol=1e-12)
@@ -178,7 +178,7 @@ def test_unit_is_raw_scaled_to_length_one() -> None:
 
 
 def test_the_heads_start() -> None:
-    """Weights of deviation 1/√256: an output of the size of its input's numbers."""
+    """Weights have deviation 1/√256, so outputs are as large as inputs."""
     head = encoder(dim=128).head
     assert head.bias.eq(0).all() and head.weight.shape == (128, 256)
     assert head.weight.mean().item() == pytest.approx(0, abs=4 / 16 / np.sqrt(head.weight.numel()))
@@ -241,7 +241,7 @@ def test_the_size_is_that_of_what_is_built_and_costs_no_pretrained_weights(norm:
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_mixed_precision_is_near(norm: str) -> None:
-    """bfloat16 has 8 bits: numbers are off by up to 0.4 %, and after a dozen layers by some of that."""
+    """bfloat16 has 8 bits: numbers are off by up to 0.4 %, and errors accumulate over a dozen layers."""
     found = []
     for precision in ("full", "mixed"):
         network = encoder(double=False, norm=norm, precision=precision).train()

@@ -1,4 +1,4 @@
-"""A block of pictures: scaled as published networks expect it, read once, ahead where asked; errors where awaited."""
+"""Blocks of pictures: scaled like in published networks, read once, prefetched on request; errors on access."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3)).astype(np.uint8
 
 
 class Watched(Images):
-    """Counts how often its pixels are read, and in which threads; or cannot be read."""
+    """Counts how often, and in which threads, its pixels are read; can also fail to read."""
 
     def __init__(self, broken: bool = False) -> None:
         super().__init__(PIXELS, [str(row) for row in range(5)])

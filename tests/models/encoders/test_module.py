@@ -1,4 +1,4 @@
-"""A user's own torch.nn.Module as encoder, by name or as it is."""
+"""The user's own torch.nn.Module as encoder, by name or as an object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW: dict[str, Any] = {"method": "fedavg-fixed", "rounds": 3, "selection": {"val
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    """What a test registers is forgotten after it."""
+    """Remove registrations after each test."""
     before = dict(ENCODERS._registered)
     yield
     ENCODERS._registered.clear()

@@ -1,4 +1,4 @@
-"""The sparse product and the encoders against dense arithmetic; gradients numerically; dropout per instance."""
+"""The sparse product and the encoders against dense arithmetic; numerical gradients; dropout per instance."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_output_has_unit_length_except_for_an_instance_without_features() -> Non
 
 
 def test_the_frameworks_start_maps_averaged_features_to_nearly_one_direction() -> None:
-    """Why `he` is the default: with torch's own biases, different instances start almost alike."""
+    """The reason for the default `he`: with torch's own biases, different instances start almost alike."""
     features = scale_rows(random_split(50, 200, 2, seed=1).features, "mean")
 
     def mean_cosine(start: str) -> float:

@@ -1,4 +1,4 @@
-"""A folder of pretrained weights, of a network nobody has trained."""
+"""Write a folder of pretrained weights, of an untrained network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedalc.models.encoders.image import ResNetSmall
 
 
 def save_resnet(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 3, **changes: Any) -> Any:
-    """A resnet-small as the library saves one, scales, shifts and statistics drawn too; returns it."""
+    """Save a resnet-small as the library does, with random scales, shifts and statistics, and return it."""
     from transformers import ResNetConfig, ResNetModel
 
     with torch.random.fork_rng(devices=[]):

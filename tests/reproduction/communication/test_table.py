@@ -1,4 +1,4 @@
-"""Bytes worked out by hand, the paper's figures met, and both equal to what a real training counts."""
+"""Bytes computed by hand equal the paper's figures and the bytes of a real training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def table() -> Communication:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No round of a ResNet-50 is run: each takes seconds."""
+    """Skip the rounds of a ResNet-50: each takes seconds."""
     monkeypatch.setattr("fedalc.reproduction.communication.table.measured_round", from_shapes)
 
 
@@ -71,7 +71,7 @@ def test_as_many_bytes_as_the_ledger_of_a_training(method: str, preset: str) -> 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in ("fedalc-exact", "fedalc-oneshot")])
 def test_as_many_bytes_as_a_round_with_pictures(method: str) -> None:
-    """Every method, with a small network; and the arrays weigh as much as is counted."""
+    """Every method, with a small network; and the arrays have exactly the counted size."""
     settings = experiment({"method": method, "engine": "clients", "encoder": {"name": "resnet-small", "dim": 8}})
     found = measured_round(settings, labels=5)
     shape = Shape(labels=5, clients=1, pairs=6)
@@ -80,7 +80,7 @@ def test_as_many_bytes_as_a_round_with_pictures(method: str) -> None:
 
 
 def test_a_round_of_the_papers_network_is_run(table: Communication) -> None:
-    """The dearest kind: batch normalisation, whose statistics travel, and a row."""
+    """The most expensive kind: batch normalisation, whose statistics are sent, and a row."""
     cell = next(cell for cell in table.cells if (cell.dataset, cell.method) == ("VOC12", "fedalc"))
     found = measured_round(cell.settings("batch"), cell.labels)
     size = 4 * (24_557_120 + 53_120 + 512)
@@ -149,7 +149,7 @@ def test_the_papers_mlp_by_hand(table: Communication) -> None:
 
 
 def resnet50() -> tuple[int, int]:
-    """Parameters without the classifier, and numbers in batch-norm buffers, from the architecture (He et al., 2016)."""
+    """Return the parameters without the classifier, and the size of batch-norm buffers (He et al., 2016)."""
     weights, normalised, width = 3 * 64 * 7 * 7, 64, 64
     for blocks, inner in ((3, 64), (4, 128), (6, 256), (3, 512)):
         for block in range(blocks):
@@ -203,7 +203,7 @@ def test_published_figures_are_met_but_for_the_one_slip(table: Communication) ->
 
 
 def test_met_is_what_is_met(table: Communication) -> None:
-    """Not what has no slip written beside it."""
+    """A wrong figure is "not met" unless the table documents it as a slip."""
     cell = next(cell for cell in table.cells if not cell.slip)
     wrong = cell.model_copy(update={"published": cell.published.model_copy(update={"client": Decimal(1)})})
     explained = wrong.model_copy(update={"slip": "a slip"})
@@ -256,7 +256,7 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_page_says_what_the_code_says(table: Communication) -> None:
-    """A method that the page does not have yet is no mistake."""
+    """A method that the page does not have yet is not an error."""
     page = (ROOT / "docs" / "communication.md").read_text(encoding="utf-8")
     unwrapped = " ".join(page.split())
     assert all(f"- {text}" in unwrapped for text in (*table.heading.slips, *table.heading.notes))
