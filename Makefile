@@ -54,17 +54,17 @@ $(PEERS)/.ready: benchmarks/peers/requirements.txt pyproject.toml | $(READY)
 	$(PEERS)/bin/python -m pip check
 	@touch $@
 
-bench: $(READY) $(PEERS)/.ready  ## speed and memory beside a plain loop, pfl and Flower, from one run (needs FEDALC_DATA; about 20 minutes)
+bench: $(READY) $(PEERS)/.ready  ## speed and memory compared with a plain loop, pfl and Flower, in one run (needs FEDALC_DATA; about 20 minutes)
 	$(BIN)/python benchmarks/joining.py
 	$(PEERS)/bin/python benchmarks/engines.py
 
 bench-growth: $(READY)  ## how cost grows with instances, labels, features and clients, as curves (a few minutes)
 	$(BIN)/python benchmarks/growth.py
 
-bench-kernels: $(READY)  ## each part of a round beside what limits it (needs FEDALC_DATA; a minute)
+bench-kernels: $(READY)  ## each part of a round and what limits it (needs FEDALC_DATA; a minute)
 	$(BIN)/python benchmarks/kernels.py
 
-bench-pictures: $(READY)  ## what a picture costs with each encoder (needs FEDALC_DATA; a few minutes)
+bench-pictures: $(READY)  ## time and memory per picture for each encoder (needs FEDALC_DATA; a few minutes)
 	$(BIN)/python benchmarks/pictures.py
 
 bench-scale: $(READY)  ## time and memory on generated problems of extreme size (up to 20 GB, about an hour and a half; BENCH="correlations parsing" for some rows)

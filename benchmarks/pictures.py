@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import copy_gbps, peak_gflops
+from peers.machine import copy_gbps, peak_gflops
 
 CASES = (
     ("resnet-small", 64, "fused"),
