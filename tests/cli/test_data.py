@@ -76,7 +76,7 @@ def test_check_lists_broken_pictures(run, tmp_path: Path) -> None:  # type: igno
     assert "1 of 3 pictures left out: VOCdevkit/VOC2012/JPEGImages/000001.jpg cannot be decoded" in result.stdout
 
 
-@pytest.mark.parametrize(("name", "message"), [("mosaics", "made on the spot"), ("flair", "cannot be downloaded")])
+@pytest.mark.parametrize(("name", "message"), [("mosaics", "fedalc generates it"), ("flair", "cannot be downloaded")])
 def test_fetch_says_what_to_do(run, name: str, message: str) -> None:  # type: ignore[no-untyped-def]
     assert message in str(run("fetch", name).exception)
 
