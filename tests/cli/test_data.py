@@ -122,7 +122,7 @@ def test_check_finds_what_is_wrong_with_one_s_own_pictures(run, tmp_path: Path) 
     result = run("check", str(folder))
     assert result.exit_code == 1
     assert result.stdout.splitlines()[:2] == [
-        f"{folder}: 1 picture is in train and in test: a.jpg. Results on such pictures are too good",
+        f"{folder}: 1 picture is in train and in test: a.jpg. Results on such pictures are too optimistic",
         f"{folder}: 1 of 3 pictures left out: c.jpg cannot be decoded (not a picture of a known format)",
     ]
     assert _rows(result.stdout)["train instances"] == "2"

@@ -19,5 +19,5 @@ def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | Traine
     if kind == KIND:
         return TrainedModel.load(folder, device)
     if not isinstance(kind, str) or kind not in ORACLES:
-        raise FedalcError(f"{folder}: this version does not know models of kind {kind!r}")
+        raise FedalcError(f"{folder}: a model of kind {kind!r}; this version does not know it")
     return TrainedOracle.load(folder, ORACLES)

@@ -187,7 +187,7 @@ def test_a_wrong_checksum_leaves_what_was_good(server: Server, tmp_path: Path) -
     good = tmp_path / "set" / "other.txt"
     good.write_bytes(b"good")
     server.content = CONTENT[::-1]
-    with pytest.raises(DataError, match=r"SHA-256 is .* and should be .*folder is unchanged"):
+    with pytest.raises(DataError, match=r"SHA-256 is .* and should be .*the folder is unchanged"):
         fetch(expected, tmp_path)
     assert names(tmp_path / "set") == ["other.txt"]
     server.content = CONTENT

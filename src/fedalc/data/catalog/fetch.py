@@ -185,8 +185,8 @@ def _verify(download: Download, part: Path) -> None:
     if wrong:
         _discard(part)
         raise DataError(
-            f"{download.url} sent a different file than expected: {wrong}. fedalc deleted the download and changed "
-            "nothing else in the folder"
+            f"{download.url} sent a different file than expected: {wrong}. The download was deleted; otherwise the "
+            "folder is unchanged"
         )
 
 
