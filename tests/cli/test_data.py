@@ -76,7 +76,7 @@ def test_check_lists_broken_pictures(run, tmp_path: Path) -> None:  # type: igno
     assert "1 of 3 pictures left out: VOCdevkit/VOC2012/JPEGImages/000001.jpg cannot be decoded" in result.stdout
 
 
-@pytest.mark.parametrize(("name", "message"), [("mosaics", "made on the spot"), ("flair", "cannot be downloaded")])
+@pytest.mark.parametrize(("name", "message"), [("mosaics", "fedalc generates it"), ("flair", "cannot be downloaded")])
 def test_fetch_says_what_to_do(run, name: str, message: str) -> None:  # type: ignore[no-untyped-def]
     assert message in str(run("fetch", name).exception)
 
@@ -122,7 +122,7 @@ def test_check_finds_what_is_wrong_with_one_s_own_pictures(run, tmp_path: Path) 
     result = run("check", str(folder))
     assert result.exit_code == 1
     assert result.stdout.splitlines()[:2] == [
-        f"{folder}: 1 picture is in train and in test: a.jpg. Results on such pictures are too good",
+        f"{folder}: 1 picture is in train and in test: a.jpg. Results on such pictures are too optimistic",
         f"{folder}: 1 of 3 pictures left out: c.jpg cannot be decoded (not a picture of a known format)",
     ]
     assert _rows(result.stdout)["train instances"] == "2"

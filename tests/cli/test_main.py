@@ -178,7 +178,7 @@ def test_compare_leaves_out_what_the_settings_do_not_allow(tmp_path: Path) -> No
         (["train", "--name", "../evil"], "name"),
         (["train", "--out", "/dev/null/x"], "/dev/null/x"),
         (["predict", "nowhere", "x.txt", "--device", "abacus"], "device"),
-        (["data", "fetch", "demo"], "made on the spot"),
+        (["data", "fetch", "demo"], "fedalc generates it"),
         (["predict", "nowhere", "x.txt"], "nowhere"),
         (["data", "info", "bibtx"], "bibtex"),
         (["data", "fetch", "bibtex"], "Mulan"),

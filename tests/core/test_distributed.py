@@ -250,7 +250,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     [
         ({"engine": "clients"}, "engine: clients runs in one process: start it without torchrun, or use fused"),
         ({"method": "ovr"}, "method: ovr runs in one process: start it without torchrun"),
-        ({"device": "cuda:1"}, "device: cuda:1 is one device; with cuda each process has one of its own"),
+        ({"device": "cuda:1"}, "device: cuda:1 is a single device; with cuda each process uses its own"),
     ],
 )
 def test_what_has_no_shares_is_refused(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], text: str) -> None:
@@ -319,7 +319,7 @@ def test_neighbours_that_an_index_has_to_find_keep_all_rows_together(monkeypatch
     assert shard_of(sampled, 816_000) == Shard(816_000)
     assert shard_of(sampled, 817_000) is None
     with pytest.raises(
-        ConfigError, match="shard_rows: every process needs all class embeddings: neighbours of so many"
+        ConfigError, match="shard_rows: every process needs all class embeddings: with this many classes"
     ):
         shard_of(sampled.model_copy(update={"shard_rows": "on"}), 817_000)
     few = {"server": {"participation": 0.001}, "regularizer": {"rows": "participants"}, "shard_rows": "on"}

@@ -98,7 +98,7 @@ def test_a_wish_to_stop_is_answered(terminal: bool) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=terminal, width=100)
     (LiveProgress if terminal else PlainProgress)(console, "fedavg").stopping()
-    assert shown.getvalue() == "stopping when this round is over and saved; Ctrl-C again stops at once\n"
+    assert shown.getvalue() == "stopping as soon as this round is finished and saved; Ctrl-C again stops at once\n"
 
 
 def test_without_bars_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,5 +200,5 @@ def test_more_labels_than_any_dataset_has_are_refused(tmp_path: Path) -> None:
     """Each label needs a name and counts: twenty bytes of input would fill the memory."""
     for name in ("train.txt", "test.txt"):
         (tmp_path / name).write_text("1 5 300000000\n0 3:1\n")
-    with pytest.raises(DataError, match="300000000 labels are more than 10,000,000"):
+    with pytest.raises(DataError, match="300000000 labels are more than the limit of 10,000,000"):
         load_dataset(str(tmp_path))

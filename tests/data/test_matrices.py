@@ -92,7 +92,7 @@ def test_the_callers_matrix_stays_as_it_was() -> None:
     [
         ({"label_names": ("a", "a")}, "labels 0 and 1 have the same name, 'a'"),
         ({"label_names": ("\u00e9", "e\u0301")}, "labels 0 and 1 have the same name"),
-        ({"label_names": ("a\nb", "c")}, "label 0 is empty or has a line break"),
+        ({"label_names": ("a\nb", "c")}, "label 0 is empty, or has a line break"),
         ({"label_names": ("a",)}, "1 label names for 2 labels"),
         ({"label_names": "ab"}, "a list of texts"),
         ({"test": (X, Y)}, r"test should be a fedalc.Split\(features, labels\)"),

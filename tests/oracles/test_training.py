@@ -134,7 +134,7 @@ def test_without_refit_the_chosen_one_is_kept() -> None:
 def test_a_single_penalty_needs_no_validation() -> None:
     run = fedalc.train(data=DATA, method="ovr", selection={"validation": 0.0}, ovr={"penalties": (1.0,)})
     assert run.result["selection"] is None
-    with pytest.raises(ConfigError, match=r"ovr\.penalties: there are several"):
+    with pytest.raises(ConfigError, match=r"ovr\.penalties: several penalties need validation data"):
         fedalc.experiment({"method": "ovr", "selection": {"validation": 0.0}})
 
 
@@ -185,7 +185,7 @@ def test_interrupted_it_begins_again(tmp_path: Path, method: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     settings = fedalc.experiment({"method": method, "dataset": "demo", **SMALL})
-    with pytest.raises(Interrupted, match="no checkpoint and will begin again"):
+    with pytest.raises(Interrupted, match="no checkpoint, so it will start again"):
         fedalc.train(settings, data=DATA, folder=tmp_path / "r", callbacks=[Stop()])
     with pytest.raises(FedalcError, match="has not finished"):
         fedalc.load_run(tmp_path / "r")

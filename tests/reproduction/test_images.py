@@ -55,8 +55,8 @@ def test_a_folder_of_pictures_of_ones_own(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_pictures_is_left_out_with_the_reason(tmp_path: Path) -> None:
     table = plan_of("bibtex", tmp_path, keys={"dataset": "voc2012", "encoder": {"name": "resnet18"}})
-    assert table.left_out["oracles/sleec"] == "method: sleec is for sparse features, and voc2012 has pictures"
-    assert table.left_out["oracles/ovr"] == "method: ovr is for sparse features, and voc2012 has pictures"
+    assert table.left_out["oracles/sleec"] == "method: sleec is for sparse features, but voc2012 has pictures"
+    assert table.left_out["oracles/ovr"] == "method: ovr is for sparse features, but voc2012 has pictures"
     assert "strong/fedavg" not in table.left_out and not any(job.preset == "oracles" for job in table.jobs)
     other = plan_of("bibtex", tmp_path, keys={"dataset": "voc2012", "encoder": {"name": "mlp"}})
     assert other.left_out["paper/fedavg"].startswith("encoder.name: mlp does not fit: voc2012 has pictures")

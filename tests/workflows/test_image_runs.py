@@ -74,7 +74,7 @@ def test_every_method_runs_on_mosaics(method: str) -> None:
 
 @pytest.mark.parametrize("method", ORACLES)
 def test_oracles_have_no_use_for_pictures(method: str) -> None:
-    with pytest.raises(ConfigError, match=f"^method: {method} is for sparse features, and mosaics has pictures$"):
+    with pytest.raises(ConfigError, match=f"^method: {method} is for sparse features, but mosaics has pictures$"):
         fedalc.train(data=MOSAICS, method=method)
 
 
@@ -217,7 +217,7 @@ def test_two_runs_give_the_same_bits_and_leave_no_thread() -> None:
 def test_the_settings_have_the_size_of_the_pictures_that_were_given() -> None:
     run = fedalc.train(data=MOSAICS, method="fedavg", encoder=ENCODER, rounds=1, client={"sample": 0.3})
     assert run.settings.images.size == MOSAICS.train.features.size
-    with pytest.raises(ConfigError, match=r"^images.size: is 64, and the pictures of \w+ have \d+ pixels a side$"):
+    with pytest.raises(ConfigError, match=r"^images.size: is 64, but the pictures of \w+ have \d+ pixels a side$"):
         fedalc.train(data=MOSAICS, method="fedavg", encoder=ENCODER, rounds=1, images={"size": 64})
 
 

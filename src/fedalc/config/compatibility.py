@@ -1,5 +1,5 @@
-"""Which settings go together. An `Experiment` is checked once, when it is made. What concerns one method only is
-checked in that method's `check`."""
+"""Check that settings are compatible. An `Experiment` is checked once, when it is built. Each method checks its own
+settings in `Method.check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(settings: Experiment) -> None:
-    """Raises ConfigError, on the first field that does not go with the others."""
+    """Raise ConfigError for the first field that is not compatible with the others."""
     parsed_options(settings)
     if method_facts(settings.method).centralised:
         _check_oracle(settings)
@@ -50,8 +50,8 @@ def check(settings: Experiment) -> None:
         )
     if settings.regularizer.rows == "participants" and settings.regularizer.form == "full":
         raise ConfigError('form = "full" takes all rows; use form = "mined", or rows = "all"', "regularizer.rows")
-    own = settings.regularizer
-    if (own.search == "index" and own.form == "full") or (own.search != "auto" and own.candidates is not None):
+    search, form, candidates = settings.regularizer.search, settings.regularizer.form, settings.regularizer.candidates
+    if (search == "index" and form == "full") or (search != "auto" and candidates is not None):
         raise ConfigError(
             'is for finding the nearest of all classes; form = "full" takes all pairs, and candidates are always '
             "compared exactly",
@@ -122,12 +122,12 @@ def _check_encoder(settings: Experiment) -> None:
 
 
 def _check_oracle(settings: Experiment) -> None:
-    """An oracle has no clients and ignores their settings. Settings that promise privacy are refused."""
-    asked = {
+    """An oracle has no clients and ignores their settings, but refuses settings that promise privacy."""
+    label_settings = {
         "privacy.mechanism": settings.privacy.mechanism,
         "collection.correlations": settings.collection.correlations,
     }
-    for field, given in asked.items():
+    for field, given in label_settings.items():
         if given is not None:
             raise ConfigError(
                 f"{settings.method} is centralised: it reads all features and labels, and this setting would protect "
@@ -171,8 +171,8 @@ def _check_square_loss(settings: Experiment) -> None:
 
 def _check_collection(settings: Experiment) -> None:
     collection, privacy = settings.collection, settings.privacy
-    asked = {"privacy.mechanism": privacy.mechanism, "collection.correlations": collection.correlations}
-    for field, given in asked.items():
+    label_settings = {"privacy.mechanism": privacy.mechanism, "collection.correlations": collection.correlations}
+    for field, given in label_settings.items():
         if given is not None and not settings.uses_labels:
             raise ConfigError(
                 f"{settings.method} with these settings does not use label sets, so this setting would do nothing; "
@@ -193,8 +193,8 @@ def _check_collection(settings: Experiment) -> None:
             "fedalc collect server --epsilon",
             "privacy.mechanism",
         )
-    told_sizes = settings.client.loss == "square" and settings.client.set_size == "exact"
-    if told_sizes and (privacy.mechanism is not None or collection.correlations is not None):
+    exact_sizes = settings.client.loss == "square" and settings.client.set_size == "exact"
+    if exact_sizes and (privacy.mechanism is not None or collection.correlations is not None):
         raise ConfigError(
             "a file of counts does not hold the size of each instance's label set, and noise on counts does not "
             'protect it; use "expected", which follows from the counts',

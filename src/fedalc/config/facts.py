@@ -1,5 +1,5 @@
-"""What a method and an encoder declare about themselves, as class attributes. Settings, checks, warnings, help and
-plots read these facts, so that no other file keeps a list of methods."""
+"""The facts that methods and encoders declare as class attributes. Settings, checks, warnings, help and plots read
+them, so that no other file keeps a list of methods."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ class MethodFacts:
     help: ClassVar[str] = ""
     #: The colour of its curves in every plot, such as "#0072B2". None: the next free one.
     colour: ClassVar[str | None] = None
-    #: Does it see all data in one place? Then it has no clients, and is there to compare with.
+    #: Does it see all data in one place? Then it has no clients and serves as a reference.
     centralised: ClassVar[bool] = False
     #: Do clients train their rows of W? Then rows travel with θ in every round; otherwise once, before round 1.
     trains_rows: ClassVar[bool] = False
-    #: Is the model solved for from the clients' sums, in one round?
+    #: Does it solve for the model in one round, from the clients' sums?
     one_round: ClassVar[bool] = False
     #: Does the server learn from label correlations? (The square loss and W's start may need label counts as well.)
     uses_labels: ClassVar[bool] = False
-    #: The sections of the settings that act on this method, of those that act on some methods only (METHOD_SECTIONS).
+    #: The sections of METHOD_SECTIONS that act on this method. All other sections act on every method.
     sections: ClassVar[tuple[str, ...]] = ()
-    #: Settings that this method ignores, each with the other settings that make it act all the same.
+    #: Settings that this method ignores, each with the values of other settings that make it act nevertheless.
     ignores: ClassVar[Mapping[str, Mapping[str, tuple[object, ...]]]] = {}
-    #: The section that says how the server compares class embeddings with each other: form, neighbours, search.
+    #: The section that configures how the server compares class embeddings: form, neighbours, search.
     compares_classes: ClassVar[str | None] = None
     #: Can each of several processes hold a part of W's rows?
     shards_rows: ClassVar[bool] = False
-    #: Settings that replace those a preset has for all methods, such as {"client": {"loss": "square"}}.
+    #: Settings that override a preset's settings for all methods, such as {"client": {"loss": "square"}}.
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: The method's own settings, if it has any: a class that extends `fedalc.Settings`. They are read from [options].
     Options: ClassVar[type[Settings] | None] = None
 
     @classmethod
     def check(cls, settings: Experiment) -> None:
-        """Raise ConfigError if these settings do not go with the method."""
+        """Raise ConfigError if the method does not support these settings."""
 
     @classmethod
     def sub_models(cls, settings: Experiment) -> int:
-        """Return how many encoders stand side by side, each with its part of W's columns."""
+        """Return the number of encoders. Each has its own part of W's columns."""
         return 1
 
     @classmethod
     def looks_at_labels(cls, settings: Experiment) -> int:
-        """Return how many steps of a training look at the labels, at most. The privacy budget is divided by it."""
+        """Return the maximum number of training steps that look at the labels. It divides the privacy budget."""
         return 1
 
 
@@ -77,16 +77,16 @@ class EncoderFacts:
     linear: ClassVar[bool] = False
     #: Settings of [encoder] that it ignores.
     ignores: ClassVar[tuple[str, ...]] = ()
-    #: Settings of [encoder] that it refuses, each with the values that are fine.
+    #: Settings of [encoder] with the only values that it accepts.
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    #: The name of its settings in presets, beside its own.
+    #: A second name under which presets have settings for it.
     family: ClassVar[str | None] = None
-    #: Can real parties train it? Their guard against too few contributors has to know its layers.
+    #: Can real parties train it? Their check against too few contributors must know its layers.
     for_parties: ClassVar[bool] = True
 
 
 class _PlainModule(EncoderFacts):
-    """A user's torch.nn.Module: what needs the cooperation of its layers is refused."""
+    """A user's torch.nn.Module. It refuses settings that its layers would have to support."""
 
     family = "module"
     for_parties = False
@@ -105,7 +105,7 @@ def method_facts(name: str) -> type[MethodFacts]:
 
 
 def encoder_facts(name: str) -> type[EncoderFacts]:
-    """Return the class that has the facts of an encoder. Imports the encoder, and so torch."""
+    """Return the class that declares the facts of an encoder. Imports the encoder, and so torch."""
     encoder = ENCODERS[name]
     if isinstance(encoder, type) and issubclass(encoder, EncoderFacts):
         return encoder
@@ -113,7 +113,7 @@ def encoder_facts(name: str) -> type[EncoderFacts]:
 
 
 def solves_one_objective(method: str, optimizer: str | None) -> bool:
-    """Whether training solves the sum over all parties and instances exactly, rather than taking steps towards it."""
+    """Return whether training solves the sum over all parties and instances exactly instead of by gradient steps."""
     return optimizer == "cg" or method_facts(method).one_round
 
 
@@ -141,7 +141,7 @@ def known_metric(name: str) -> str:
 
 
 def parsed_options(settings: Experiment) -> Settings | None:
-    """Return the method's own settings from [options], checked."""
+    """Validate and return the method's own settings from [options]."""
     kind = method_facts(settings.method).Options
     if kind is not None:
         try:

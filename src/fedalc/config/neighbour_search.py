@@ -1,4 +1,4 @@
-"""What the settings ask of the search for neighbouring classes, and whether it is affordable."""
+"""The search for neighbouring classes that the settings request, and whether it is affordable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedalc.errors import ConfigError
 
 
 def searched(settings: Experiment, labels: int) -> tuple[int, Search, str] | None:
-    """Return (rows, search, section): for how many rows the server's step looks for neighbours among all classes, and
-    how, as this section of the settings says. None if it looks for none, or among a sample."""
+    """Return (number of rows that the server's step searches neighbours for among all classes, how it searches, the
+    section of settings that says so). None if it does not search, or only among a sample of the classes."""
     section = method_facts(settings.method).compares_classes
     compared: RegularizerSettings | FixedSettings | None = None if section is None else getattr(settings, section)
     if section is None or compared is None or compared.form != "mined":
@@ -22,14 +22,14 @@ def searched(settings: Experiment, labels: int) -> tuple[int, Search, str] | Non
             return None
         if compared.rows == "participants":
             rows = max(1, round(settings.server.participation * labels))
-    private = settings.privacy.mechanism == "gradients"  # norms and gradient have to be of the same neighbours
+    private = settings.privacy.mechanism == "gradients"  # norms and gradient need the same neighbours
     return rows, "exact" if private else compared.search, section
 
 
 def check_affordable(settings: Experiment, labels: int) -> None:
-    """Refuse a search that needs an index which is not installed, and all pairs of very many classes."""
-    if found := searched(settings, labels):
-        rows, search, section = found
+    """Refuse a search that needs an index that is not installed, and all pairs of too many classes."""
+    if request := searched(settings, labels):
+        rows, search, section = request
         takes_index(search, rows, labels, settings.encoder.dim, section)
     compared = method_facts(settings.method).compares_classes
     if compared is None or getattr(settings, compared).form != "full" or getattr(settings, compared).search == "exact":

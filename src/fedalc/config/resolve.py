@@ -1,7 +1,7 @@
-"""Putting an experiment together. Later wins: the defaults, the preset (for all methods, for this one, for the encoder
-asked for), a TOML file, keywords, `key=value` overrides.
+"""Resolve the settings of an experiment. Later sources win: defaults, preset (for all methods, for this method, for the
+named encoder), TOML file, keywords, `key=value` overrides.
 
-What a run folder keeps is the outcome in full, so that running its `config.toml` again does not depend on the preset.
+A run folder stores the complete result in `config.toml`, so running that file again does not depend on the preset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def experiment(
     defaults: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Resolve an experiment. `settings` wins over `file`; `overrides` ("server.ema=0.9") win over both. `defaults` are
-    for what none of these says.
+    for settings that none of these contains.
 
     >>> experiment({"method": "fedaws"}, overrides=["regularizer.lambda=100"]).regularizer.lambda_
     100.0
@@ -41,38 +41,38 @@ def experiment(
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"expected a dict of settings, found {settings!r:.60}")
     overrides = overrides if isinstance(overrides, Iterable) and not isinstance(overrides, str) else [overrides]
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
-        _merge(asked, table)
+        _merge(requested, table)
     for text in overrides:
-        _merge(asked, _parse_override(text))
-    method = asked.get("method", Experiment.model_fields["method"].default)
+        _merge(requested, _parse_override(text))
+    method = requested.get("method", Experiment.model_fields["method"].default)
     try:
         known_method(method)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error), "method") from None
-    name = _one_of(PRESETS, asked.get("preset", Experiment.model_fields["preset"].default), "preset")
-    asked = _for_method(asked, method, file)
-    dataset = asked.get("dataset", Experiment.model_fields["dataset"].default)
+    name = _one_of(PRESETS, requested.get("preset", Experiment.model_fields["preset"].default), "preset")
+    requested = _for_method(requested, method, file)
+    dataset = requested.get("dataset", Experiment.model_fields["dataset"].default)
     if not isinstance(dataset, str):
         raise ConfigError(f"expected a name, a folder or a fedalc.Dataset, found {dataset!r:.60}", "dataset")
-    server = asked.get("server")
+    server = requested.get("server")
     if isinstance(server, dict) and server.get("aggregation") == "auto":
         del server["aggregation"]  # "auto" is what a missing setting means
-    # What follows imports the method's class, and so torch. Refuse a mistyped setting before that.
-    Experiment.model_validate(asked, context={"file": file, "values_only": True})
-    encoder = asked.get("encoder", {}).get("name")
+    # The rest imports the method's class, and so torch. Refuse a mistyped setting before that.
+    Experiment.model_validate(requested, context={"file": file, "values_only": True})
+    encoder = requested.get("encoder", {}).get("name")
     if encoder is None and has_pictures(dataset):
         encoder = _preset_file(name)["pictures"]["encoder"]
-        _merge(asked, {"encoder": {"name": encoder}})
+        _merge(requested, {"encoder": {"name": encoder}})
     values = preset(name, method, encoder)
-    _merge(values, asked)
+    _merge(values, requested)
     _fill_in(values, method)
     return Experiment.model_validate(values, context={"file": file})
 
 
 def _fill_in(values: dict[str, Any], method: str) -> None:
-    """Add what follows from the method and the loss, unless the user asked for something else."""
+    """Add the settings that follow from the method and the loss, unless the user has set them."""
     client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
     if "epsilon" in values.get("privacy", {}):
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
@@ -85,7 +85,7 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
 
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:
-    """Real parties may lie, those of a simulation do not. A method that solves one objective needs the plain mean."""
+    """Real parties may send false values, simulated ones do not. A method that solves one objective needs the mean."""
     server = values.setdefault("server", {})
     solves = solves_one_objective(method, server.get("optimizer"))
     server.setdefault("aggregation", "clip" if values.get("engine") == "flower" and not solves else "mean")
@@ -97,9 +97,9 @@ def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:
     return str(value)
 
 
-def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[str, Any]:
-    """A file for several methods may say what differs in `[methods.NAME]` tables. What was asked for by key wins."""
-    tables = asked.pop("methods", {})
+def _for_method(requested: dict[str, Any], method: str, file: Path | None) -> dict[str, Any]:
+    """Apply the `[methods.NAME]` table of this method. Other settings win over it."""
+    tables = requested.pop("methods", {})
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{file}: expected tables, [methods.NAME]", "methods")
     for name, table in tables.items():
@@ -109,14 +109,14 @@ def _for_method(asked: dict[str, Any], method: str, file: Path | None) -> dict[s
             raise ConfigError(f"{file}: expected a table", f"methods.{name}")
     values: dict[str, Any] = {}
     _merge(values, tables.get(method, {}))
-    _merge(values, asked)
+    _merge(values, requested)
     return values
 
 
 def preset(name: str, method: str, encoder: str | None = None) -> dict[str, Any]:
-    """Return a preset's settings. Later wins: for all methods, the method's own defaults, for this method, and, if an
-    encoder was asked for by name, for this encoder (or its family, such as `resnet`)."""
-    files = [_preset_file(file) for file in (name, "exact", "oracles")]  # the last two: the same in every preset
+    """Return the settings of a preset. Later tables win: for all methods, the method's own defaults, for this method,
+    and, if the user named an encoder, for this encoder (or its family, such as `resnet`)."""
+    files = [_preset_file(file) for file in (name, "exact", "oracles")]  # the last two apply to every preset
     values: dict[str, Any] = {"preset": name}
     for tables in files:
         _merge(values, tables.get("all", {}))
@@ -132,7 +132,7 @@ def preset(name: str, method: str, encoder: str | None = None) -> dict[str, Any]
 
 
 def _preset_file(name: str) -> dict[str, Any]:
-    return copy.deepcopy(_parsed_preset(name))  # what is made of it is changed
+    return copy.deepcopy(_parsed_preset(name))  # callers change it
 
 
 @cache
@@ -146,7 +146,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return parse_toml(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (Unreadable, OSError, ValueError) as error:  # ValueError: a path that cannot be one
+    except (Unreadable, OSError, ValueError) as error:  # ValueError: an invalid path
         raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
 
 

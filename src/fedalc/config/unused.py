@@ -22,20 +22,21 @@ Conditions = Mapping[str, tuple[object, ...] | Fact]
 FEDERATED, CENTRALISED = Fact("centralised", False), Fact("centralised")
 TAKES_FEATURES, TAKES_PICTURES = Fact("pictures", False), Fact("pictures")
 
-#: Settings or whole sections, and with what they have an effect: one of these settings at one of these values, or with
-#: a fact of the method or encoder. If a setting is in several lines, all have to hold. Only what is certain is here: a
-#: warning must not be wrong. What concerns one method or encoder is declared in its class (`ignores`, `sections`).
+#: Settings or sections, and the conditions of which at least one must hold for them to have an effect: another setting
+#: has one of these values, or the method or encoder declares this fact. If a setting is in several lines, every line
+#: must hold. List only certain cases: a warning must not be wrong. A method or encoder declares its own cases in its
+#: class (`ignores`, `sections`).
 ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("client server embeddings collection engine clients rounds", {"method": FEDERATED}),
     ("rounds client.learning_rate server.learning_rate", {"method": Fact("one_round", False)}),
-    ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # pictures: validation has mAP
+    ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # with pictures, validation computes mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
     ("encoder.dropout encoder.shortcut encoder.precision encoder.norm encoder.pretrained", {"method": FEDERATED}),
     ("encoder.start", {"encoder.name": TAKES_FEATURES}),
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
     ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),
-    ("client.momentum", {"engine": ("clients", "flower")}),  # it lives for a round, which has one step on fused
+    ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
     ("client.margin", {"client.loss": ("hinge",)}),
     ("client.set_size client.label_power client.label_offset", {"client.loss": ("square",)}),
     (
@@ -71,11 +72,11 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
 
 
 OF_THE_TABLE = ["name", "dataset", "method", "preset", "seed", "device", "block_rows", "memory_budget", "shard_rows"]
-LOOKS = ("selection.every", "selection.metric")  # where no round is chosen, they only say what curves show
+LOOKS = ("selection.every", "selection.metric")  # if training keeps the last round, they only affect curves
 
 
 def names_of(keys: Mapping[str, Any], overrides: Iterable[str] = ()) -> list[str]:
-    """The names of the settings in keywords and `key=value` overrides.
+    """Return the names of the settings in keywords and `key=value` overrides.
 
     >>> names_of({"rounds": 5, "encoder": {"name": "mlp"}}, ["server.ema=0.9"])
     ['rounds', 'encoder.name', 'server.ema']
@@ -87,9 +88,9 @@ def names_of(keys: Mapping[str, Any], overrides: Iterable[str] = ()) -> list[str
 
 
 def note_without_effect(plan: Sequence[Experiment], names: Iterable[str]) -> None:
-    """Warn of these settings, as a person gave them, where they change nothing in any run of the plan.
+    """Warn about settings that the user gave and that change nothing in any run of the plan.
 
-    What a preset or a file says is not for this: these are written for many methods.
+    Do not pass settings from a preset or a file: those are written for many methods.
     """
     idle: dict[str, list[str]] = {}
     for name in names:
@@ -103,7 +104,7 @@ def note_without_effect(plan: Sequence[Experiment], names: Iterable[str]) -> Non
 
 
 def _without_effect(settings: Experiment, name: str) -> str | None:
-    """Return the settings that keep this one from having an effect, as words. None if it may have one."""
+    """Return a text with the settings that make this one ineffective. None if it may have an effect."""
     section = name.partition(".")[0]
     for fields, needed in (*ONLY_WITH, *_declared(settings)):
         if name not in fields.split() and section not in fields.split():
@@ -115,7 +116,7 @@ def _without_effect(settings: Experiment, name: str) -> str | None:
 
 
 def _declared(settings: Experiment) -> list[tuple[str, Conditions]]:
-    """Lines like those of ONLY_WITH, from what the method and the encoder declare."""
+    """Return lines like those of ONLY_WITH, from the declarations of the method and the encoder."""
     method, encoder = method_facts(settings.method), encoder_facts(settings.encoder.name)
     unread = " ".join(section for section in METHOD_SECTIONS if section not in method.sections)
     ignored = " ".join(f"encoder.{field}" for field in encoder.ignores)
@@ -131,17 +132,17 @@ def _holds(settings: Experiment, name: str, wanted: tuple[object, ...] | Fact) -
 
 
 def acting(settings: Experiment) -> dict[str, Any]:
-    """The settings that may act on the result, as `encoder.name`: what a comparison has to be open about.
+    """Return the settings that may affect the result, by names such as `encoder.name`. A comparison must show them.
 
-    Method, dataset, preset and seed are not among them, as tables show these, nor what changes memory and speed alone.
+    Leaves out method, dataset, preset and seed, which tables show, and settings that only change memory or speed.
     """
-    found: dict[str, Any] = {}
+    effective: dict[str, Any] = {}
     federated = not method_facts(settings.method).centralised
     for name, entry in flat(settings.to_dict()).items():
         looks_only = name in LOOKS and settings.selection.keep == "last" and federated
         if name not in OF_THE_TABLE and not looks_only and _without_effect(settings, name) is None:
-            found[name] = entry
-    return found
+            effective[name] = entry
+    return effective
 
 
 def _value(settings: Experiment, name: str) -> Any:

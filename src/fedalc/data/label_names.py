@@ -14,47 +14,47 @@ _UNSUITABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 
 
 def repeated_name(names: Sequence[str]) -> str | None:
-    """Return a name that two labels share, in any Unicode form; None if there is none."""
-    often = _often(names)
-    if len(often) == len(names):
+    """Return a name that two labels share, in any Unicode form, or None."""
+    counts = _counts(names)
+    if len(counts) == len(names):
         return None
-    return next(name for name, times in often.items() if times > 1)
+    return next(name for name, times in counts.items() if times > 1)
 
 
 def distinct_names(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
-    """Return the names, with the label's number added to those that repeat (`bank #7`); and the labels changed."""
-    often = _often(names)
-    if len(often) == len(names):
+    """Add the label's number to names that repeat (`bank #7`). Return all names, and the labels changed."""
+    counts = _counts(names)
+    if len(counts) == len(names):
         return tuple(names), []
-    changed = [label for label, name in enumerate(names) if often[_one_form(name)] > 1]
-    apart, taken = list(names), set(often)
+    changed = [label for label, name in enumerate(names) if counts[_one_form(name)] > 1]
+    distinct, taken = list(names), set(counts)
     for label in changed:
-        apart[label] = f"{names[label]} #{label}"
-        while _one_form(apart[label]) in taken:  # another label has that name
-            apart[label] += "'"
-        taken.add(_one_form(apart[label]))
-    return tuple(apart), changed
+        distinct[label] = f"{names[label]} #{label}"
+        while _one_form(distinct[label]) in taken:  # another label has that name
+            distinct[label] += "'"
+        taken.add(_one_form(distinct[label]))
+    return tuple(distinct), changed
 
 
 def checked_names(names: Any, count: int) -> tuple[str, ...]:
-    """Return one name for each of `count` labels. Without names, labels are called by number."""
+    """Return one name for each of `count` labels. Without names, the names are numbers."""
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
-        raise DataError(f"label names should be a list of texts, one per label, and not {names!r:.60}")
-    found = tuple(name if isinstance(name, str) else str(name) for name in names) or tuple(map(str, range(count)))
-    if len(found) != count:
-        raise DataError(f"{len(found)} label names for {count} labels")
-    if (name := repeated_name(found)) is not None:
-        first, second = [label for label, other in enumerate(found) if _one_form(other) == name][:2]
-        raise DataError(f"labels {first} and {second} have the same name, {name!r}: give each a name of its own")
-    for label, name in enumerate(found):
+        raise DataError(f"label names should be a list of texts, one per label, not {names!r:.60}")
+    texts = tuple(name if isinstance(name, str) else str(name) for name in names) or tuple(map(str, range(count)))
+    if len(texts) != count:
+        raise DataError(f"{len(texts)} label names for {count} labels")
+    if (name := repeated_name(texts)) is not None:
+        first, second = [label for label, other in enumerate(texts) if _one_form(other) == name][:2]
+        raise DataError(f"labels {first} and {second} have the same name, {name!r}: give each a different name")
+    for label, name in enumerate(texts):
         if not name.strip() or _UNSUITABLE.search(name):
             raise DataError(
-                f"the name of label {label} is empty or has a line break, or another control character: {name!r:.60}"
+                f"the name of label {label} is empty, or has a line break or another control character: {name!r:.60}"
             )
-    return found
+    return texts
 
 
-def _often(names: Sequence[str]) -> Counter[str]:
+def _counts(names: Sequence[str]) -> Counter[str]:
     return Counter(map(_one_form, names))
 
 

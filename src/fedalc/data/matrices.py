@@ -1,4 +1,4 @@
-"""Convert the features and labels that users give into one form, and refuse values that must be a mistake."""
+"""Convert users' features and labels to one form, and refuse values that must be a mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMERIC = "biuf"  # numpy's kinds of numbers: bool, signed, unsigned, floating
 def feature_matrix(features: Any) -> csr_matrix:
     """Return instances × features as float32, from any sparse matrix, array, list of rows or data frame.
 
-    A value that is not a finite number in float32 is refused, with its row.
+    Raises DataError with the row of a value that is not a finite number in float32.
     """
     with np.errstate(over="ignore"), warnings.catch_warnings():  # overflow is refused below
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -34,7 +34,7 @@ def feature_matrix(features: Any) -> csr_matrix:
 def label_matrix(labels: Any) -> csr_matrix:
     """Return instances × labels as float32 ones, from a sparse matrix, array, list or data frame of 0/1 or bool.
 
-    Other numbers are refused: a -1 or a probability would count as "has this label".
+    Refuses other numbers: a -1 or a probability would count as "has this label".
     """
     given = _two_dimensional(labels, "labels")
     # Compare doubles as doubles: float32 would round values close to 1 to 1.
@@ -57,7 +57,7 @@ def label_matrix(labels: Any) -> csr_matrix:
 def _how_to_convert(matrix: csr_matrix) -> str:
     values = matrix.data
     if values.min() < 0:
-        return "If -1 stands for 'does not have it', give Y > 0"
+        return "If -1 means 'does not have the label', give Y > 0"
     if values.max() <= 1:
         return "If these are probabilities, choose a threshold: Y > 0.5"
     return (
@@ -67,7 +67,7 @@ def _how_to_convert(matrix: csr_matrix) -> str:
 
 
 def _two_dimensional(given: Any, what: str) -> Any:
-    """Return a sparse matrix unchanged, and anything else as an array; both two-dimensional and numeric."""
+    """Return a sparse matrix unchanged, and anything else as an array. Both must be two-dimensional and numeric."""
     if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
         raise DataError(f"{what}: a masked array with masked values; fill them in first: X.filled(0)")
     if given is None or isinstance(given, str | bytes):
@@ -100,14 +100,14 @@ def _as_array(given: Any, what: str) -> np.ndarray:
         hint = ""
         if what == "labels" and isinstance(given, list | tuple):
             hint = (
-                ": the rows have different lengths. Lists of label numbers are not taken; make a 0/1 matrix of them "
-                "with sklearn.preprocessing.MultiLabelBinarizer"
+                ": the rows have different lengths. Convert lists of label numbers to a 0/1 matrix with "
+                "sklearn.preprocessing.MultiLabelBinarizer"
             )
         raise DataError(f"{what}: cannot be read as a matrix{hint or f': {error}'}") from None
 
 
 def _numbers_in_objects(array: Any, what: str) -> Any:
-    """Convert an array of Python objects, as data frames of mixed columns give. Text is refused, even digits."""
+    """Convert an array of Python objects, such as a data frame with mixed columns. Refuse text, even digits."""
     wrong = DataError(f"{what}: expected numbers, found values of type {array.dtype}")
     if array.dtype.kind != "O" or issparse(array):
         raise wrong

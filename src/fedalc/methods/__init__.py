@@ -17,7 +17,7 @@ from fedalc.methods.base import Method, Told
 def make_method(
     settings: Experiment, label_count: int, knowledge: LabelKnowledge | None = None, told: Told | None = None
 ) -> Method:
-    """Build the method of these settings. `knowledge` is the server's, for methods that use labels."""
+    """Build the method that these settings name. `knowledge` is the server's, for methods that use labels."""
     method: Method = METHODS[settings.method](settings, label_count, knowledge, told)
     return method
 

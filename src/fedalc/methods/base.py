@@ -1,6 +1,6 @@
-"""What a method is: the client's loss, the clients' weights, how W starts, and the server's step on W.
+"""The base class of all methods: the client's loss, the clients' weights, the start of W, the server's step on W.
 
-A method knows nothing of where it runs. An engine asks it for these four things and has no `if method == …`.
+A method does not know where it runs. An engine calls these four and contains no `if method == …`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from fedalc.models.sharding import Shard, shard_of
 
 @dataclass(frozen=True)
 class Told:
-    """What clients are told for the square loss, where they are apart from the server that knows the labels."""
+    """The values that the server sends to a party for the square loss, because only the server knows all labels."""
 
-    label_weights: np.ndarray  # a_u of each label
-    shares: np.ndarray  # 1/m of each instance (`set_size` exact) or label (expected)
+    label_weights: np.ndarray  # a_u for each label
+    shares: np.ndarray  # 1/m for each instance (`set_size` exact) or for each label (expected)
 
 
 @dataclass(frozen=True)
 class Method(MethodFacts, ABC):
-    """Built once per training. `knowledge` is what the server learned from the label collection, for methods that use
-    it. In a deployment each party builds one for its own labels, with what the server `told` it instead.
+    """A federated method, built once per training.
 
-    A method declares its facts as class attributes (`MethodFacts`) and overrides what it does differently.
+    `knowledge` holds what the server learned from the label collection, for methods that use it. In a deployment each
+    party builds the method for its own labels and gets the values in `told` from the server instead.
+
+    A method declares its facts as class attributes (`MethodFacts`) and overrides the functions that differ.
     """
 
     settings: Experiment
@@ -51,17 +53,17 @@ class Method(MethodFacts, ABC):
 
     @property
     def parts(self) -> list[slice]:
-        """The columns of each sub-model. A pair's loss is the sum of its losses in all of them."""
+        """The columns of W for each sub-model. The loss of a pair is the sum of its losses in all sub-models."""
         dim = self.settings.encoder.dim
-        return [slice(place * dim, (place + 1) * dim) for place in range(self.sub_models(self.settings))]
+        return [slice(part * dim, (part + 1) * dim) for part in range(self.sub_models(self.settings))]
 
     @cached_property
     def options(self) -> Settings | None:
-        """The method's own settings, from [options]: an object of its `Options`."""
+        """The method's own settings from [options], as an instance of its `Options` class."""
         return parsed_options(self.settings)
 
     def start(self, generator: torch.Generator) -> Tensor:
-        """W before round 1: spread out, one unit row per label, or those of this process's `shard`."""
+        """Return W before round 1: one unit row per label, spread out. With a `shard`, only this process's rows."""
         if self.settings.embeddings.start == "by-frequency":
             dim, dtype = self.settings.encoder.dim, getattr(torch, self.settings.dtype)
             return frequency_rows(torch.from_numpy(self._counts), dim, generator, dtype)
@@ -69,19 +71,20 @@ class Method(MethodFacts, ABC):
 
     def spread_out(self, rows: int, generator: torch.Generator) -> Tensor:
         draw = orthogonal_rows if self.settings.embeddings.start == "orthogonal" else random_rows
-        own = None if self.shard is None else self.shard.own
-        return draw(rows, self.settings.encoder.dim, generator, getattr(torch, self.settings.dtype), own)
+        shard_rows = None if self.shard is None else self.shard.own
+        return draw(rows, self.settings.encoder.dim, generator, getattr(torch, self.settings.dtype), shard_rows)
 
     @cached_property
     def shard(self) -> Shard | None:
-        """Where W's rows are, if they are spread over processes."""
+        """Which process holds which rows of W. None if every process holds all of them."""
         return shard_of(self.settings, self.label_count)
 
     def loss(self, scores: Tensor, lengths: Tensor, labels: Tensor, instances: Tensor) -> Tensor:
-        """Losses of positive pairs, from s = g(x)ᵀw_u and ‖g(x)‖² of each (in one sub-model, where there are several).
+        """Return the loss of each positive pair, from its score s = g(x)ᵀw_u and length ‖g(x)‖² in one sub-model.
 
-        hinge: max(0, margin - s)², the margin 0.9 in the paper. square: ‖g‖²/m - 2 a_u s + a_u², of which the sum over
-        an instance's m owners is ‖g - Σ a_u w_u‖² where W is orthonormal: the centralised loss (docs/exact.md).
+        hinge: max(0, margin - s)²; the paper's margin is 0.9. square: ‖g‖²/m - 2 a_u s + a_u². If W is orthonormal, the
+        sum of the square loss over the m owners of an instance is the centralised loss ‖g - Σ a_u w_u‖²
+        (docs/exact.md).
         """
         if self.settings.client.loss == "hinge":
             return (self.settings.client.margin - scores).clamp(min=0).square()
@@ -89,15 +92,15 @@ class Method(MethodFacts, ABC):
         return self.share(labels, instances) * lengths - 2 * weight * scores + weight.square()
 
     def share(self, labels: Tensor, instances: Tensor) -> Tensor:
-        """The part of ‖g(x)‖² that is one owner's, 1/m: as `set_size` says what it knows of m."""
-        told = self.settings.client.set_size
-        if told == "exact":
+        """Return the share 1/m of ‖g(x)‖² that one owner counts. `client.set_size` says how well m is known."""
+        set_size = self.settings.client.set_size
+        if set_size == "exact":
             return self._per_instance[instances]
-        return self._per_label[labels] if told == "expected" else torch.ones_like(self.label_weights)[labels]
+        return self._per_label[labels] if set_size == "expected" else torch.ones_like(self.label_weights)[labels]
 
     @cached_property
     def label_weights(self) -> Tensor:
-        """a_u: rare labels count more, so that their scores hold their own against those of common ones."""
+        """a_u for each label. Rare labels get larger weights, so that their scores can compete with common labels."""
         client = self.settings.client
         if self.told is not None:
             return self._tensor(self.told.label_weights)
@@ -107,7 +110,7 @@ class Method(MethodFacts, ABC):
         return self._tensor(weight / weight.max())
 
     def tell(self, labels: np.ndarray, set_sizes: np.ndarray | None) -> Told:
-        """What a party of its own needs to know for its labels; `set_sizes` are those of its instances, if exact."""
+        """Return the values that a party with these labels needs. `set_sizes`: m of its instances, if exact."""
         if self.settings.client.set_size == "exact":
             assert set_sizes is not None
             shares = 1 / set_sizes
@@ -125,11 +128,11 @@ class Method(MethodFacts, ABC):
 
     @cached_property
     def _per_label(self) -> Tensor:
-        """1 / E[m | u], E[m | u] = 1 + Σ_v c_uv / n_u: the mean size of the label sets that u is in."""
+        """1 / E[m | u], where E[m | u] = 1 + Σ_v c_uv / n_u is the mean size of the label sets that contain u."""
         if self.told is not None:
             return self._tensor(self.told.shares)
-        known = self._correlations
-        return self._tensor(1 / (1 + np.asarray(known.together.sum(axis=1)).ravel() / np.maximum(known.counts, 1)))
+        pairs = self._correlations
+        return self._tensor(1 / (1 + np.asarray(pairs.together.sum(axis=1)).ravel() / np.maximum(pairs.counts, 1)))
 
     @property
     def _counts(self) -> np.ndarray:
@@ -144,21 +147,21 @@ class Method(MethodFacts, ABC):
         return torch.from_numpy(values).to(dtype=getattr(torch, self.settings.dtype), device=self.settings.device)
 
     def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
-        """p_u of the clients taking part, from how many instances each holds, and of which label. They sum to 1."""
+        """Return the weight p_u of each participating client, from its number of instances and its label. Sum: 1."""
         if self.settings.server.weights == "uniform":
             return torch.full_like(counts, 1 / len(counts))
         return counts / counts.sum()
 
     @abstractmethod
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """W after the server's own step, from the rows as the clients left them: those of `labels` took part.
+        """Return W after the server's own step. `labels` are the rows that participating clients may have changed.
 
-        It may be W itself, changed."""
+        The step may change W in place."""
 
     # --- for server steps ---
 
     def from_labels(self, build: Callable[[Correlations], Regularizer]) -> Objective:
-        """Return what `build` makes of the label correlations, or its private stand-in if each step is private."""
+        """Build a regularizer from the label correlations. If each step is private, wrap it in a PrivateGradient."""
         assert self.knowledge is not None
         labels = self.knowledge.labels
         return PrivateGradient.of(labels, build) if isinstance(labels, PrivateLabelSets) else build(labels)
@@ -166,7 +169,7 @@ class Method(MethodFacts, ABC):
     def nearest_pairs(
         self, potential: Potential | None, W: Tensor, labels: Tensor, generator: torch.Generator
     ) -> NearestPairs:
-        """Return the pairs of each class with its K nearest, as [regularizer] says, without correlations."""
+        """Return the pairs of each class with its K nearest, configured by [regularizer], without correlations."""
         settings = self.settings.regularizer
         return NearestPairs(
             settings.neighbours,
@@ -179,11 +182,11 @@ class Method(MethodFacts, ABC):
         )
 
     def searching(self, search: Search) -> Search:
-        """Return how to find neighbours: exactly if each step is private, as norms and gradient need the same ones."""
+        """Return how to search for neighbours. Private steps search exactly: norms and gradient need the same ones."""
         return "exact" if self.settings.privacy.mechanism == "gradients" else search
 
     def _candidates(self, W: Tensor, generator: torch.Generator) -> Tensor | None:
-        """Draw the classes among which this round looks for neighbours. None: all of them."""
+        """Draw the classes that this round searches for neighbours. None means all classes."""
         size = self.settings.regularizer.candidates
         if size is None or size >= self.label_count:
             return None
@@ -191,11 +194,12 @@ class Method(MethodFacts, ABC):
 
 
 def descend(W: Tensor, regularizer: Objective, rate: float, budget: int = DEFAULT_BUDGET) -> Tensor:
-    """One projected gradient step, in W's own place: unit(W - rate·∇reg(W)). Where the gradient is of some rows only
-    (a sparse tensor), the others stay as they are. Memory: the gradient, and `budget` for a block of rows."""
+    """Take one projected gradient step in place: unit(W - rate·∇reg(W)). A sparse gradient changes only its own rows.
+
+    Memory: the gradient, plus `budget` bytes for a block of rows."""
     _, gradient = regularizer.value_and_gradient(W)
     rows, slope = (gradient.indices()[0], gradient.values()) if gradient.is_sparse else (None, gradient)
-    for part in blocks(len(slope), 4 * W.shape[1] * W.element_size(), budget):
-        own = part if rows is None else rows[part]
-        W[own] = unit_rows(W[own] - rate * slope[part])
+    for block in blocks(len(slope), 4 * W.shape[1] * W.element_size(), budget):
+        block_rows = block if rows is None else rows[block]
+        W[block_rows] = unit_rows(W[block_rows] - rate * slope[block])
     return W

@@ -1,6 +1,6 @@
 """FedALC (An et al., "Federated Learning with Only Positive Labels by Exploring Label Correlations").
 
-The server pushes two labels apart the more, the more often one occurs without the other.
+The server pushes two labels apart. The push is stronger the more often one label occurs without the other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fedalc.methods.regularizers import AllPairs, Regularizer, repel_within
 
 
 class FedALC(Method):
-    """FedAwS with a weight per pair: Σ_u Σ_v σ_uv max(0, ν - d)², σ_uv = (n_u - c_uv) / N, or as `weighting` says.
+    """FedAwS with a weight per pair: Σ_u Σ_v σ_uv max(0, ν - d)². `weighting` selects σ_uv, default (n_u - c_uv) / N.
 
-    `mined`: v among the K nearest of u, ν fixed or adaptive. `full`: all v ≠ u.
+    `mined`: v is one of the K nearest classes of u, and ν is fixed or adaptive. `full`: all v ≠ u.
     """
 
     help = "the server pushes labels apart that rarely occur together"
@@ -42,7 +42,7 @@ class FedALC(Method):
         def weighted(correlations: Correlations) -> Regularizer:
             if mined is not None:
                 return replace(mined, correlations=correlations, weighting=settings.weighting)
-            assert potential is not None  # an adaptive margin needs mined pairs: refused by the settings' validation
+            assert potential is not None  # the settings' validation refuses an adaptive margin with all pairs
             return AllPairs(potential, correlations, settings.weighting, budget)
 
         return descend(W, self.from_labels(weighted), settings.lambda_ * settings.rate, budget)

@@ -4,7 +4,7 @@ The centralised least-squares loss of an instance with labels L is ‖g - Σ_{u�
 
     2 (g - Σ_{u∈L} a_u w_u)  =  Σ_{u∈L} 2 (g/m - a_u w_u),    m = |L|
 
-a sum over the owners of the instance, each of which needs its own row and m, and no negative.
+a sum over the owners of the instance. Each owner needs its own row and m, but no negative instances.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from fedalc.methods.fedavg import FedAvgFixed
 
 
 class FedALCExact(FedAvgFixed):
-    """The square loss on raw outputs, W fixed by label frequencies, rare labels weighted up.
+    """The square loss on raw outputs. Label frequencies fix W, and rare labels get larger weights.
 
-    It takes from the label collection n (for W and the weights a_u) and m, exactly or as each label's mean.
+    From the label collection it uses n (for W and the weights a_u) and m (exact, or the mean for each label).
     """
 
     help = "the gradient of centralised training, exactly, from positives alone"

@@ -1,4 +1,4 @@
-"""FedALC-fixed: the paper's second method. Class embeddings are learned from label correlations once, beforehand."""
+"""FedALC-fixed, the paper's second method: the server learns W from label correlations once, before round 1."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from fedalc.methods.regularizers import AllPairs, NearestPairs, Regularizer, Sum
 
 
 class FedALCFixed(FedAvgFixed):
-    """W is learned from the correlations before round 1, then frozen: it travels once.
+    """The server learns W from the correlations before round 1, freezes it and sends it once.
 
-    T' steps on Σ_{u≠v} [ α (c_uv/N) d² + β σ_uv max(0, ν - d)² ]; with `mined`, the second over the K nearest v of u.
+    It takes T' steps on Σ_{u≠v} [ α (c_uv/N) d² + β σ_uv max(0, ν - d)² ]. With `mined`, the second term sums over the
+    K nearest classes v of u only.
     """
 
     help = "class embeddings from label correlations, learned once before round 1"

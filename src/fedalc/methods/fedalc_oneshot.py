@@ -1,4 +1,4 @@
-"""fedalc-exact in one round: for a linear encoder the clients' sums determine the solution (docs/exact.md)."""
+"""fedalc-exact in one round: for a linear encoder, sums from the clients determine the solution (docs/exact.md)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fedalc.methods.fedalc_exact import FedALCExact
 
 
 class FedALCOneshot(FedALCExact):
-    """The same objective, solved in one round: for a linear encoder it is determined by two sums over clients.
+    """The same objective, solved in one round from two sums over clients.
 
-    Client u sends Σ_j x_j x_jᵀ/m_j and Σ_j x_j. The server adds the first, puts w_u to the second, and solves
-    (Σ x xᵀ/m + ridge·I) θ = Σ_u a_u (Σ_j x_j) w_uᵀ.
+    Client u sends Σ_j x_j x_jᵀ/m_j and Σ_j x_j. The server adds up the first sums, multiplies the second by w_u, and
+    solves (Σ x xᵀ/m + ridge·I) θ = Σ_u a_u (Σ_j x_j) w_uᵀ.
     """
 
     help = "fedalc-exact in one round, for a linear encoder"

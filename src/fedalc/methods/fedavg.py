@@ -1,4 +1,4 @@
-"""Federated averaging (McMahan et al., 2017) with the positive loss alone. With trained rows it collapses."""
+"""Federated averaging (McMahan et al., 2017) with only the positive loss. If clients train their rows, W collapses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedalc.methods.base import Method
 
 
 class FedAvg(Method):
-    """Clients train their rows from a spread-out start; the server only averages. Nothing keeps the rows apart."""
+    """Rows start spread out, clients train them, and the server only averages. Nothing keeps the rows apart."""
 
     help = "plain averaging; all class embeddings end up the same"
     colour = "#D55E00"  # vermillion

@@ -10,7 +10,7 @@ from fedalc.methods.regularizers import AllPairs, Objective, repel, repel_within
 
 
 class FedAwS(Method):
-    """W ← unit(W - λη·∇spreadout(W)) after each round. All labels are pushed apart alike.
+    """W ← unit(W - λη·∇spreadout(W)) after each round. The server pushes all labels apart with equal weight.
 
     `mined`: Σ_u Σ_{v ∈ N_K(u)} -d². `full`: Σ_u Σ_{v≠u} max(0, ν - d)².
     """
@@ -29,6 +29,6 @@ class FedAwS(Method):
         if settings.form == "mined":
             spreadout = self.nearest_pairs(repel, W, labels, generator)
         else:
-            assert settings.margin != "adaptive"  # refused by the settings' validation
+            assert settings.margin != "adaptive"  # the settings' validation refuses it
             spreadout = AllPairs(repel_within(settings.margin), budget=budget)
         return descend(W, spreadout, settings.lambda_ * settings.rate, budget)

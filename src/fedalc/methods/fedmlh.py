@@ -1,6 +1,6 @@
 """FedMLH (Dai et al., "Federated Multiple Label Hashing", 2021): labels share buckets, several small models vote.
 
-The facts are those of its public code; that class embeddings of the buckets are fixed is how the FedALC paper ran it.
+The hashing follows the public code of FedMLH. The bucket embeddings are fixed, as in the FedALC paper's experiments.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fedalc.methods.fedavg import FedAvgFixed
 
 
 class FedMLH(FedAvgFixed):
-    """R tables of B buckets, label l in bucket h_r(l) = murmur3_32(l, seed r) mod B; a sub-model for each table.
+    """R tables of B buckets, with one sub-model per table. Label l is in bucket h_r(l) = murmur3_32(l, seed r) mod B.
 
-    Sub-model r has an encoder of its own and B fixed rows, and learns to score the bucket of a client's label. A
-    label's score is the sum over tables of its buckets' scores. Here the sub-models stand side by side: their encoders'
-    outputs as one long embedding, and as a label's row its R bucket rows, so that gᵀw is that sum. The loss is a sum
-    over sub-models, so each is trained, and averaged, as if it were alone.
+    Sub-model r has its own encoder and B fixed rows, and learns to score the bucket of a client's label. The score of a
+    label is the sum of its bucket scores over all tables. To compute that sum as gᵀw, the outputs of all encoders are
+    concatenated into one embedding g, and the R bucket rows of a label into one row w. The loss is a sum over
+    sub-models, so each sub-model is trained and averaged independently.
     """
 
     help = "labels share hash buckets; several small models vote"
@@ -46,14 +46,15 @@ class FedMLH(FedAvgFixed):
         return settings.hashing.tables
 
     def start(self, generator: torch.Generator) -> Tensor:
-        """For each table B rows as fedavg-fixed draws them; a label has those of its buckets."""
+        """Draw B rows per table, as fedavg-fixed does, and give each label the rows of its buckets."""
         hashing = self.settings.hashing
         tables = [self.spread_out(hashing.buckets, generator) for _ in range(hashing.tables)]
-        return torch.cat([rows[torch.from_numpy(own)] for rows, own in zip(tables, self.buckets, strict=True)], dim=1)
+        pairs = zip(tables, self.buckets, strict=True)
+        return torch.cat([rows[torch.from_numpy(bucket_of_label)] for rows, bucket_of_label in pairs], dim=1)
 
     @cached_property
     def buckets(self) -> list[np.ndarray]:
-        """h_r(l), per table, of every label."""
+        """h_r(l) of every label l, for each table r."""
         from sklearn.utils import murmurhash3_32  # slow to load
 
         hashing, labels = self.settings.hashing, np.arange(self.label_count, dtype=np.int32)

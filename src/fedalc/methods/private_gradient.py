@@ -1,21 +1,21 @@
-"""The paper's mechanism: in every step on W each instance's gradient is clipped, and noise is added to their sum.
+"""The paper's privacy mechanism: every step on W clips each instance's gradient and adds noise to the sum.
 
-With weights σ the regularisers are means over instances, and so is their gradient, (1/N) Σ_j G_j. Clipped, it is
-(1/N) Σ_j f_j G_j with f_j = min(1, clip / ‖G_j‖), which is the gradient of the *same* regulariser when instance j is
-counted f_j times: n' = Yᵀf, c' = Yᵀ diag(f) Y. So only the norms are new.
+With weights σ a regulariser is a mean over instances, and so is its gradient, (1/N) Σ_j G_j. After clipping it is
+(1/N) Σ_j f_j G_j with f_j = min(1, clip / ‖G_j‖). This is the gradient of the *same* regulariser when instance j counts
+f_j times: n' = Yᵀf, c' = Yᵀ diag(f) Y. So only the norms need extra work.
 
-Let A_uv be the slopes of the pairs taken, T_uv those of the attraction, and L the labels of instance j. G_j has
+Let A_uv be the slopes of the repelling pairs, T_uv those of the attraction, and L the labels of instance j. G_j has
 
     in row u ∈ L    Σ_{v∉L} A_uv w_v + Σ_{v∈L} 2 T_uv w_v  =  (A W)_u - Σ_{v∈L} E_uv w_v,    E = A - 2T
     in row v ∉ L    Σ_{u∈L} A_uv w_u
 
-and its squared norm takes nothing but numbers at pairs of labels that are both in L: with S = W Wᵀ, all cut to L × L,
+and its squared norm needs only values at pairs of labels that are both in L: with S = W Wᵀ, all restricted to L × L,
 
     ‖G_j‖² = Σ_u ‖(A W)_u‖² - 2⟨E, A W Wᵀ⟩ + ⟨E S, E⟩ + ⟨S, A Aᵀ - A_LL A_LLᵀ⟩
 
-These are worked out once per pair that occurs together, then looked up. A step costs, beside the regulariser's own
-gradient, pairs · (D + K²) for the mined form or pairs · (D + C) for the full one, and Σ_j |L_j|³; memory is bounded by
-the budget, beside labels × D and the pairs.
+These values are computed once per pair of labels that occur together, then looked up. In addition to the regulariser's
+own gradient, a step costs pairs · (D + K²) for the mined form or pairs · (D + C) for the full one, plus Σ_j |L_j|³.
+Memory: the budget, plus labels × D, plus the pairs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from fedalc.methods.regularizers import Regularizer
 
 @dataclass(frozen=True)
 class PrivateGradient:
-    """Stands where a regulariser stands in a step on W, and lets no instance count for more than `clip`.
+    """Replaces a regulariser in a step on W, and limits the gradient of each instance to the norm `clip`.
 
-    `regularizer_of` must be a function: the same regulariser for the same correlations, or the norms are not those of
-    the gradients. Weighted by σ (or `counts`, which is σ·N: then the sum is meant, not the mean).
+    `regularizer_of` must return the same regulariser for the same correlations; otherwise the norms do not belong to
+    the gradients. Weights are σ (a mean over instances) or `counts` (σ·N, a sum).
     """
 
     regularizer_of: Callable[[Correlations], Regularizer]
@@ -54,14 +54,14 @@ class PrivateGradient:
 
     @classmethod
     def of(cls, sets: PrivateLabelSets, regularizer_of: Callable[[Correlations], Regularizer]) -> PrivateGradient:
-        """What stands, for one step, for the regulariser that is made of correlations."""
-        noise, own = sets.look(), sets.settings
-        return cls(regularizer_of, sets.label_sets, own.clip, sets.noise_multiplier, own.sample_rate, noise)
+        """Build the private replacement of a regulariser for one step. This uses up one look at the labels."""
+        noise, privacy = sets.look(), sets.settings
+        return cls(regularizer_of, sets.label_sets, privacy.clip, sets.noise_multiplier, privacy.sample_rate, noise)
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
-        """(NaN, gradient). The value is not given: it would need noise, and a share of ε, of its own.
+        """Return (NaN, gradient). Publishing the value would need additional noise and a share of ε.
 
-        In double precision, so that rounding cannot make the norms' nearest classes others than the gradient's.
+        Computes in double precision: with rounding, norms and gradient could use different nearest classes.
         """
         double = W.double()
         sampled = self._sample()
@@ -76,21 +76,21 @@ class PrivateGradient:
         return math.nan, (gradient / self.sample_rate).to(W)
 
     def _sample(self) -> csr_matrix:
-        """Each instance with probability `sample_rate`, independently: what the accounting assumes."""
+        """Draw each instance independently with probability `sample_rate`, as the privacy accounting assumes."""
         if self.sample_rate == 1:
             return self.label_sets
         return self.label_sets[self.generator.chosen(self.sample_rate, self.label_sets.shape[0])]
 
     def _correlations(self, label_sets: csr_matrix, weights: np.ndarray | None = None) -> Correlations:
-        """Of a sample, with the N of all: it is public, and must not depend on what was drawn."""
+        """Return the correlations of a sample, but with N of all instances: N is public and fixed."""
         return replace(Correlations.from_label_sets(label_sets, weights), instances=self.label_sets.shape[0])
 
 
 def instance_norms(
     regularizer: Regularizer, known: Correlations, label_sets: csr_matrix, W: Tensor, budget: int = DEFAULT_BUDGET
 ) -> np.ndarray:
-    """‖G_j‖ of every row of `label_sets`, whose correlations are `known`. An instance without labels has 0."""
-    pairs = known.together + identity(len(W), format="csr")  # of labels that are both in some L, u = v included
+    """Return ‖G_j‖ for every row of `label_sets`, whose correlations are `known`. 0 for an instance without labels."""
+    pairs = known.together + identity(len(W), format="csr")  # all (u, v) that are both in some L, including u = v
     first = torch.from_numpy(np.repeat(np.arange(len(W)), np.diff(pairs.indptr))).to(W.device)
     second = torch.from_numpy(pairs.indices.astype(np.int64)).to(W.device)
     slopes = regularizer.slopes(W, first, second).scaled(1 / regularizer.weight_of_one)
@@ -98,7 +98,7 @@ def instance_norms(
     pulled = products_at(slopes.pull, W, first, second)
     inner = slopes.apart - 2 * slopes.together
     alone = slopes.pull.square().sum(1)
-    number = first * len(W) + second  # ascending, to look pairs up in
+    number = first * len(W) + second  # ascending, for searchsorted
 
     norms = np.zeros(label_sets.shape[0])
     for instances, labels in _of_equal_size(label_sets, budget):
@@ -111,12 +111,12 @@ def instance_norms(
 
 
 def _of_equal_size(label_sets: csr_matrix, budget: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Instances with equally many labels, in blocks: (which, their labels, one row each)."""
+    """Yield blocks of instances with the same number of labels: (row numbers, labels with one row per instance)."""
     sizes = np.diff(label_sets.indptr)
     for size in np.unique(sizes[sizes > 0]):
         instances = np.flatnonzero(sizes == size)
         at_once = max(1, budget // (10 * 8 * int(size) ** 2))  # about ten size × size blocks of eight bytes each
         for start in range(0, len(instances), at_once):
             block = instances[start : start + at_once]
-            places = label_sets.indptr[block, None] + np.arange(size)
-            yield block, label_sets.indices[places].astype(np.int64)
+            positions = label_sets.indptr[block, None] + np.arange(size)
+            yield block, label_sets.indices[positions].astype(np.int64)

@@ -1,8 +1,8 @@
-"""Class embeddings too large for every process: each of several holds a range of W's rows.
+"""Class embeddings too large for one process: each process holds a range of W's rows.
 
-What a round needs of them, the rows of its participants, is brought together in each process; the rest of W is only
-ever compared with, block by block, by the process that holds it. Whoever has a `Shard` calls its methods together with
-the other processes, and with the same arguments but for W, the rows of its own.
+A round gathers the rows of its participants in every process. The other rows stay where they are: the process that
+holds them compares them, block by block. All processes must call the methods of a `Shard` together and with the same
+arguments, except for W, which holds the process's own rows.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fedalc.core.nearest import (
 from fedalc.errors import ConfigError
 
 LARGE = 2 * 10**9
-"""Bytes of W above which its rows are spread over the processes, unless `shard_rows` says otherwise."""
+"""With `shard_rows = "auto"`, a W of more bytes than this is sharded over the processes."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which of W's `rows` rows are where: each process has its `own_range` of them."""
+    """Says which process holds which of W's `rows` rows: each has its `own_range`."""
 
     rows: int
 
@@ -45,38 +45,38 @@ class Shard:
         return distributed.own_range(self.rows)
 
     def take(self, W: Tensor, labels: Tensor) -> Tensor:
-        """The rows of these labels, in every process: each gives its own, and zeros for the others'."""
-        inside, place = self.places(labels)
+        """Return the rows of these labels in every process: each adds its own rows, and zeros for the others."""
+        inside, local_rows = self.places(labels)
         taken = W.new_zeros(len(labels), W.shape[1])
-        taken[inside] = W[place]
+        taken[inside] = W[local_rows]
         distributed.sum_over([taken])
         return taken
 
     def put(self, W: Tensor, labels: Tensor, rows: Tensor) -> None:
-        """New rows of these labels: each process keeps its own."""
-        inside, place = self.places(labels)
-        W[place] = rows[inside]
+        """Replace the rows of these labels. Each process stores its own."""
+        inside, local_rows = self.places(labels)
+        W[local_rows] = rows[inside]
 
     def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the labels are here, and their places in W."""
+        """Return the positions of the labels that this process holds, and their rows in its part of W."""
         own = self.own
         inside = ((labels >= own.start) & (labels < own.stop)).nonzero().squeeze(1)
         return inside, labels[inside] - own.start
 
     def blocks(self, W: Tensor, budget: int = ROWS_BUDGET) -> Iterator[tuple[slice, Tensor]]:
-        """All rows in order, some at a time, in every process: (labels, rows), sent by the one that has them."""
+        """Yield all rows in order, in blocks and in every process, as (labels, rows). The holder sends them."""
         here = distributed.here()
         for rank in range(here.count):
-            held = distributed.own_range(self.rows, Process(rank, here.count))
-            for labels in blocks(self.rows, W.shape[1] * W.element_size(), budget, within=held):
+            sender = distributed.own_range(self.rows, Process(rank, here.count))
+            for labels in blocks(self.rows, W.shape[1] * W.element_size(), budget, within=sender):
                 size = labels.stop - labels.start
-                own = labels.start - held.start
-                part = W[own : own + size].clone() if rank == here.rank else W.new_empty(size, W.shape[1])
+                start = labels.start - sender.start
+                part = W[start : start + size].clone() if rank == here.rank else W.new_empty(size, W.shape[1])
                 distributed.broadcast(part, rank)
                 yield labels, part
 
     def whole(self, W: Tensor) -> Tensor:
-        """All rows, in the first process and in main memory; the others get back what they have."""
+        """Return all rows in the first process, in main memory. The other processes get their own part back."""
         if not distributed.is_first():
             for _ in self.blocks(W):
                 pass
@@ -94,30 +94,30 @@ class Shard:
         candidates: Tensor | None = None,
         budget: int = DEFAULT_BUDGET,
     ) -> Iterator[Found]:
-        """As `neighbours.nearest`, exactly: each process compares the rows asked for with its own classes, and the best
-        of all are kept. All processes get the same."""
+        """Find nearest classes exactly, like `core.nearest.nearest`. Each process compares the rows with its own
+        classes, and all processes get the best over all of them."""
         rows = torch.arange(self.rows, device=W.device) if rows is None else rows
         among, numbers, classes = W, torch.arange(self.own.start, self.own.stop, device=W.device), self.rows
         out: Tensor | None = None
         if candidates is not None:
-            inside, place = self.places(candidates)
+            inside, local_rows = self.places(candidates)
             classes = len(candidates)
             if 2 * classes < self.rows:
-                among, numbers = W[place], candidates[inside]
-            else:  # a copy of most rows would be another W
+                among, numbers = W[local_rows], candidates[inside]
+            else:  # a copy of most rows would be almost as large as W
                 out = torch.ones(len(W), dtype=torch.bool, device=W.device)
-                out[place] = False
+                out[local_rows] = False
         for part in blocks(len(rows), 8 * W.shape[1] * W.element_size(), min(budget, ROWS_BUDGET)):
-            asked = rows[part]
-            own = torch.where(torch.isin(asked, numbers), torch.searchsorted(numbers, asked), -1)
-            hide = _hide_too(hide_places(own), out)
-            value, place = largest_products(self.take(W, asked), among, min(k, classes), hide, budget)
-            number = numbers[place] if len(numbers) else asked.unsqueeze(1).expand_as(place)
-            yield asked, *best_of_all(value, number)
+            block = rows[part]
+            themselves = torch.where(torch.isin(block, numbers), torch.searchsorted(numbers, block), -1)
+            hide = _hide_too(hide_places(themselves), out)
+            value, position = largest_products(self.take(W, block), among, min(k, classes), hide, budget)
+            number = numbers[position] if len(numbers) else block.unsqueeze(1).expand_as(position)
+            yield block, *best_of_all(value, number)
 
 
 def _hide_too(hide: Hide, out: Tensor | None) -> Hide:
-    """What `hide` hides, and the columns that are `out`."""
+    """Return a function that hides what `hide` hides, and the columns marked in `out`."""
     if out is None:
         return hide
 
@@ -129,15 +129,17 @@ def _hide_too(hide: Hide, out: Tensor | None) -> Hide:
 
 
 def best_of_all(value: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row over all processes, largest first, and their numbers: as many as each process has."""
+    """Return the largest values of each row over all processes, largest first, and their numbers.
+
+    Returns as many columns as each process has."""
     value, number = (torch.cat(distributed.gather_equal(part.contiguous()), dim=1) for part in (value, number))
-    value, place = value.topk(value.shape[1] // distributed.here().count, dim=1)
-    return value, number.gather(1, place)
+    value, column = value.topk(value.shape[1] // distributed.here().count, dim=1)
+    return value, number.gather(1, column)
 
 
 def shard_of(settings: Experiment, labels: int) -> Shard | None:
-    """How W is spread over the processes that have met, if it is: where `shard_rows` asks for it, or, left to `auto`,
-    where W is `LARGE` and the settings allow it."""
+    """Return how W is sharded over the connected processes, or None if it is not: with `shard_rows = "off"`, or with
+    `auto` unless W is `LARGE` and the settings allow it."""
     count = distributed.here().count
     if count == 1 or settings.shard_rows == "off":
         return None
@@ -153,11 +155,11 @@ def shard_of(settings: Experiment, labels: int) -> Shard | None:
 
 
 def _needs_index(settings: Experiment, labels: int) -> bool:
-    """Whether an exact search would take more operations than all processes together can afford."""
-    asked = searched(settings, labels)
-    if asked is None:
+    """Return whether an exact search would take more operations than all processes together can afford."""
+    request = searched(settings, labels)
+    if request is None:
         return False
-    rows, search, _ = asked
+    rows, search, _ = request
     return search == "auto" and operations(rows, labels, settings.encoder.dim) > AFFORDABLE * distributed.here().count
 
 
@@ -174,7 +176,7 @@ def _needs_all_rows(settings: Experiment, labels: int) -> str | None:
         (labels < distributed.here().count, "there are fewer labels than processes"),
         (
             _needs_index(settings, labels),
-            "neighbours of so many classes are found by an index, which is of all of them",
+            "with this many classes, the search for neighbours uses an index of all of them",
         ),
     )
     return next((reason for so, reason in reasons if so), None)

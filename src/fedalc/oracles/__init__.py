@@ -1,5 +1,6 @@
-"""Oracles: centralised methods that see all data in one place, to measure the federated ones against. Their names are
-in `fedalc.core.registry`."""
+"""Oracles: centralised methods that see all data, as a reference for the federated ones.
+
+Their names are in `fedalc.core.registry`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the oracles share: a scoring of all labels, saved and used like any trained model."""
+"""The base classes of the oracles. A trained oracle scores all labels, and is saved and used like any model."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ from fedalc.models.encoders import scale_rows
 FORMAT = 1
 
 ROWS = get_args(EncoderSettings.model_fields["features"].annotation)  # the ways to scale rows
-Scores = Callable[[slice, slice], np.ndarray]  # of a block of instances for a block of labels
+Scores = Callable[[slice, slice], np.ndarray]  # (block of instances, block of labels) → scores
 
 
 class Follow(Protocol):
-    """How a fit says how far it is. Both calls raise `Interrupted` where the user has asked to stop."""
+    """Receives the progress of a fit. Both calls raise `Interrupted` if the user asked to stop."""
 
     def done(self, what: str) -> None:
-        """One of the announced steps is over."""
+        """Report that one of the announced steps has ended."""
 
     def check(self) -> None:
-        """Within a step."""
+        """Check for an interrupt within a step."""
 
 
 class Oracle(MethodFacts, ABC):
-    """A scoring of all labels, learned from all instances with all their labels in one place."""
+    """Scores all labels. It learns from all instances with all their labels, in one place."""
 
     centralised = True
-    kind: ClassVar[str]  # the method's name, and what its files say they are
-    unconverged: int = 0  # how many of its regressions ended before they had converged
+    kind: ClassVar[str]  # the method's name, also stored in the model's files
+    unconverged: int = 0  # the number of regressions that stopped before they converged
 
     @staticmethod
     @abstractmethod
     def candidates(settings: Experiment) -> tuple[float | None, ...]:
-        """What there is to choose from on validation data. A single one: nothing."""
+        """Return the values to choose from on validation data. With a single value there is no choice to make."""
 
     @staticmethod
     @abstractmethod
     def steps(settings: Experiment, instances: int, labels: int, candidates: int) -> int:
-        """How many steps a fit of so many candidates announces."""
+        """Return how many steps a fit of this many candidates announces."""
 
     @staticmethod
     @abstractmethod
     def memory(settings: Experiment, data: Dataset) -> float:
-        """Bytes it takes, roughly."""
+        """Estimate the memory of a fit, in bytes."""
 
     @classmethod
     @abstractmethod
     def fits(
         cls, settings: Experiment, train: Split, candidates: tuple[float | None, ...], follow: Follow
     ) -> Iterator[tuple[float | None, Oracle]]:
-        """Each candidate with what it gives on `train`, whose rows are scaled. They may share work."""
+        """Yield each candidate with the oracle fitted on `train`, whose rows are scaled. Candidates may share work."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class Oracle(MethodFacts, ABC):
 
     @abstractmethod
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and facts to save."""
+        """Return the tensors and facts to save."""
 
     @classmethod
     @abstractmethod
@@ -88,7 +88,7 @@ class Oracle(MethodFacts, ABC):
 
 
 class OracleScorer:
-    """Scores of instances under an oracle. Labels without a training instance are out of the running (-inf)."""
+    """Scores instances with an oracle. Labels without a training instance get -inf."""
 
     def __init__(self, oracle: Oracle, features: csr_matrix, held: np.ndarray) -> None:
         self._scores = oracle.scores(features)
@@ -105,19 +105,19 @@ class OracleScorer:
         return torch.from_numpy(self._scores(rows, labels)).masked_fill_(self._absent[labels], -torch.inf)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best labels and their scores; fewer where fewer labels have an instance."""
+        """Return the k best labels and their scores, or fewer if fewer labels have an instance."""
         present = int((~self._absent).sum())
         return top_labels(self.of_instances, self._instances, len(self._absent), min(k, present))
 
 
 @dataclass(frozen=True)
 class TrainedOracle:
-    """An oracle with the scaling its rows had, the labels' names, and which labels had a training instance."""
+    """An oracle with the scaling of its feature rows, the label names, and a mask of labels with training instances."""
 
     oracle: Oracle
-    rows: str  # as encoder.features
+    rows: str  # a value of encoder.features
     label_names: tuple[str, ...]
-    held: np.ndarray
+    held: np.ndarray  # which labels had a training instance
 
     @property
     def feature_count(self) -> int:
@@ -127,10 +127,12 @@ class TrainedOracle:
         return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
 
     def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """The k best labels of each instance, best first, and their scores; fewer where fewer labels had an instance.
+        """Return the k best labels of each instance, best first, and their scores.
 
-        `features`: instances × features, as a sparse matrix, array, list of rows or data frame. Values that are not
-        finite are refused. Scores rank labels; they are not probabilities, and their range is the oracle's own.
+        Returns fewer than k if fewer labels had a training instance.
+
+        `features`: instances × features, as a sparse matrix, array, list of rows or data frame, all values finite.
+        Scores rank labels. They are not probabilities, and their range depends on the oracle.
         """
         k = as_count(k, "k")
         if isinstance(features, Images):
@@ -145,10 +147,10 @@ class TrainedOracle:
         return labels.numpy(), scores.numpy()
 
     def save(self, folder: Path | str) -> None:
-        """As a folder of its own; an older model there is replaced."""
-        tensors, own = self.oracle.parts()
+        """Save into a folder. Replaces an older model in it."""
+        tensors, oracle_facts = self.oracle.parts()
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
-        save_folder(model_folder(folder), {**tensors, "held": torch.from_numpy(self.held)}, facts | own)
+        save_folder(model_folder(folder), {**tensors, "held": torch.from_numpy(self.held)}, facts | oracle_facts)
 
     @classmethod
     def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:
@@ -160,7 +162,7 @@ class TrainedOracle:
             names, held = labels_of(tensors, facts)
             rows = facts["rows"]
             if rows not in ROWS:
-                raise ValueError(f"rows scaled in an unknown way: {rows!r}")
+                raise ValueError(f"unknown scaling of rows: {rows!r}")
             return cls(kinds[facts["kind"]].from_parts(tensors, facts), rows, names, held)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None

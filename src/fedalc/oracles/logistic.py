@@ -1,7 +1,7 @@
-"""L2-regularised logistic regressions of many labels on the same instances, by Newton's method on all at once.
+"""L2-regularised logistic regressions of many labels on the same instances, solved together by Newton's method.
 
-One product with the sparse features serves a block of labels: faster than a solver that takes them one by one. Each
-label has its own step lengths and leaves when it has converged, so it gets what it would get alone.
+One product with the sparse features serves a block of labels, which is faster than solving label by label. Each label
+has its own step lengths and stops when it has converged, so its result is the same as if solved separately.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn.functional import softplus
 
 from fedalc.core.sparse_products import WeightedBags
 
-TOLERANCE = 0.01  # of the gradient at the start; ten times less takes half as long again
-STEPS = 50  # Newton's; ten are usual
-INNER_TOLERANCE = 0.3  # of the gradient's length, in the preconditioner's norm
-INNER_STEPS = 30  # conjugate gradients within one of them
-_TINY = 1e-37  # in single precision too
+TOLERANCE = 0.01  # relative to the gradient at the start; a tenth of it takes half as long again
+STEPS = 50  # Newton steps; ten are typical
+INNER_TOLERANCE = 0.3  # relative to the gradient's length, in the preconditioner's norm
+INNER_STEPS = 30  # conjugate gradient steps within one Newton step
+_TINY = 1e-37  # positive in single precision too
 
 
 class LogisticProblem:
@@ -32,7 +32,7 @@ class LogisticProblem:
         self._squared = WeightedBags.from_csr(X.T.tocsr().power(2), dtype, "cpu")
         self.dtype = dtype
         self.instances, self.width = X.shape
-        self.unconverged = 0  # labels that the last `solve` left before they had converged
+        self.unconverged = 0  # labels that had not converged when the last `solve` ended
 
     def solve(
         self,
@@ -42,11 +42,11 @@ class LogisticProblem:
         tolerance: float = TOLERANCE,
         check: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Weights and, last, intercepts (width × labels) of `Y` (instances × labels, 0 and 1).
+        """Return weights and, in the last row, intercepts (width × labels) for `Y` (instances × labels, 0 and 1).
 
-        Ends for a label when its gradient is `tolerance` times as long as at v = 0 with the intercept that fits the
-        label's frequency; `unconverged` says for how many that was not reached in `STEPS`. A label that all instances
-        have, or none, gets that intercept and no weights.
+        A label has converged when its gradient is at most `tolerance` times as long as at v = 0 with the intercept that
+        fits the label's frequency. `unconverged` counts the labels that did not converge in `STEPS`. A label that all
+        instances or no instances have gets that intercept and zero weights.
         """
         self.unconverged = 0
         Y = Y.to(self.dtype)
@@ -85,12 +85,12 @@ class LogisticProblem:
         return result
 
     def _newton_step(self, gradient: Tensor, curvature: Tensor, ridge: Tensor) -> Tensor:
-        """About -H⁻¹∇: conjugate gradients with H's diagonal as preconditioner, the more exact the smaller ∇ is."""
+        """Approximate -H⁻¹∇ by conjugate gradients, preconditioned by the diagonal of H. More exact for smaller ∇."""
         diagonal = (self._squared @ curvature).add_(ridge).clamp_(min=1e-12)
         step, r = torch.zeros_like(gradient), -gradient
         z = r / diagonal
         d, rz = z, (r * z).sum(0)
-        enough = INNER_TOLERANCE**2 * rz  # rz: a squared length
+        enough = INNER_TOLERANCE**2 * rz  # rz is a squared length
         for _ in range(INNER_STEPS):
             Hd = self._Xt @ (curvature * (self._X @ d)) + ridge * d
             going = (rz > enough) & (rz > 0)
@@ -107,7 +107,7 @@ class LogisticProblem:
 def _line_search(
     V: Tensor, step: Tensor, margin: Tensor, along: Tensor, y: Tensor, ridge: Tensor, gradient: Tensor
 ) -> Tensor:
-    """For each label the first of 1, ½, ¼, … that lowers its objective enough (Armijo)."""
+    """Return for each label the first step length of 1, ½, ¼, … that lowers its objective enough (Armijo)."""
 
     def objective(length: Tensor) -> Tensor:
         m, v = margin + length * along, V + length * step
@@ -115,7 +115,7 @@ def _line_search(
 
     length = torch.ones(V.shape[1], dtype=V.dtype)
     now, slope = objective(torch.zeros_like(length)), (gradient * step).sum(0)
-    slack = 4 * torch.finfo(V.dtype).eps * now.abs()  # at the solution the change is lost in rounding
+    slack = 4 * torch.finfo(V.dtype).eps * now.abs()  # at the solution, rounding hides the change
     for _ in range(30):
         enough = objective(length) <= now + 1e-4 * length * slope + slack
         if enough.all():

@@ -1,4 +1,4 @@
-"""One-vs-rest, centralised: each label regressed on all instances, with all the negatives that no client has."""
+"""One-vs-rest, centralised: one regression per label on all instances, including the negatives that clients lack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedalc.oracles.logistic import LogisticProblem
 
 @dataclass(frozen=True)
 class OneVsRest(Oracle):
-    """Score of label u: xᵀv_u + b_u. A regression's value (ridge: b = 0), or log-odds (logistic)."""
+    """The score of label u is xᵀv_u + b_u: a regression value (ridge, b = 0) or log-odds (logistic)."""
 
     weights: Tensor  # features × labels
     intercepts: Tensor
@@ -37,14 +37,14 @@ class OneVsRest(Oracle):
     def check(cls, settings: Experiment) -> None:
         if len(settings.ovr.grid) > 1 and settings.selection.validation == 0:
             raise ConfigError(
-                "there are several to try, and no validation data to choose one on: give a single one, or set "
+                "several penalties need validation data to choose from them: give a single one, or set "
                 "selection.validation",
                 "ovr.penalties",
             )
 
     @staticmethod
     def candidates(settings: Experiment) -> tuple[float | None, ...]:
-        """Penalties, the largest first: logistic regressions start from those of the one before."""
+        """Return the penalties, largest first: logistic regressions start from the solution of the previous one."""
         return tuple(sorted(set(settings.ovr.grid), reverse=True))
 
     @staticmethod
@@ -55,7 +55,7 @@ class OneVsRest(Oracle):
     def memory(settings: Experiment, data: Dataset) -> float:
         number = 8 if settings.dtype == "float64" else 4
         block = min(settings.ovr.block_labels, data.label_count)
-        weights = 2 * number * data.feature_count * data.label_count  # the best so far, and the next
+        weights = 2 * number * data.feature_count * data.label_count  # the best solution and the next
         if settings.ovr.loss == "ridge":
             return weights + 28 * data.feature_count**2 + 16 * data.feature_count * block
         return weights + 8 * block * (8 * data.feature_count + 10 * len(data.train))
@@ -94,13 +94,13 @@ class OneVsRest(Oracle):
         return cls(weights, intercepts)
 
 
-Solutions = Iterator[tuple[Tensor, int]]  # and how many of the labels have not converged
+Solutions = Iterator[tuple[Tensor, int]]  # (weights and intercepts, number of labels that have not converged)
 
 
 def ridge(train: Split, penalties: list[float], block: int, dtype: torch.dtype, follow: Follow) -> Solutions:
-    """(XᵀX + λI) V = XᵀY in double precision. Nothing is instances × instances; XᵀX is shared by all penalties.
+    """Solve (XᵀX + λI) V = XᵀY in double precision. All penalties share XᵀX (features × features).
 
-    The last row, of intercepts, is zero: one did not help on validation data (docs/oracles.md).
+    The last row, the intercepts, is zero: an intercept did not help on validation data (docs/oracles.md).
     """
     X, Y = train.features.astype(np.float64), train.labels.astype(np.float64)
     gram, moments = (X.T @ X).toarray(), (X.T @ Y).tocsc()
@@ -119,7 +119,7 @@ def ridge(train: Split, penalties: list[float], block: int, dtype: torch.dtype, 
 
 
 def logistic(train: Split, penalties: list[float], block: int, dtype: torch.dtype, follow: Follow) -> Solutions:
-    """Logistic regressions with intercepts, a block of labels at a time."""
+    """Solve logistic regressions with intercepts, one block of labels at a time."""
     problem, Y = LogisticProblem(train.features, dtype), train.labels.tocsc()
     before: Tensor | None = None
     for penalty in penalties:

@@ -1,8 +1,8 @@
-"""SLEEC (Bhatia et al., 2015), centralised: neighbours in an embedding that keeps who is near whom by label sets.
+"""SLEEC (Bhatia et al., 2015), centralised: nearest neighbours in an embedding that preserves similar label sets.
 
-For each learner, the instances are clustered; in each cluster the label sets are embedded so that the products of the
-most similar ones are kept (Z), and features are regressed on the embeddings (X → Z). A new instance goes to its
-nearest cluster and is mapped there; the labels of its nearest training instances, of all learners, are counted.
+Each learner clusters the instances. In each cluster it embeds the label sets so that the products of the most similar
+ones are preserved (Z), and fits a regression from features to embeddings (X → Z). To score a new instance, each learner
+maps it in its nearest cluster; the score of a label counts the nearest training instances of all learners that have it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedalc.models.encoders import scale_rows
 from fedalc.oracles.base import Follow, Oracle, Scores, blocks
 
 KMEANS_STEPS = 7
-PRODUCT_BYTES = 24  # for each product of two label sets that is looked at: sparse, dense, negated and in order
-CLUSTER_SIZE = 6000  # on average, where the number of clusters is not set
-BLOCK_BYTES = 2**28  # of dense intermediates, where they are made for some instances at a time
+PRODUCT_BYTES = 24  # per product of two label sets: sparse, dense, negated and sorted
+CLUSTER_SIZE = 6000  # average, if the number of clusters is not set
+BLOCK_BYTES = 2**28  # memory for dense intermediates of one block of instances
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,29 @@ class Cluster:
 
     centre: Tensor
     members: Tensor  # row numbers of train
-    features: Tensor  # those that occur in it; all others have weight zero
-    weights: csr_matrix  # one row for each of these; on large data most are zero
-    embedded: Tensor  # the members, mapped like any other instance, not as they were embedded by their labels
+    features: Tensor  # the features that occur in the cluster; all others have weight zero
+    weights: csr_matrix  # one row per feature of the cluster; on large data most weights are zero
+    embedded: Tensor  # the members, mapped from their features like any new instance
 
     def map(self, features: csr_matrix) -> np.ndarray:
-        own, mapped = (
-            features[:, self.features.numpy()],
-            np.empty((features.shape[0], self.weights.shape[1]), np.float32),
-        )
-        for rows in row_blocks(features.shape[0], 16 * self.weights.shape[1]):  # a sparse product, and as it is here
-            mapped[rows] = (own[rows] @ self.weights).toarray()
+        used = features[:, self.features.numpy()]
+        mapped = np.empty((features.shape[0], self.weights.shape[1]), np.float32)
+        for rows in row_blocks(features.shape[0], 16 * self.weights.shape[1]):  # the sparse product and the dense one
+            mapped[rows] = (used[rows] @ self.weights).toarray()
         return mapped
 
     def nearest(self, features: csr_matrix, k: int) -> np.ndarray:
-        """Row numbers of the k nearest members of each instance (all of them, where there are fewer)."""
+        """Return the row numbers of the k nearest members of each instance, or of all members if there are fewer."""
         from sklearn.neighbors import NearestNeighbors  # slow to load, as below
 
         search = NearestNeighbors(n_neighbors=min(k, len(self.members)), algorithm="brute")
-        found = search.fit(self.embedded.numpy()).kneighbors(self.map(features), return_distance=False)
-        return self.members.numpy()[found]
+        neighbours = search.fit(self.embedded.numpy()).kneighbors(self.map(features), return_distance=False)
+        return self.members.numpy()[neighbours]
 
 
 @dataclass(frozen=True)
 class Sleec(Oracle):
-    """Score of label u: the share of the neighbours of all learners that have it. Of equals, the first is better."""
+    """The score of label u is the share of neighbours, over all learners, that have it. Ties: the first label wins."""
 
     learners: tuple[tuple[Cluster, ...], ...]
     labels: csr_matrix  # of the training instances
@@ -87,10 +85,10 @@ class Sleec(Oracle):
         clusters = cluster_count(ours, instances)
         largest = min(instances, 2 * instances / clusters)
         used = min(data.feature_count, data.train.features.nnz / clusters)
-        weights = 2 * (1 - ours.threshold) * clusters * used  # those that are not zero, and where they are
-        kept = ours.learners * 4 * (ours.dim * (instances + weights) + 2 * clusters * data.feature_count)
+        weights = 2 * (1 - ours.threshold) * clusters * used  # nonzero values and their positions
+        model = ours.learners * 4 * (ours.dim * (instances + weights) + 2 * clusters * data.feature_count)
         solving = 16 * min(used, largest) ** 2 + 24 * used * ours.dim + largest * (24 * ours.neighbours + 32 * ours.dim)
-        return kept + solving + min(BLOCK_BYTES, PRODUCT_BYTES * largest**2)
+        return model + solving + min(BLOCK_BYTES, PRODUCT_BYTES * largest**2)
 
     @classmethod
     def fits(
@@ -116,18 +114,18 @@ class Sleec(Oracle):
         return of
 
     def _counts(self, features: csr_matrix, clusters: tuple[Cluster, ...]) -> csr_matrix:
-        """How many of each instance's neighbours have each label."""
+        """Return how many of each instance's neighbours have each label: instances × labels."""
         home = nearest_centres(features, torch.stack([cluster.centre for cluster in clusters]).numpy())
-        rows, found = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        rows, neighbours = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for number, cluster in enumerate(clusters):
             here = np.flatnonzero(home == number)
             if len(here):
                 near = cluster.nearest(features[here], self.neighbours)
                 rows.append(np.repeat(here, near.shape[1]))
-                found.append(near.ravel())
-        place = (np.concatenate(rows), np.concatenate(found))
+                neighbours.append(near.ravel())
+        pairs = (np.concatenate(rows), np.concatenate(neighbours))
         shape = (features.shape[0], self.labels.shape[0])
-        return csr_matrix((np.ones(len(place[0])), place), shape=shape) @ self.labels
+        return csr_matrix((np.ones(len(pairs[0])), pairs), shape=shape) @ self.labels
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {
@@ -185,7 +183,7 @@ def _cluster(tensors: Mapping[str, Tensor], prefix: str, instances: int) -> Clus
         or not len(members)
         or not embedded.shape[1]
     ):
-        raise ValueError(f"cluster {prefix[:-1]}: its sizes differ")
+        raise ValueError(f"cluster {prefix[:-1]}: the sizes of its tensors differ")
     return Cluster(centre, members, features, weights, embedded)
 
 
@@ -199,19 +197,18 @@ def _sparse(tensors: Mapping[str, Tensor], name: str, values: Tensor, width: int
 
 
 def cluster_count(settings: SleecSettings, instances: int) -> int:
-    asked = settings.clusters or max(1, round(instances / CLUSTER_SIZE))
-    return min(asked, instances)
+    return min(settings.clusters or max(1, round(instances / CLUSTER_SIZE)), instances)
 
 
 def fit_learner(train: Split, settings: SleecSettings, seed: int, number: int, follow: Follow) -> tuple[Cluster, ...]:
-    """Learners differ in where k-means starts, and so in their clusters."""
+    """Fit one learner. Learners start k-means at different points, so their clusters differ."""
     from sklearn.cluster import KMeans
 
     X, count = train.features, cluster_count(settings, len(train))
     means = KMeans(
         count, init="random", n_init=1, max_iter=KMEANS_STEPS, random_state=derived_seed(seed, "sleec", number) % 2**32
     )
-    with warnings.catch_warnings():  # fewer different instances than clusters: the clusters are fewer then
+    with warnings.catch_warnings():  # with fewer distinct instances than clusters there are fewer clusters
         warnings.simplefilter("ignore")
         home = means.fit_predict(X)
     clusters = []
@@ -222,8 +219,8 @@ def fit_learner(train: Split, settings: SleecSettings, seed: int, number: int, f
             weights, features = fit_cluster(X[members], train.labels[members], settings, random, follow.check)
             embedded = np.asarray(X[members][:, features] @ weights, dtype=np.float32)
             arrays = (means.cluster_centers_[cluster].astype(np.float32), members, features, embedded)
-            own_centre, own_members, own_features, mapped = map(torch.from_numpy, arrays)
-            clusters.append(Cluster(own_centre, own_members, own_features, csr_matrix(weights), mapped))
+            centre_, members_, features_, embedded_ = map(torch.from_numpy, arrays)
+            clusters.append(Cluster(centre_, members_, features_, csr_matrix(weights), embedded_))
         follow.done(f"learner {number + 1}/{settings.learners}, cluster {cluster + 1}/{count}")
     return tuple(clusters)
 
@@ -231,7 +228,7 @@ def fit_learner(train: Split, settings: SleecSettings, seed: int, number: int, f
 def fit_cluster(
     X: csr_matrix, Y: csr_matrix, settings: SleecSettings, random: int, check: Callable[[], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The map from features to embeddings, for the features that occur, and which these are."""
+    """Return the map from features to embeddings, and the features that occur: the rows of the map."""
     from sklearn.linear_model import Ridge
 
     products = largest_products(scale_rows(Y, "unit"), settings.neighbours)
@@ -240,7 +237,7 @@ def fit_cluster(
     used = X[:, features].astype(np.float64)
     if not len(features):
         return np.zeros((0, Z.shape[1]), dtype=np.float32), features
-    # By Cholesky's decomposition of features × features or instances × instances, whichever is smaller.
+    # The solver decomposes features × features or instances × instances, whichever is smaller.
     regression = Ridge(alpha=0.5 / settings.cost, fit_intercept=False, solver="cholesky").fit(
         used, Z.astype(np.float64)
     )
@@ -249,7 +246,7 @@ def fit_cluster(
 
 
 def largest_products(Y: csr_matrix, count: int) -> csr_matrix:
-    """P_Ω(YYᵀ): of each row, the `count` largest products of label sets, kept even where they are zero."""
+    """Return P_Ω(YYᵀ): the `count` largest products of label sets in each row, including zeros."""
     size = Y.shape[0]
     count = min(count, size)
     index, value = np.zeros((size, count), dtype=np.int64), np.zeros((size, count), dtype=np.float32)
@@ -265,9 +262,9 @@ def largest_products(Y: csr_matrix, count: int) -> csr_matrix:
 def embedding(
     products: csr_matrix, dim: int, steps: int, tolerance: float, random: int, check: Callable[[], None]
 ) -> np.ndarray:
-    """Z with (Z Vᵀ)_Ω near the products: a singular value decomposition, then gradient steps on Z and V in turn.
+    """Return Z with (Z Vᵀ)_Ω near the products: a singular value decomposition, then alternating steps on Z and V.
 
-    The decomposition takes what is outside Ω for zero; the steps do not.
+    The decomposition treats entries outside Ω as zero; the gradient steps ignore them.
     """
     from sklearn.utils.extmath import randomized_svd
 
@@ -275,15 +272,15 @@ def embedding(
     Z, V = (np.ascontiguousarray(part * np.sqrt(sizes), dtype=np.float32) for part in (U, Vt.T))
     length = float(np.linalg.norm(products.data))
     if length == 0:
-        return Z  # nobody has a label
-    rate, before, kept = 1 / (0.3 * length), np.inf, Z
+        return Z  # no instance has a label
+    rate, before, best = 1 / (0.3 * length), np.inf, Z
     for _ in range(steps):
         check()
         stepped, V, misfit = masked_step(products, Z, V, rate)
         if misfit < before:
-            kept = Z
+            best = Z
         if misfit > (1 - tolerance) * before:
-            return kept
+            return best
         Z, before = stepped, misfit
     return Z
 
@@ -291,7 +288,7 @@ def embedding(
 def masked_step(
     products: csr_matrix, Z: np.ndarray, V: np.ndarray, rate: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """One gradient step of ½‖P_Ω(Z Vᵀ - YYᵀ)‖² on Z, then one on V; and twice that misfit at the beginning."""
+    """Take a gradient step of ½‖P_Ω(Z Vᵀ - YYᵀ)‖² on Z, then one on V. Return both, and twice the value before."""
     residual = _residual(products, Z, V)
     Z = Z - rate * (residual @ V)
     V = V - rate * (_residual(products, Z, V).T @ Z)
@@ -299,7 +296,7 @@ def masked_step(
 
 
 def _residual(products: csr_matrix, Z: np.ndarray, V: np.ndarray) -> csr_matrix:
-    with warnings.catch_warnings():  # torch calls its sparse matrices a beta; this is the one kernel there is for it
+    with warnings.catch_warnings():  # torch warns that sparse matrices are in beta; no other kernel computes this
         warnings.simplefilter("ignore", UserWarning)
         starts, index, value = map(torch.from_numpy, (products.indptr, products.indices, products.data))
         target = torch.sparse_csr_tensor(starts, index, value, size=products.shape)
@@ -308,18 +305,18 @@ def _residual(products: csr_matrix, Z: np.ndarray, V: np.ndarray) -> csr_matrix:
 
 
 def without_smallest(weights: np.ndarray, share: float) -> np.ndarray:
-    """The weights with the smallest `share` of them, by size, set to zero."""
+    """Return the weights with the smallest `share` of them, by absolute value, set to zero."""
     drop = int(share * weights.size)
     if not drop:
         return weights
     smallest = np.argpartition(np.abs(weights), drop - 1, axis=None)[:drop]
-    kept = weights.copy()
-    kept.ravel()[smallest] = 0
-    return kept
+    thinned = weights.copy()
+    thinned.ravel()[smallest] = 0
+    return thinned
 
 
 def nearest_centres(features: csr_matrix, centres: np.ndarray) -> np.ndarray:
-    """argmin ‖x - c‖ = argmax xᵀc - ‖c‖²/2."""
+    """Return the nearest centre of each instance: argmin ‖x - c‖ = argmax xᵀc - ‖c‖²/2."""
     half, nearest = 0.5 * np.square(centres).sum(axis=1), np.zeros(features.shape[0], dtype=np.int64)
     for rows in row_blocks(features.shape[0], 8 * len(centres)):
         nearest[rows] = (np.asarray(features[rows] @ centres.T) - half).argmax(axis=1)
@@ -327,5 +324,5 @@ def nearest_centres(features: csr_matrix, centres: np.ndarray) -> np.ndarray:
 
 
 def row_blocks(rows: int, bytes_each: int) -> Iterator[slice]:
-    """As many rows at a time as fit into `BLOCK_BYTES`."""
+    """Yield blocks of as many rows as fit into `BLOCK_BYTES`."""
     return blocks(rows, max(1, BLOCK_BYTES // max(1, bytes_each)))

@@ -1,7 +1,7 @@
-"""A centralised run from settings to result: choose on validation data what there is to choose, fit, test once.
+"""A centralised run from settings to result: choose a candidate on validation data, fit, test once.
 
-The phases are those of a federated run. `select` fits each candidate on a part of train and evaluates it on the rest;
-`refit` fits the best on all of train. With nothing to choose there is only one, `fit`.
+Phases as in a federated run: `select` fits each candidate on a part of train and evaluates it on the rest; `refit` fits
+the best one on all of train. With a single candidate the only phase is `fit`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedalc.training.base import AnyTraining, Callback, inverse_propensity, list
 
 
 class OracleTraining(AnyTraining):
-    """All of a run but its folder's other files. It keeps no checkpoint: what is resumed begins again."""
+    """Trains and tests an oracle. It writes no checkpoint, so a resumed run starts again."""
 
     centralised = True
     kept_round = 1
@@ -50,17 +50,17 @@ class OracleTraining(AnyTraining):
             if self.validation is None or (self.refits and len(candidates) == 1):
                 trained = self._fit("fit", candidates[0], heard)
             else:
-                kept = self._select(candidates, heard)
+                best = self._select(candidates, heard)
                 assert self.chosen is not None
-                trained = kept or self._fit("refit", self.chosen["penalty"], heard)
+                trained = best or self._fit("refit", self.chosen["penalty"], heard)
         if self.chosen is not None or trained.oracle.unconverged:
             self.chosen = {**(self.chosen or {}), "unconverged": trained.oracle.unconverged}
         return trained
 
     def _select(self, candidates: tuple[float | None, ...], interrupt: Interrupt) -> TrainedOracle | None:
-        """Choose the best candidate; what it gave is kept unless it is to be fitted again."""
+        """Choose the best candidate. Return its trained oracle, or None if `refit` will train it again."""
         assert self.validation is not None
-        kept, tried = None, []
+        best, tried = None, []
         following = self._follow("select", len(self.train), len(candidates), interrupt)
         began = time.perf_counter()
         for candidate, oracle in self.kind.fits(self.settings, self._scaled(self.train), candidates, following):
@@ -72,12 +72,12 @@ class OracleTraining(AnyTraining):
             if self.chosen is None or self._is_better(value, self.chosen["value"]):
                 named = {f"validation {name}": number for name, number in metrics.items()}
                 self.chosen = {"round": 1, "value": value, "metrics": named, "penalty": candidate}
-                kept = None if self.refits else trained
-            began = time.perf_counter()  # as in a federated run, the seconds are those of training
+                best = None if self.refits else trained
+            began = time.perf_counter()  # as in a federated run, count only the seconds of training
         assert self.chosen is not None
         self.chosen |= {"tried": tried, "edge": edge(self.chosen["penalty"], candidates)}
         self._record("select", self.chosen["metrics"])
-        return kept
+        return best
 
     def _fit(self, phase: str, candidate: float | None, interrupt: Interrupt) -> TrainedOracle:
         train = self.dataset.train
@@ -89,8 +89,8 @@ class OracleTraining(AnyTraining):
         return self._trained(oracle, train)
 
     def _trained(self, oracle: Oracle, train: Split) -> TrainedOracle:
-        held = np.asarray(train.labels.getnnz(axis=0) > 0)
-        return TrainedOracle(oracle, self.settings.encoder.features, self.dataset.label_names, held)
+        has_instances = np.asarray(train.labels.getnnz(axis=0) > 0)
+        return TrainedOracle(oracle, self.settings.encoder.features, self.dataset.label_names, has_instances)
 
     def _measured(self, trained: TrainedOracle, scaled: Split, **more: Any) -> dict[str, float]:
         scorer = OracleScorer(trained.oracle, scaled.features, trained.held)
@@ -101,29 +101,29 @@ class OracleTraining(AnyTraining):
         return _Following(self.callbacks, phase, steps, interrupt)
 
     def _record(self, phase: str, metrics: dict[str, float]) -> None:
-        """A phase's only record. It has no loss and no embeddings to measure, and sends nothing."""
+        """Write the only record of a phase. It has no loss, no class embeddings and no traffic."""
         nothing = {"loss": None, "collapse": None}
         self._evaluated({"phase": phase, "round": 1, "metrics": metrics, **self.cost(), **nothing})
 
     def cost(self) -> dict[str, Any]:
-        """The whole training counts as one round; without clients nothing is sent."""
+        """Return the cost of training. It counts as one round, and without clients there is no traffic."""
         return {"seconds": self.seconds, "rounds_run": 1, "bytes_down": 0, "bytes_up": 0}
 
     def test(self, trained: TrainedOracle) -> dict[str, float]:
-        """The only look at the test set. {} without one."""
+        """Evaluate on the test set, once. Return {} if there is none."""
         if not len(self.dataset.test):
             return {}
         inverse = inverse_propensity(self.dataset)
         return self._measured(trained, self._scaled_test, inverse_propensity=inverse, with_map=True)
 
     def resume(self) -> None:
-        """From the beginning."""
+        """Start again from the beginning."""
         assert self.folder is not None
         history.rewrite(self.folder / "history.jsonl", [])
 
 
 def edge(chosen: float | None, candidates: Sequence[float | None]) -> str | None:
-    """Whether the best is the "smallest" or "largest" of several tried: then one beyond it may be better still."""
+    """Return "smallest" or "largest" if the best candidate is at that end of the range: one beyond may be better."""
     numbers = [candidate for candidate in candidates if candidate is not None]
     if len(numbers) < 2 or chosen not in (min(numbers), max(numbers)):
         return None
@@ -131,7 +131,7 @@ def edge(chosen: float | None, candidates: Sequence[float | None]) -> str | None
 
 
 class _Following:
-    """Passes a fit's steps on to the callbacks, and a wish to stop on to the fit."""
+    """Passes the steps of a fit to the callbacks, and an interrupt to the fit."""
 
     def __init__(self, callbacks: Sequence[Callback], phase: str, steps: int, interrupt: Interrupt) -> None:
         self._callbacks, self._phase, self._steps, self._interrupt = callbacks, phase, steps, interrupt
@@ -148,6 +148,6 @@ class _Following:
     def check(self) -> None:
         if self._interrupt.asked:
             raise Interrupted(
-                f"after step {self._number} of {self._steps} of phase '{self._phase}'; a centralised training keeps "
-                "no checkpoint and will begin again"
+                f"after step {self._number} of {self._steps} of phase '{self._phase}'; centralised training writes "
+                "no checkpoint, so it will start again"
             )

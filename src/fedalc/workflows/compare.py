@@ -1,4 +1,4 @@
-"""Methods side by side, on the same data and seeds: each with the preset's settings for all and for it."""
+"""Compare methods on the same data and seeds, each with the preset's settings for it."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ from fedalc.workflows.train import (
 
 @dataclass
 class Comparison:
-    """All runs, in the order of `methods`, then seeds."""
+    """All runs, ordered by method, then by seed."""
 
     runs: list[Run] = field(default_factory=list)
     folder: Path | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)  # methods that the settings do not allow, and why
+    left_out: Mapping[str, str] = field(default_factory=dict)  # methods that the settings do not allow: the reason
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
-        """Each run's result, with the settings that act on it: tables say by these what differs between rows."""
+        """The result of each run, with the settings that affect it. Tables use these to show differences."""
         return [{**run.result, "settings": acting(run.settings)} for run in self.runs]
 
     def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """Per method, the history of its first seed. An oracle has no rounds, so no curve."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        """Return the history of the first seed, by method. Oracles have no rounds, and so no curve."""
+        histories: dict[str, list[dict[str, Any]]] = {}
         for run in self.runs:
             if run.folder is not None and run.settings.method not in ORACLES:
-                found.setdefault(run.settings.method, history.read(run.folder / "history.jsonl"))
-        return found
+                histories.setdefault(run.settings.method, history.read(run.folder / "history.jsonl"))
+        return histories
 
     def embeddings(self) -> dict[str, np.ndarray]:
-        """Per method, the class embeddings of its first seed."""
-        found: dict[str, np.ndarray] = {}
+        """Return the class embeddings of the first seed, by method."""
+        embeddings: dict[str, np.ndarray] = {}
         for run in self.runs:
             if isinstance(run.model, TrainedModel):
-                found.setdefault(run.settings.method, run.model.model.W[run.model.held].cpu().numpy())
-        return found
+                embeddings.setdefault(run.settings.method, run.model.model.W[run.model.held].cpu().numpy())
+        return embeddings
 
 
 def compare(
@@ -74,21 +74,23 @@ def compare(
     epsilon_budget: float | None = None,
     **keys: Any,
 ) -> Comparison:
-    """Train every method with every seed into `folder`/<method>-s<seed>, and write table, curves and page there.
+    """Train every method with every seed into `folder`/<method>-s<seed>. Write a table, curves and a page to `folder`.
 
-    Runs that are finished are kept, a run that was interrupted goes on: call it again to continue. Settings other than
-    those the folder was made with are an error. Without `methods`, all federated ones that these settings allow are
-    taken; the others are in `left_out`, with the reason. The oracles take part only when named. `dataset` is a name, a
-    folder, or a `Dataset` you have built yourself. `callbacks` are those of all runs, or a function that gives them for
-    a method and seed. `epsilon_budget`: as in `train`, for each run in turn.
+    Call it again to continue: finished runs are kept, and an interrupted run is resumed. Settings that differ from
+    those of the folder are an error.
+
+    `methods`: default is all federated methods that these settings allow; `left_out` has the others with the reason.
+    Oracles take part only if you name them. `dataset`: a name, a folder, or a `Dataset` that you built. `callbacks`:
+    for all runs, or a function that returns them for a method and a seed. `epsilon_budget`: as in `train`, for each run
+    in turn.
     """
-    place, seeds, methods = as_path(folder, "folder"), _seeds(seeds), _methods(methods)
+    target, seeds, methods = as_path(folder, "folder"), _seeds(seeds), _methods(methods)
     follow = _follow(callbacks)
-    own = own_data(keys)
+    user_data = own_data(keys)
     register_own_encoder(keys)
-    asked = names_of(keys, overrides)
-    if own is not None:
-        describe(keys, own)
+    user_settings = names_of(keys, overrides)
+    if user_data is not None:
+        describe(keys, user_data)
     left_out: dict[str, str] = {}
     if methods is None:
         left_out = _refused(keys, file, overrides)
@@ -104,13 +106,13 @@ def compare(
     if {(s.method, s.seed) for s in plan} != {(m, s) for m in methods for s in seeds}:
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
-        raise ConfigError("all methods of a comparison are shown the same pictures: say it for all of them", "images")
-    note_without_effect(plan, asked)
-    comparison = Comparison(folder=place, left_out=left_out)
+        raise ConfigError("all methods of a comparison need the same pictures: set this for all methods", "images")
+    note_without_effect(plan, user_settings)
+    comparison = Comparison(folder=target, left_out=left_out)
     followers = follow(plan[0].method, plan[0].seed)
     options = image_options(plan[0], followers, wait=False)
-    data = own if own is not None else load_dataset(plan[0].dataset, data_dir, images=options)
-    folders = [place / f"{settings.method}-s{settings.seed}" for settings in plan]
+    data = user_data if user_data is not None else load_dataset(plan[0].dataset, data_dir, images=options)
+    folders = [target / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
         for folder_ in folders:
             if (folder_ / "config.toml").exists():
@@ -126,7 +128,7 @@ def _methods(methods: Any) -> list[str] | None:
     if isinstance(methods, str):
         raise ConfigError(f"expected a list of names, such as [{methods!r}]", "methods")
     if methods is not None and (not isinstance(methods, Iterable) or not (methods := list(methods))):
-        raise ConfigError("expected names of methods, and there is none", "methods")
+        raise ConfigError("expected at least one method name", "methods")
     return methods
 
 
@@ -145,7 +147,7 @@ def _follow(callbacks: Any) -> Callable[[str, int], Sequence[Callback]]:
 
 
 def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str]) -> dict[str, str]:
-    """The methods that cannot be run with these settings, and why. What none of them allows is an error."""
+    """Return the methods that do not allow these settings, with the reason. Raise if no method allows them."""
     refused: dict[str, ConfigError] = {}
     for method in METHODS:
         try:

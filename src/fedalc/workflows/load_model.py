@@ -1,4 +1,4 @@
-"""Loading a saved model of any kind: an encoder with class embeddings, or an oracle's."""
+"""Load a saved model: an encoder with class embeddings, or an oracle."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedalc.oracles import TrainedOracle
 
 
 def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:
-    """A saved model of any kind."""
+    """Load a saved model of any kind."""
     folder = as_path(folder, "folder")
     kind = load_facts(folder).get("kind", KIND)
     if kind == KIND:
         return TrainedModel.load(folder, device)
     if not isinstance(kind, str) or kind not in ORACLES:
-        raise FedalcError(f"{folder}: a model of kind {kind!r}, which this version does not know")
+        raise FedalcError(f"{folder}: a model of kind {kind!r}; this version does not know it")
     return TrainedOracle.load(folder, ORACLES)

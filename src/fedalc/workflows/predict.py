@@ -1,4 +1,4 @@
-"""Predict on a file with a finished run's model, and write the predictions."""
+"""Predict on a file with the model of a finished run, and write the predictions."""
 
 from __future__ import annotations
 

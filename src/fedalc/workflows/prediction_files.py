@@ -1,4 +1,4 @@
-"""From a file of instances, or pictures, to predictions as CSV or JSON lines."""
+"""Predict on a file of instances or pictures, and write CSV or JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at before a run, so that one that cannot work is refused at once, in words."""
+"""Checks before a run, so that a run that cannot work fails at once with a clear message."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from fedalc.models.sharding import shard_of
 
 
 def check_processes(settings: Experiment) -> None:
-    """Under torchrun: whether the work can be split among processes."""
+    """Under torchrun: check that several processes can share the work."""
     if distributed.started_as().count == 1:
         return
     if settings.method in ORACLES:
         raise ConfigError(f"{settings.method} runs in one process: start it without torchrun", "method")
     if settings.engine != "fused":
         raise ConfigError(
-            f"{settings.engine} runs in one process: start it without torchrun, or use fused, of which each process "
-            "takes a share",
+            f"{settings.engine} runs in one process: start it without torchrun, or use fused, which splits the work "
+            "among processes",
             "engine",
         )
     if settings.device not in ("cpu", "cuda"):
-        raise ConfigError(f"{settings.device} is one device; with cuda each process has one of its own", "device")
+        raise ConfigError(f"{settings.device} is a single device; with cuda each process uses its own", "device")
 
 
 def check_kind(settings: Experiment, data: Dataset) -> None:
-    """Whether the settings are for what the dataset has, text or pictures, and of what size."""
+    """Check that the settings fit the dataset: features or pictures, and the size of the pictures."""
     features = data.train.features
     refuse_other_kind(settings, data.name, isinstance(features, Images))
     if isinstance(features, Images) and features.size != settings.images.size:
         raise ConfigError(
-            f"is {settings.images.size}, and the pictures of {data.name} have {features.size} pixels a side",
+            f"is {settings.images.size}, but the pictures of {data.name} have {features.size} pixels a side",
             "images.size",
         )
 
 
 def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> None:
-    """Pictures want an encoder of pictures, and the other way round."""
+    """Refuse an encoder of pictures for a dataset without pictures, and vice versa."""
     if pictures and settings.method in ORACLES:
-        raise ConfigError(f"{settings.method} is for sparse features, and {dataset} has pictures", "method")
+        raise ConfigError(f"{settings.method} is for sparse features, but {dataset} has pictures", "method")
     if pictures != settings.encoder.is_image and settings.method not in ORACLES:
         has = "pictures: use resnet18, resnet50 or resnet-small" if pictures else "no pictures: use linear or mlp"
         raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}", "encoder.name")
 
 
 def check_memory(settings: Experiment, data: Dataset) -> None:
-    """Refuse a model that cannot fit, rather than be killed by the system for it."""
+    """Refuse a model that does not fit into memory, before the system kills the process."""
     has = psutil.virtual_memory().total // distributed.here().local_count
     if settings.method in ORACLES:
         needed = ORACLES[settings.method].memory(settings, data)
@@ -66,7 +66,7 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     theta = sum(parameter.numel() for parameter in shape.parameters())
     sub_models = METHODS[settings.method].sub_models(settings)
     number = 8 if settings.dtype == "float64" else 4
-    copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average and a copy
+    copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average, a copy
     shard = shard_of(settings, data.label_count)
     rows = data.label_count if shard is None else shard.own.stop - shard.own.start
     needed = number * sub_models * (copies * theta + 4 * rows * settings.encoder.dim)
@@ -77,11 +77,11 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
         raise ConfigError(
             f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}{hint}", field
         )
-    # Not all that layers put out is kept for the way back: about half.
+    # The backward pass needs about half of all layer outputs.
     pictures = sub_models * settings.block_rows * picture_bytes(shape, settings.images.size) // 2
     if settings.device == "cpu" and needed + pictures > has:
         raise ConfigError(
             f"{settings.block_rows} pictures at a time need {pictures / 1e9:.0f} GB, this machine has {has / 1e9:.0f}; "
-            "fewer need less",
+            "use a smaller number",
             "block_rows",
         )

@@ -1,4 +1,4 @@
-"""Watching a run: a live bar on a terminal, a few plain lines elsewhere, or nothing."""
+"""Show the progress of a run: live bars on a terminal, a few plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fedalc.core import distributed
 from fedalc.report.curves import watched_metric
 from fedalc.training.base import Callback
 
-SHOWN_AFTER = 2.0  # seconds after which a part of a round, or of an evaluation, gets a bar of its own
-SAID_EVERY = 60.0  # seconds, where there are no bars
+SHOWN_AFTER = 2.0  # seconds after which a part of a round or evaluation gets its own bar
+SAID_EVERY = 60.0  # seconds between plain lines
 
 
 class LiveProgress(Callback):
-    """One bar per phase: loss, P@1 or mAP where it is evaluated, rounds, time left; another for a part of it that takes
-    long. Close it when the run is over."""
+    """One bar per phase with loss, P@1 or mAP if evaluated, rounds and remaining time, and a second bar for a slow part
+    of a round. Close it when the run ends."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title
@@ -51,11 +51,11 @@ class LiveProgress(Callback):
 
     def reading(self, done: int, pictures: int) -> None:
         with self._closing:
-            if self._closed:  # the run has failed, and the thread that reads has not heard of it yet
+            if self._closed:  # the run has failed, and the reading thread has not noticed yet
                 return
             self._bar.start()
             if self._reading is None:
-                self._reading = self._bar.add_task("pictures", total=pictures, loss="made small", p1="")
+                self._reading = self._bar.add_task("pictures", total=pictures, loss="scaled", p1="")
             self._bar.update(self._reading, completed=done)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
@@ -100,7 +100,7 @@ class LiveProgress(Callback):
 
 
 class PlainProgress(Callback):
-    """About ten lines per phase, and one a minute while there is nothing else to say: for logs and pipes."""
+    """About ten lines per phase, for logs and pipes, and one per minute during a long step."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title
@@ -110,7 +110,7 @@ class PlainProgress(Callback):
 
     def reading(self, done: int, pictures: int) -> None:
         if done == pictures:
-            self.console.print(f"{pictures} pictures made small", highlight=False)
+            self.console.print(f"{pictures} pictures scaled", highlight=False)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._phase, self._rounds, self._shown = name, rounds, done
@@ -126,7 +126,8 @@ class PlainProgress(Callback):
         self._say(f"{self._phase} {number}/{self._rounds}  {what}")
 
     def evaluated(self, record: dict[str, Any]) -> None:
-        number = record["round"] if record["loss"] is not None else self._rounds  # an oracle's only one ends its phase
+        # An oracle has one record per phase, at its end.
+        number = record["round"] if record["loss"] is not None else self._rounds
         if number < self._rounds and number - self._shown < self._rounds / 10:
             return
         self._shown = number
@@ -136,7 +137,7 @@ class PlainProgress(Callback):
         self._say(f"{record['phase']} {done}{quality}")
 
     def part(self, what: str, done: int, total: int) -> None:
-        if time.monotonic() - self._said > SAID_EVERY and done < total:  # the end of a part is no news, or a failure
+        if time.monotonic() - self._said > SAID_EVERY and done < total:  # not at its end
             where = f"{self._phase} {self._done}/{self._rounds}" if self._phase else "beginning"
             self._say(f"{where}, then {done:,} of {total:,} {what}")
 
@@ -151,12 +152,12 @@ class PlainProgress(Callback):
 
 
 def _stopping() -> str:
-    again = "; Ctrl-C again stops at once" if distributed.here().count == 1 else ""  # as `Interrupt` has it
-    return f"stopping when this round is over and saved{again}"
+    again = "; Ctrl-C again stops at once" if distributed.here().count == 1 else ""  # see `Interrupt`
+    return f"stopping as soon as this round is finished and saved{again}"
 
 
 class Counter(Protocol):
-    """Is told how many are done, of how many (None: not known), and of what, where that changes."""
+    """Called with the number of items done, the total (None if unknown), and the kind of item if it changes."""
 
     def __call__(self, done: int, total: int | None, now: str = ...) -> None: ...
 
@@ -169,7 +170,7 @@ def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgres
 
 @contextmanager
 def counting(console: Console, what: str, shown: bool) -> Iterator[Counter]:
-    """A bar for what is told, gone at the end."""
+    """Show a bar that the returned function updates. It disappears at the end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -178,12 +179,12 @@ def counting(console: Console, what: str, shown: bool) -> Iterator[Counter]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    # Standard output is left alone: what is written to it meanwhile may be going to a file.
+    # Do not redirect standard output: it may go to a file.
     with Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(what, total=None)
 
         def show(done: int, total: int | None, now: str = what) -> None:
-            if bar.tasks[task].description != now:  # another step, with a speed of its own
+            if bar.tasks[task].description != now:  # a new step has its own speed
                 bar.reset(task, description=now)
             bar.update(task, completed=done, total=total)
 

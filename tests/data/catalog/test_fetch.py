@@ -187,7 +187,7 @@ def test_a_wrong_checksum_leaves_what_was_good(server: Server, tmp_path: Path) -
     good = tmp_path / "set" / "other.txt"
     good.write_bytes(b"good")
     server.content = CONTENT[::-1]
-    with pytest.raises(DataError, match=r"SHA-256 is .* and should be .*folder is unchanged"):
+    with pytest.raises(DataError, match=r"SHA-256 is .* and should be .*the folder is unchanged"):
         fetch(expected, tmp_path)
     assert names(tmp_path / "set") == ["other.txt"]
     server.content = CONTENT
@@ -206,7 +206,7 @@ def test_wrong_content_does_not_take_its_place(server: Server, tmp_path: Path) -
     wrong.sha256["train.txt"] = "0" * 64  # type: ignore[index]
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.txt").write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"train\.txt, as downloaded, has SHA-256"):
+    with pytest.raises(DataError, match=r"the downloaded train\.txt has SHA-256"):
         fetch(wrong, tmp_path)
     assert (tmp_path / "set" / "train.txt").read_bytes() == b"mine"
 

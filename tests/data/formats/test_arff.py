@@ -100,7 +100,7 @@ def test_mulan_says_which_are_labels(write: Write, name: str) -> None:
 
 def test_two_that_disagree_on_the_labels(write: Write) -> None:
     write(XML.format('<label name="y"/>'), "labels.xml")
-    with pytest.raises(DataError, match=r"gives 1 labels, the last 2 attributes gives 2"):
+    with pytest.raises(DataError, match=r"gives 1 labels and the last 2 attributes gives 2, but"):
         read_arff(write(HEADER + "{}\n"), LAST_TWO)
 
 
@@ -168,7 +168,7 @@ def test_a_bad_row_is_named(write: Write, monkeypatch: pytest.MonkeyPatch, row: 
         ("@relation r\n@attribute a numeric\n", 2, "no `@data` line"),
         ("@relation r\n@data\n", 2, "before any `@attribute`"),
         ("@relation r\n@attribute a string\n@data\n", 2, "'string'"),
-        ("@relation r\n@attribute a\n@data\n", 2, "is of type"),
+        ("@relation r\n@attribute a\n@data\n", 2, "has type"),
         ("@relation r\n@attribute a {yes,no}\n@data\n", 2, "not numbers"),
         ("@relation r\n@attribute a real\n@attribute a real\n@data\n", 3, "already in line 2"),
         ("@relation r\nattribute a real\n", 2, "expected `@relation`"),
@@ -251,5 +251,5 @@ def test_an_attribute_twice_in_a_row_is_refused(tmp_path: Path, row: str) -> Non
     path.write_text(
         f"@relation 'r: -C -1'\n@attribute a numeric\n@attribute b numeric\n@attribute y {{0,1}}\n@data\n{{}}\n{row}\n"
     )
-    with pytest.raises(DataError, match=r"x.arff:7: attribute 0 \('a'\) is there twice"):
+    with pytest.raises(DataError, match=r"x.arff:7: attribute 0 \('a'\) occurs twice"):
         read_arff(path)

@@ -62,7 +62,7 @@ def test_val2017_alone_is_divided_the_same_way_always(tmp_path: Path) -> None:
     assert of_test == {number for number in TWENTY[0] if is_for_testing(number)} == {107, 114, 116, 117}
     share = np.mean([is_for_testing(number) for number in range(20000)])
     assert abs(share - 0.2) < 0.01
-    with pytest.raises(DataError, match=r"no annotations/instances_train2017\.json.*coco-val2017 makes do"):
+    with pytest.raises(DataError, match=r"no annotations/instances_train2017\.json.*coco-val2017 needs only val2017"):
         load_dataset("coco", tmp_path, images=SMALL)
 
 
@@ -100,9 +100,9 @@ DAMAGED = {
     ),
     "truth": (_broken(lambda c: c["images"][0].update(id=True)), r"images\[0\]\.id: expected a whole number"),
     "no name": (_broken(lambda c: c["images"][2].pop("file_name")), r"images\[2\]: expected an object with id, file_"),
-    "twice": (_broken(lambda c: c["images"][2].update(id=100)), "images: two have the number 100"),
-    "negative": (_broken(lambda c: c["images"][0].update(id=-1)), "images: numbers go from -1"),
-    "huge": (_broken(lambda c: c["images"][0].update(id=1 << 70)), "images: numbers go from 101 to 1180"),
+    "twice": (_broken(lambda c: c["images"][2].update(id=100)), "images: two entries have the number 100"),
+    "negative": (_broken(lambda c: c["images"][0].update(id=-1)), "images: numbers range from -1"),
+    "huge": (_broken(lambda c: c["images"][0].update(id=1 << 70)), "images: numbers range from 101 to 1180"),
     "null in a category": (
         _broken(lambda c: c["categories"][1].update(name="a\0b")),
         r"json: categories\[1\]\.name: 'a\\x00b' has the control character '\\x00' in it$",

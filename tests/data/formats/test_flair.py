@@ -77,13 +77,13 @@ DAMAGED = {
     "bad id": (_with(image_id="../../x"), r"record 1: image_id: '\.\./\.\./x' is not a picture's number"),
     "number": (_with(image_id=5), "record 1: image_id"),
     "user": (_with(user_id=None), "record 1: user_id: expected text, found 'None'"),
-    "partition": (_with(partition="holdout"), "record 1: partition: 'holdout' is none of train, val and test"),
+    "partition": (_with(partition="holdout"), "record 1: partition: 'holdout' is not train, val or test"),
     "labels": (_with(labels="plant"), "record 1: labels: expected a list of labels"),
     "label": (_with(labels=["plant", 3]), "record 1: labels: expected a list of labels"),
     "null": (_with(labels=["a\0b"]), r"record 1: labels: 'a\\x00b' has the control character '\\x00' in it$"),
     "half a character": (_with(user_id="\udfff"), r"record 1: user_id: '\\udfff' has half of a character, '\\udfff'"),
-    "twice": (_with(image_id="14913474848"), "record 1: image_id '14913474848' is there a second time"),
-    "no test": (flair(FLAIR_RECORDS[:4])[0], "no record is of the partition 'test'"),
+    "twice": (_with(image_id="14913474848"), "record 1: image_id '14913474848' occurs a second time"),
+    "no test": (flair(FLAIR_RECORDS[:4])[0], "no record has the partition 'test'"),
 }
 
 
@@ -100,7 +100,7 @@ def test_without_the_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no labels_and_metadata\.json here"):
         read_flair(Place(tmp_path), VARIANTS["fine"])
     write_files(tmp_path, {NAME: flair()[0], f"copy/{NAME}": flair()[0]})
-    with pytest.raises(DataError, match="is there a second time"):
+    with pytest.raises(DataError, match="exists twice"):
         read_flair(Place(tmp_path), VARIANTS["fine"])
 
 

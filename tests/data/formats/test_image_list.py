@@ -105,8 +105,8 @@ LABEL_FILES = {
     "dgo\nbird\ncat\n": r"train\.csv:2: labels: 'dog' is not in labels\.txt: did you mean 'dgo'\?",
     "dog\ncat\nzebra\n": r"test\.csv:2: labels: 'bird' is not in labels\.txt$",
     "dog\ncat\ndog\n": r"labels\.txt:3: 'dog' is listed a second time, first in line 1",
-    "dog\n\ncat\n": r"labels\.txt:2: is empty, and a label comes after it",
-    "dog|cat\n": r"labels\.txt:1: a label: 'dog\|cat' has a \| in it, which separates labels$",
+    "dog\n\ncat\n": r"labels\.txt:2: is empty, but a label follows",
+    "dog|cat\n": r"labels\.txt:1: a label: 'dog\|cat' contains \|, which separates labels$",
     "17\tdog\n": r"labels\.txt:1: a label: '17\\tdog' has the control character '\\t' in it$",
     "\n": r"labels\.txt: names no label",
 }
@@ -121,22 +121,22 @@ def test_names_of_labels_that_do_not_fit(tmp_path: Path, text: str) -> None:
 
 HEAD = "picture,labels\n"
 WRONG_LISTS = {
-    "": r"train\.csv:1: its first line should be picture,labels or picture,labels,user, and it is empty$",
-    "a.png,dog\n": r"train\.csv:1: its first line should be .*, and is 'a\.png,dog'$",
-    "picture;labels\n": r"train\.csv:1: .* and is 'picture;labels'$",
-    "picture,user\n": r"train\.csv:1: .* and is 'picture,user'$",
-    "picture,labels,when\n": r"train\.csv:1: .* and is 'picture,labels,when'$",
-    "picture,labels,labels\n": r"train\.csv:1: .* and is 'picture,labels,labels'$",
+    "": r"train\.csv:1: its first line should be picture,labels or picture,labels,user, but it is empty$",
+    "a.png,dog\n": r"train\.csv:1: its first line should be .*, but is 'a\.png,dog'$",
+    "picture;labels\n": r"train\.csv:1: .* but is 'picture;labels'$",
+    "picture,user\n": r"train\.csv:1: .* but is 'picture,user'$",
+    "picture,labels,when\n": r"train\.csv:1: .* but is 'picture,labels,when'$",
+    "picture,labels,labels\n": r"train\.csv:1: .* but is 'picture,labels,labels'$",
     HEAD: r"train\.csv: lists no pictures$",
-    HEAD + "a.png,dog\nc.png,dog,cat\n": r"train\.csv:3: has 3 fields where the first line has 2 \(picture,labels\)",
+    HEAD + "a.png,dog\nc.png,dog,cat\n": r"train\.csv:3: has 3 fields, but the first line has 2 \(picture,labels\)",
     HEAD + "a.png\n": r"train\.csv:2: has 1 fields",
     HEAD + " ,dog\n": r"train\.csv:2: picture: is empty$",
     HEAD + "a.png,dog\n./a.png,dog\n": r"train\.csv:3: picture: a\.png is listed a second time, first in line 2$",
     HEAD + "../a.png,dog\n": r"train\.csv:2: picture: refused: '\.\./a\.png' leads out of the folder$",
     HEAD + "x/../../a.png,dog\n": r"train\.csv:2: picture: refused: ",
     HEAD + "/a.png,dog\n": r"train\.csv:2: picture: refused: '/a\.png' leads out of the folder$",
-    HEAD + "sub\\b.jpg,dog\n": r"train\.csv:2: picture: .* A path is relative, with / between its parts$",
-    HEAD + "C:/a.png,dog\n": r"train\.csv:2: picture: 'C:/a\.png' has a \\ or a : in it",
+    HEAD + "sub\\b.jpg,dog\n": r"train\.csv:2: picture: .* Give a relative path with / between its parts$",
+    HEAD + "C:/a.png,dog\n": r"train\.csv:2: picture: 'C:/a\.png' contains \\ or :",
     HEAD + '"a\n.png",dog\n': r"train\.csv:2: picture: 'a\\n\.png' has the control character '\\n' in it$",
     HEAD + 'a.png,"dog|c\nat"\n': r"train\.csv:2: labels: 'dog\|c\\nat' has the control character '\\n' in it$",
     HEAD + "a.png,dog|\x00cat\n": r"train\.csv:2: labels: .* the control character '\\x00'",
@@ -146,8 +146,8 @@ WRONG_LISTS = {
     HEAD + 'a.png,"dog"s\n': r"train\.csv:2: cannot be read as CSV: ',' expected after '\"'$",
     HEAD + "a.png,dog\rc.png,cat\r": r"train\.csv:2: cannot be read as CSV: new-line character seen in unquoted field$",
     HEAD + "a.png,\nc.png,\n": r"train\.csv: no picture in it has a label, so there is nothing to learn$",
-    HEAD + "d.png,dog\n": r"test\.csv:2: labels: d\.png is in train\.csv too, line 2, with other labels$",
-    "picture,labels,user\na.png,dog, \n": r"train\.csv:2: user: is empty\. Leave the column out",
+    HEAD + "d.png,dog\n": r"test\.csv:2: labels: d\.png is also in train\.csv, line 2, with other labels$",
+    "picture,labels,user\na.png,dog, \n": r"train\.csv:2: user: is empty\. Leave out the column",
     "picture,labels,user\na.png,dog,a\tb\n": r"train\.csv:2: user: 'a\\tb' has the control character",
 }
 
@@ -177,8 +177,8 @@ def test_a_picture_in_two_splits_is_told_of_every_time(tmp_path: Path) -> None:
         dataset = load_dataset(tmp_path, images=ImageOptions(size=8, tell=told.append))
         assert labels_of(dataset, "test") == [{"bird"}, {"cat", "dog"}, {"dog"}]
     assert told == 2 * [
-        f"{tmp_path}: 2 pictures are in train and in test: a.png, c.png. Results on such pictures are too good",
-        f"{tmp_path}: 1 picture is in validation and in test: d.png. Results on such pictures are too good",
+        f"{tmp_path}: 2 pictures are in train and in test: a.png, c.png. Results on such pictures are too optimistic",
+        f"{tmp_path}: 1 picture is in validation and in test: d.png. Results on such pictures are too optimistic",
     ]
 
 
@@ -255,7 +255,9 @@ def test_folders_without_one_of_the_files(tmp_path: Path) -> None:
 )
 def test_a_published_dataset_is_loaded_by_its_name(tmp_path: Path, files: Files, names: str, places: str) -> None:
     write_files(tmp_path / "mine", files)
-    with pytest.raises(DataError, match=rf"mine: looks like {names}, which .* at {places}, and give --data-dir DIR$"):
+    with pytest.raises(
+        DataError, match=rf"mine: looks like {names}\. Load it by that name: .* to {places}, and give --data-dir DIR$"
+    ):
         load_dataset(tmp_path / "mine")
 
 

@@ -110,8 +110,8 @@ def test_a_skipped_picture_takes_its_labels_with_it(tmp_path: Path) -> None:
 BAD_XML = {
     "cut short": (annotation("x", [("dog", False)])[:-60], r"000001\.xml:\d+: is not well-formed XML: "),
     "empty": (b"", r"not well-formed XML: no element found"),
-    "other root": (b"<html></html>", r"000001\.xml:1: begins with <html> where <annotation>"),
-    "unknown class": (annotation("x", [("unicorn", False)]), r"'unicorn' is none of VOC's 20 classes"),
+    "other root": (b"<html></html>", r"000001\.xml:1: begins with <html>, but should begin with <annotation>"),
+    "unknown class": (annotation("x", [("unicorn", False)]), r"'unicorn' is not one of VOC's 20 classes"),
     "no name": (b"<annotation>\n<object>\n</object></annotation>", r"xml:3: an <object> without a <name>"),
     "bad flag": (
         annotation("x", [("dog", False)]).replace(b"<difficult>0", b"<difficult>2"),
@@ -150,7 +150,7 @@ def test_annotations_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
         ({f"{MAIN}train.txt": b"000001\n\n000001\n"}, r"train\.txt:3: 000001 is listed a second time"),
         ({f"{MAIN}train.txt": b"\n"}, r"train\.txt: lists no pictures"),
         ({f"{MAIN}train.txt": b"000001\n7\n8\n"}, r"VOC2012/Annotations/7\.xml is not there, nor are 1 others"),
-        ({"copy/" + name: content for name, content in voc().items()}, "is there more than once"),
+        ({"copy/" + name: content for name, content in voc().items()}, "has VOC 2012 more than once"),
     ],
 )
 def test_lists_that_cannot_be_used(tmp_path: Path, files: Files, message: str) -> None:

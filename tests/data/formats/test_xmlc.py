@@ -130,18 +130,18 @@ def test_a_header_with_more_than_can_be_counted(write: Write) -> None:
     path = write("1 2147483648 10000000\n0 0:1\n")
     with pytest.raises(DataError) as error:
         read_xmlc(path)
-    assert str(error.value) == f"{path}:1: 2147483648 features are more than 2,147,483,647, the most that is read"
+    assert str(error.value) == f"{path}:1: 2147483648 features are more than the limit of 2,147,483,647"
 
 
 def test_too_few_instances(write: Write) -> None:
     with pytest.raises(
-        DataError, match=r"data\.txt:3: .*3 instances, the file has 2: the file is truncated, or the header"
+        DataError, match=r"data\.txt:3: .*3 instances, but the file has 2: the file is truncated, or the header"
     ):
         read_xmlc(write("3 1 1\n0 0:1\n0 0:1\n"))
 
 
 def test_too_many_instances(write: Write) -> None:
-    with pytest.raises(DataError, match=r"data\.txt:5: .*1 instances and this line is one more"):
+    with pytest.raises(DataError, match=r"data\.txt:5: .*1 instances, but this line is one more"):
         read_xmlc(write("1 1 1\n0 0:1\n\n\n0 0:1\n"))
 
 
@@ -279,5 +279,5 @@ def test_memory_beside_the_result_is_bounded(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("line", ["1 0:0.5 0:0.5", "1 0:1 1:2 0:1", "0:1 0:-1"])
 def test_a_feature_twice_in_a_line_is_refused(write: Write, line: str) -> None:
-    with pytest.raises(DataError, match=r"data.txt:3: feature 0 is there twice"):
+    with pytest.raises(DataError, match=r"data.txt:3: feature 0 occurs twice"):
         read_xmlc(write(f"3 3 2\n0 2:1 0:1\n{line}\n0 0:1\n"))

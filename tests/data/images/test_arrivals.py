@@ -159,7 +159,7 @@ def test_what_is_waited_for_comes_before_its_turn() -> None:
     assert next(order) == 3
     waiting = threading.Thread(target=arrivals.wait, args=(np.array([5, 3, 4]),))
     waiting.start()
-    while not arrivals._asked:
+    while not arrivals._urgent:
         time.sleep(0.001)
     rest = list(order)
     assert rest == [5, 4, 0, 1, 2]  # 3 was begun when it was asked for

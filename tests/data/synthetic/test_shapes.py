@@ -132,7 +132,7 @@ def test_what_is_written_is_read_back_the_same(tmp_path: Path) -> None:
             for array in ("data", "indices", "indptr"):
                 np.testing.assert_array_equal(getattr(one, array), getattr(other, array))
     assert heard == [("train.txt", 1187, 1187), ("test.txt", 307, 307)]
-    with pytest.raises(FedalcError, match=r"train\.txt: is there already: remove it, or name another folder"):
+    with pytest.raises(FedalcError, match=r"train\.txt: already exists: remove it, or choose another folder"):
         write_shaped("amazoncat-shaped-1000th", folder)
 
 

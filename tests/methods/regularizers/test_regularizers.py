@@ -234,8 +234,8 @@ def test_slopes_are_refused_where_an_instance_has_no_part_of_its_own() -> None:
     u = torch.arange(3)
     apart = AllPairs(repel_within(1.0), KNOWN)
     for refused, why in (
-        (AllPairs(repel_within(1.0)), "does not look at label sets"),
-        (NearestPairs(3, repel), "does not look at label sets"),
+        (AllPairs(repel_within(1.0)), "does not use label sets"),
+        (NearestPairs(3, repel), "does not use label sets"),
         (AllPairs(repel_within(1.0), KNOWN, "gamma"), "private"),
         (NearestPairs(3, None, KNOWN, "conditional"), "private"),
         (Sum(((1.0, apart), (1.0, apart))), "not for several"),

@@ -301,7 +301,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path, key: str, value: A
     save_resnet(tmp_path, **{key: value})
     with pytest.raises(ConfigError) as refused:
         encoder(pretrained=str(tmp_path))
-    assert str(refused.value) == f"encoder.pretrained: {tmp_path}: is no resnet-small: {said}"
+    assert str(refused.value) == f"encoder.pretrained: {tmp_path}: is not a resnet-small: {said}"
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     torch.save(load_file(file), tmp_path / "pytorch_model.bin")
     file.unlink()
-    with pytest.raises(ConfigError, match=r"has no weights in safetensors, and others are not read"):
+    with pytest.raises(ConfigError, match=r"has no safetensors weights\. Other formats are not read"):
         encoder(pretrained=str(tmp_path))
 
 

@@ -115,10 +115,10 @@ def test_pictures() -> None:
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        ((nn.Linear(20, 6), nn.Dropout(0.5)), "Dropout, which would drop other units"),
+        ((nn.Linear(20, 6), nn.Dropout(0.5)), "Dropout, which would drop different units"),
         ((nn.Linear(20, 6), nn.BatchNorm1d(6)), "BatchNorm1d, whose output depends"),
         ((nn.Linear(20, 6), nn.Linear(6, 4), nn.Flatten(0)), "expected: set it to the width"),
-        ((nn.ReLU(),), "cannot tell how many numbers"),
+        ((nn.ReLU(),), "the output width of Sequential is unknown"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""The datasets known by name: what they should hold, where they come from, and what their files are called."""
+"""The datasets known by name: their statistics, sources and file names."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _EURLEX57K = "https://archive.org/details/EURLEX57K"
 
 def _from_xml_repository(folder: str, train: str, test: str) -> str:
     return (
-        "The repository's links are on Google Drive and need a browser: open the page, take the bag-of-words "
-        f"download, unpack it, and put {train} and {test} into <data folder>/{folder}/ (as they are, or gzipped). "
-        "Copies named train.txt and test.txt are found as well."
+        "The repository's links are on Google Drive and need a browser: open the page, download the bag-of-words "
+        f"version, unpack it, and put {train} and {test} into <data folder>/{folder}/ (plain or gzipped). "
+        "The names train.txt and test.txt work as well."
     )
 
 
 _TEXTS: tuple[Entry, ...] = (
     Entry(
         name="demo",
-        title="Demo: made-up texts with 79 labels in 12 groups",
+        title="Demo: synthetic texts with 79 labels in 12 groups",
         statistics=None,
         page="",
         files=(),
-        how_to_get="Nothing to get: it is made on the spot, always the same.",
+        how_to_get="No download needed: fedalc generates it, always the same.",
     ),
     Entry(
         name="bibtex",
@@ -42,13 +42,13 @@ _TEXTS: tuple[Entry, ...] = (
         files=("bibtex-train.arff", "bibtex-test.arff"),
         how_to_get=(
             "Mulan offers bibtex.rar: unpack it (with unrar or 7-zip) and put bibtex-train.arff and bibtex-test.arff "
-            "into <data folder>/bibtex/ (as they are, or gzipped)."
+            "into <data folder>/bibtex/ (plain or gzipped)."
         ),
         sha256={
             "bibtex-train.arff": "8dcc9de6e0b2cebaec8c1f4fac78431adeeb73cfd3ab879b530a66d366e59174",
             "bibtex-test.arff": "9b03329cde64d3f994bdf7fbbac3f3b10fe185c311cb9ae725475f59c7f3f922",
         },
-        note="2.40 labels per instance is over train and test; the train split alone has 2.38, the test split 2.44.",
+        note="2.40 labels per instance is the average over train and test; train has 2.38, test 2.44.",
         label_prefix="TAG_",
     ),
     Entry(
@@ -66,8 +66,8 @@ _TEXTS: tuple[Entry, ...] = (
         page=_EURLEX57K,
         files=("train.txt", "dev.txt", "test.txt", "labels.txt"),
         how_to_get=(
-            "The texts are at the page; the features are this project's own (tf-idf of the 5000 most frequent terms). "
-            "Put train.txt, dev.txt, test.txt and labels.txt into <data folder>/eurlex57k/ (as they are, or gzipped)."
+            "The page has the texts; this project computed the features (tf-idf of the 5000 most frequent terms). "
+            "Put train.txt, dev.txt, test.txt and labels.txt into <data folder>/eurlex57k/ (plain or gzipped)."
         ),
         sha256={
             "train.txt": "683a19dba4122e42ba3b4a5bb524f884c89c3e6edcc3818048a03c167483201c",
@@ -75,7 +75,7 @@ _TEXTS: tuple[Entry, ...] = (
             "test.txt": "f6ef37e72e004a169df3fb6f32bcfbcccc70eef3856fca065f5510e003d83fed",
             "labels.txt": "dd22a2852925f9bdc33852d2cd2fc2a8d891ccf41b9caa3887bd79dcb151deb5",
         },
-        note="The features are this project's own: results compare with nothing published.",
+        note="This project computed the features: results are not comparable with published ones.",
     ),
     Entry(
         name="eurlex15k",
@@ -84,15 +84,15 @@ _TEXTS: tuple[Entry, ...] = (
         page=_EURLEX57K,
         files=("train.txt", "test.txt", "labels.txt"),
         how_to_get=(
-            "Sample and features are this project's own. Put train.txt, test.txt and labels.txt into "
-            "<data folder>/eurlex15k/ (as they are, or gzipped)."
+            "This project drew the sample and computed the features. Put train.txt, test.txt and labels.txt into "
+            "<data folder>/eurlex15k/ (plain or gzipped)."
         ),
         sha256={
             "train.txt": "019a1552c455c34124628fd97b1bab4093e4aa4fee2925b5c8a52821187128f1",
             "test.txt": "492c205236931fe36f1c03f1d5c25279bc1f190fb054a9d20496e79892a99ee7",
             "labels.txt": "f4ce43cbc643051801ffcf78e201151fddd6ce884e3373e4eee438cbbab80625",
         },
-        note="Stands in for EURLex-4K where that cannot be had: the same shape, its own numbers.",
+        note="A substitute for EURLex-4K if you cannot get that: the same shape, but other results.",
     ),
     Entry(
         name="amazoncat-13k",
@@ -112,8 +112,8 @@ _TEXTS: tuple[Entry, ...] = (
         how_to_get=_from_xml_repository("amazon-670k", "amazon_train.txt", "amazon_test.txt"),
         note=(
             "5.11 instances per label would be 5.38 labels per instance over train and test: the published 5.99 is "
-            "doubtful. Another build is about under the same name, with 490449 train and 153025 test instances, "
-            "135909 features, 3.99 instances per label and 5.45 labels per instance: its results are not comparable."
+            "doubtful. Another version with the same name has 490449 train and 153025 test instances, 135909 features, "
+            "3.99 instances per label and 5.45 labels per instance: its results are not comparable."
         ),
         propensity=(0.6, 2.6),
     ),
@@ -132,21 +132,21 @@ _TEXTS: tuple[Entry, ...] = (
 def _generated(
     name: str, real: str, train: int, test: int, features: int, labels: int, per_instance: float, words: float
 ) -> Entry:
-    """A problem with these sizes. Its averages are over train, and agree with each other."""
+    """Return the entry of a problem with these sizes. Its averages are over train and consistent with each other."""
     sizes = Statistics(
         train, test, features, labels, 0.0, per_instance, averages_over_train=True, features_per_instance=words
     )
     return Entry(
         name=name,
-        title=f"GENERATED, not the real {real}: made-up data with its sizes, to measure time and memory on",
+        title=f"GENERATED, not the real {real}: synthetic data with its sizes, to measure time and memory",
         statistics=_averaged(sizes),
         page="",
         files=(),
         how_to_get=(
-            f"Nothing to get: it is made on the spot, always the same. Smaller ones: {name}-100th and the like, with "
-            f"every count divided by 100. As files: fedalc data generate {name} FOLDER"
+            f"No download needed: fedalc generates it, always the same. For a smaller one, use {name}-100th (every "
+            f"count divided by 100) or any other number. To write files: fedalc data generate {name} FOLDER"
         ),
-        note=f"Quality measured on it says nothing about {real}, and compares with nothing published.",
+        note=f"Metrics on it say nothing about {real} and are not comparable with published results.",
         like=name,
     )
 
@@ -174,38 +174,38 @@ def is_known(name: str) -> bool:
 
 
 def is_generated(name: str) -> bool:
-    """Whether this is the name of made-up data that only has the sizes of a real dataset."""
+    """Return whether this is the name of synthetic data that only has the sizes of a real dataset."""
     return is_known(name) and entry(name).like is not None
 
 
 def entry(name: str) -> Entry:
-    """The dataset of this name, in capitals or not. A generated problem's may end with `-100th`, `-1000th`, …
+    """Return the dataset of this name, in upper or lower case. Generated problems may end with `-100th`, `-1000th`, …
 
-    `-2nd` is `-2th`: whatever a number ends with in English, there is one name for each.
+    `-2nd` means `-2th`: each number has one name, whatever its ending in English.
     """
-    found = _BY_NAME.get(name.lower())
-    if found is not None:
-        return found
+    known = _BY_NAME.get(name.lower())
+    if known is not None:
+        return known
     divided = _DIVIDED.fullmatch(name.lower())
     if divided is not None and divided[1] in _BY_NAME:
         return _divided(_BY_NAME[divided[1]], int(divided[2]))
     close = difflib.get_close_matches(name.lower(), _BY_NAME, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(_BY_NAME)}."
-    raise ConfigError(f"no dataset is called {name!r}: {hint} A path to a folder with a dataset will do as well.")
+    raise ConfigError(f"no dataset is called {name!r}: {hint} You can also give a path to a folder with a dataset.")
 
 
 def _divided(whole: Entry, by: int) -> Entry:
-    """The same problem with every count divided, rounded up. Labels per instance stay."""
+    """Return the same problem with every count divided and rounded up. Labels per instance do not change."""
     s = whole.statistics
     assert s is not None
     train, test, features, labels = (-(-count // by) for count in (s.train, s.test, s.features, s.labels))
     if labels < 2 * s.labels_per_instance or features < 16:
         raise ConfigError(
             f"{whole.name}-{by}th would have {labels} labels and {features} features, too few for "
-            f"{s.labels_per_instance} labels per instance: divide by less"
+            f"{s.labels_per_instance} labels per instance: divide by a smaller number"
         )
     assert s.features_per_instance is not None
-    words = min(s.features_per_instance, features / 4)  # an instance is not about everything
+    words = min(s.features_per_instance, features / 4)  # an instance must not have most of the words
     divided = replace(s, train=train, test=test, features=features, labels=labels, features_per_instance=words)
     return replace(
         whole,

@@ -1,4 +1,4 @@
-"""What the catalog says about a dataset."""
+"""The facts about a dataset in the catalog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Statistics:
-    """Published numbers. The averages are over all splits together, or over train alone."""
+    """Published numbers. The averages are over all splits together, or only over train (`averages_over_train`)."""
 
     train: int
     test: int

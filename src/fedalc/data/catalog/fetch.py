@@ -1,7 +1,7 @@
 """Download a dataset of the catalog into its folder.
 
-A `.part` file collects the bytes, and a broken download continues from it. A file takes its place in one step, once it
-is complete and its checksum is right; until then the folder keeps what it had.
+A `.part` file collects the bytes, and a broken download continues from it. A complete file with the right checksum
+moves into the folder in one step; until then the folder is unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedalc.data.formats.unpack import unpack
 from fedalc.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]
-"""Takes the file's name, how many bytes are here, and how many there will be, if known."""
+"""Called with the file name, the number of bytes received, and the total if known."""
 
 _NUMBER = "[0-9]{1,18}"
 _PIECE = 1 << 18
@@ -44,7 +44,7 @@ def fetch(entry: Entry, data_dir: Path | str | None = None, progress: Progress |
     if is_complete(entry, folder):
         return folder
     if entry.is_embedded:
-        raise DataError(f"{entry.name} needs no files: it is made on the spot")
+        raise DataError(f"{entry.name} needs no files: fedalc generates it")
     if not entry.downloads:
         raise DataError(f"{entry.name} cannot be downloaded directly. {entry.how_to_get} The page: {entry.page}")
     try:
@@ -66,7 +66,7 @@ def fetch(entry: Entry, data_dir: Path | str | None = None, progress: Progress |
 
 
 def is_complete(entry: Entry, folder: Path) -> bool:
-    """Return whether all files of the dataset are there, and those with a known checksum are right."""
+    """Return whether all files of the dataset exist, and match their checksums if known."""
     for name in entry.files:
         path = find_file(folder, name)
         if path is None:
@@ -80,7 +80,7 @@ def is_complete(entry: Entry, folder: Path) -> bool:
 
 
 def _is_placed(download: Download, folder: Path) -> bool:
-    """Return whether pictures are there, packed or unpacked. (Of other datasets, files and checksums are known.)"""
+    """Return whether pictures exist, packed or unpacked. (Other datasets have known file names and checksums.)"""
     packed = not download.unpack and (folder / download.file_name).exists()
     return bool(download.unpacked) and (packed or (folder / download.unpacked).exists())
 
@@ -112,12 +112,12 @@ def _download(download: Download, part: Path, progress: Progress) -> None:
         raise DataError(f"no connection ({getattr(error, 'reason', error)}): {download.url}") from None
     with response:
         if response.headers.get_content_type() == "text/html" and not download.file_name.endswith(".html"):
-            raise DataError(f"the server sent a web page in place of the file; open it in a browser: {download.url}")
+            raise DataError(f"the server sent a web page instead of the file; open it in a browser: {download.url}")
         if response.status != 206:  # the server sends the whole file
             have = 0
         elif _first_byte(response.headers) != have:
             if not have:
-                raise DataError(f"the server sent a piece in place of the file: {download.url}")
+                raise DataError(f"the server sent only a part of the file: {download.url}")
             _discard(part)
             return _download(download, part, progress)
         return _receive(response, part, have, download, progress)
@@ -128,7 +128,7 @@ def _receive(response: Any, part: Path, have: int, download: Download, progress:
     length = re.fullmatch(_NUMBER, announced or "")
     total = have + int(length[0]) if length else download.size
     validator = response.headers.get("ETag") or response.headers.get("Last-Modified")
-    if validator and not validator.startswith("W/"):  # a weak one does not vouch for every byte
+    if validator and not validator.startswith("W/"):  # a weak one does not guarantee equal bytes
         _validator_file(part).write_text(validator, encoding="utf-8")
     else:
         _validator_file(part).unlink(missing_ok=True)
@@ -154,7 +154,7 @@ def _read_piece(response: Any) -> bytes | None:
 
 
 def _resumable_bytes(download: Download, part: Path) -> int:
-    """Return how many bytes of an earlier attempt can be used: 0 if nothing proves that they are of the same file."""
+    """Return how many bytes of an earlier attempt can be reused: 0 if nothing proves that the file is the same."""
     if not part.is_file():
         return 0
     have = part.stat().st_size
@@ -179,14 +179,14 @@ def _verify(download: Download, part: Path) -> None:
     elif checksum := _checksum(download):
         algorithm, expected = checksum
         with part.open("rb") as file:
-            found = hashlib.file_digest(file, algorithm).hexdigest()
-        if found != expected:
-            wrong = f"its {'SHA-256' if algorithm == 'sha256' else 'MD5'} is {found} and should be {expected}"
+            digest = hashlib.file_digest(file, algorithm).hexdigest()
+        if digest != expected:
+            wrong = f"its {'SHA-256' if algorithm == 'sha256' else 'MD5'} is {digest} and should be {expected}"
     if wrong:
         _discard(part)
         raise DataError(
-            f"{download.url} sent another file than expected: {wrong}. The download was deleted; the folder is "
-            "unchanged otherwise"
+            f"{download.url} sent a different file than expected: {wrong}. The download was deleted; otherwise the "
+            "folder is unchanged"
         )
 
 
@@ -201,7 +201,7 @@ def _put_in_place(entry: Entry, download: Download, part: Path, folder: Path) ->
         files = unpack(part, download.file_name, unpacked)
         for file in files:
             _verify_content(entry, str(file), unpacked / file)
-        if download.unpacked:  # all files at once, so that the folder is there only when it is complete
+        if download.unpacked:  # all files at once, so that the folder is always complete
             os.sync()
             replace_folder(unpacked, folder / download.unpacked)
         else:
@@ -212,9 +212,11 @@ def _put_in_place(entry: Entry, download: Download, part: Path, folder: Path) ->
 
 def _verify_content(entry: Entry, name: str, path: Path) -> None:
     plain = name.removesuffix(".gz").removesuffix(".bz2")
-    wanted = entry.sha256.get(plain)
-    if wanted is not None and (found := content_sha256(path)) != wanted:
-        raise DataError(f"{name}, as downloaded, has SHA-256 {found} and should have {wanted}. The folder is unchanged")
+    expected = entry.sha256.get(plain)
+    if expected is not None and (digest := content_sha256(path)) != expected:
+        raise DataError(
+            f"the downloaded {name} has SHA-256 {digest} and should have {expected}. The folder is unchanged"
+        )
 
 
 def _validator_file(part: Path) -> Path:

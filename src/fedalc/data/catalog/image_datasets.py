@@ -1,4 +1,4 @@
-"""The catalog's datasets of pictures."""
+"""The picture datasets of the catalog."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from fedalc.data.catalog.entry import Download, Entry, ImageSet
 _VOC = "http://host.robots.ox.ac.uk/pascal/VOC"
 _COCO = "https://cocodataset.org/#download"
 _FLAIR = "https://github.com/apple/ml-flair"
-_PACKED_OR_NOT = "Archives can stay packed (.tar, .tar.gz), or be unpacked there."
+_PACKED_OR_NOT = "You can leave the archives packed (.tar, .tar.gz) or unpack them there."
 _GET_FLAIR = (
-    "The page's download_dataset.py gets it. Put labels_and_metadata.json and the folder small_images, or the archives "
-    "small_images-00.tar.gz to small_images-42.tar.gz as they are, into <data folder>/flair/."
+    "Download it with the page's download_dataset.py. Put labels_and_metadata.json and the folder small_images, or the "
+    "packed archives small_images-00.tar.gz to small_images-42.tar.gz, into <data folder>/flair/."
 )
 
 
@@ -37,8 +37,8 @@ PICTURES: tuple[Entry, ...] = (
         statistics=None,
         page="",
         files=(),
-        how_to_get="Nothing to get: it is made on the spot, always the same.",
-        note="3,000 train and 1,000 test pictures, 10 labels; digits of a group (012, 345, 6789) come together.",
+        how_to_get="No download needed: fedalc generates it, always the same.",
+        note="3,000 train and 1,000 test pictures, 10 labels; digits of a group (012, 345, 6789) often occur together.",
         users=40,
     ),
     Entry(
@@ -52,8 +52,8 @@ PICTURES: tuple[Entry, ...] = (
             + _PACKED_OR_NOT
         ),
         note=(
-            "Trained on trainval, tested on test, as in the paper. Validation data, where asked for, is a share of "
-            "trainval (the paper's: 250 of 5,011)."
+            "Trained on trainval, tested on test, as in the paper. Validation data, if you set it, is a share of "
+            "trainval (in the paper: 250 of 5,011)."
         ),
         downloads=(
             _voc(2007, "VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64", "trainval"),
@@ -69,8 +69,8 @@ PICTURES: tuple[Entry, ...] = (
         files=(),
         how_to_get=("Put VOCtrainval_11-May-2012.tar, from the page, into <data folder>/voc2012/. " + _PACKED_OR_NOT),
         note=(
-            "Trained on train, tested on val: the labels of its test pictures were never published. Not the paper's "
-            "split: that is voc2012-leaking."
+            "Trained on train, tested on val: the labels of its test pictures were never published. The paper's split "
+            "is voc2012-leaking."
         ),
         downloads=(_VOC2012,),
         images=ImageSet(
@@ -91,9 +91,9 @@ PICTURES: tuple[Entry, ...] = (
         files=(),
         how_to_get=("Put VOCtrainval_11-May-2012.tar, from the page, into <data folder>/voc2012/. " + _PACKED_OR_NOT),
         note=(
-            "Trained on trainval, tested on val, which is part of it: a result says how well pictures are remembered. "
-            "Only for comparison with the paper (10,963 and 577 of these to train and validate); voc2012 is the honest "
-            "split."
+            "Trained on trainval, tested on val, which is part of it: results measure how well the model memorises "
+            "pictures. Only for comparison with the paper (10,963 and 577 of these to train and validate); otherwise "
+            "use voc2012."
         ),
         downloads=(_VOC2012,),
         images=ImageSet(
@@ -116,29 +116,28 @@ PICTURES: tuple[Entry, ...] = (
         how_to_get=(
             "The page offers zip files: unpack train2017.zip, val2017.zip and annotations_trainval2017.zip into "
             "<data folder>/coco/, so that it has the folders train2017, val2017 and annotations. A tar archive of "
-            "these will do as well."
+            "these works as well."
         ),
         note=(
-            "Trained on train2017, tested on val2017. The paper has other pictures: 73,873 and 8,208 to train and "
-            "validate, 40,136 to test. It does not say of which year; by their number they may be those of 2014 with "
-            "a label."
+            "Trained on train2017, tested on val2017. The paper uses other pictures: 73,873 and 8,208 to train and "
+            "validate, 40,136 to test. It does not state the year; their number suggests the labelled pictures of 2014."
         ),
         downloads=(*_COCO_VAL, _coco("zips/train2017.zip", "cced6f7f71b7629ddf16f17bbcfab6b2", "train2017")),
         images=ImageSet("coco", "2017", 118287, 5000, 80, markers=("annotations/instances_train2017.json",)),
     ),
     Entry(
         name="coco-val2017",
-        title="COCO val2017 alone, divided by this project: four fifths to train, one to test",
+        title="Only COCO val2017, divided by this project: four fifths to train, one fifth to test",
         statistics=None,
         page=_COCO,
         files=(),
         how_to_get=(
             "The page offers zip files: unpack val2017.zip and annotations_trainval2017.zip into <data folder>/coco/, "
-            "so that it has the folders val2017 and annotations. A tar archive of these will do as well."
+            "so that it has the folders val2017 and annotations. A tar archive of these works as well."
         ),
         note=(
-            "A stand-in where train2017 cannot be had: results compare with nothing published. A hash of a picture's "
-            "number says which part it is in. 48 pictures have no label."
+            "A substitute if you cannot get train2017: results are not comparable with published ones. A hash of a "
+            "picture's number decides its part. 48 pictures have no label."
         ),
         downloads=_COCO_VAL,
         images=ImageSet(
@@ -159,7 +158,7 @@ PICTURES: tuple[Entry, ...] = (
         page=_FLAIR,
         files=(),
         how_to_get=_GET_FLAIR,
-        note="Its own partition into train, validation and test, which have no user in common. The paper: flair-fine.",
+        note="Published partition into train, validation and test, without common users. The paper uses flair-fine.",
         images=ImageSet("flair", "coarse", 345879, 43960, 17, 39239, markers=("labels_and_metadata.json",)),
         users=51414,
     ),
@@ -171,8 +170,8 @@ PICTURES: tuple[Entry, ...] = (
         files=(),
         how_to_get=_GET_FLAIR,
         note=(
-            "The paper's FLAIR, by its number of labels. The same files as flair, and its own partition into train, "
-            "validation and test, which have no user in common."
+            "The paper's FLAIR, judging by its number of labels. Same files as flair, with the published partition "
+            "into train, validation and test, without common users."
         ),
         images=ImageSet("flair", "fine", 345879, 43960, 1628, 39239, markers=("labels_and_metadata.json",)),
         users=51414,

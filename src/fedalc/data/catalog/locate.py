@@ -1,4 +1,4 @@
-"""Where the files of the catalog's datasets are."""
+"""Find the files of the datasets in the catalog."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ def presence(
 
 def refuse_published(folder: Path) -> None:
     """Refuse a user's folder that holds a picture dataset of the catalog: its name says how to split it."""
-    at = folder.resolve()
-    here = [(entry, pictures_at(entry.images, folder)) for entry in ENTRIES if entry.images is not None]
-    if names := " or ".join(entry.name for entry, state in here if state != "no" and entry.folder == at.name):
-        raise DataError(f"is loaded by name, which says how to split it: --dataset {names} --data-dir {at.parent}", at)
-    if unpacked := [entry for entry, state in here if state == "yes"]:
+    path = folder.resolve()
+    states = [(entry, pictures_at(entry.images, folder)) for entry in ENTRIES if entry.images is not None]
+    if names := " or ".join(entry.name for entry, state in states if state != "no" and entry.folder == path.name):
+        raise DataError(
+            f"load it by name, which says how to split it: --dataset {names} --data-dir {path.parent}", path
+        )
+    if unpacked := [entry for entry, state in states if state == "yes"]:
         names = " or ".join(entry.name for entry in unpacked)
         folders = " or ".join(dict.fromkeys(f"DIR/{entry.folder}" for entry in unpacked))
         raise DataError(
-            f"looks like {names}, which is loaded by that name: have the folder, or a link to it, at {folders}, and "
-            "give --data-dir DIR",
+            f"looks like {names}. Load it by that name: move or link the folder to {folders}, and give --data-dir DIR",
             folder,
         )

@@ -1,14 +1,14 @@
-"""ARFF as Mulan and MEKA ship it: features and labels are both attributes; another source says which are labels.
+"""ARFF as used by Mulan and MEKA: features and labels are both attributes, and another source says which are labels.
 
     @relation name
     @attribute word numeric
     @attribute label {0,1}
     @data
-    {0 1,1 1}        sparse: attribute and value; `{}` is an instance without any
+    {0 1,1 1}        sparse: attribute and value; `{}` is an instance without values
     0.5,1            or dense: one value per attribute
 
-Attributes count from 0. Blank lines and comments (%) are no instances. As with the XML format, numpy reads whole blocks
-and a block with anything unusual in it is read again line by line.
+Attributes count from 0. Blank lines and comments (%) are not instances. As with the XML format, numpy reads whole
+blocks, and a slower reader reads unusual blocks again line by line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Arff(Format):
     version = 2
 
     def recognises_file(self, path: Path) -> bool:
-        """By content, whatever the name: ARFF begins with an @ or a comment."""
+        """Recognise by content, not by name: ARFF begins with an @ or a comment."""
         return first_byte(path) in (b"@", b"%")
 
     def read_file(self, path: Path, options: ReadOptions) -> Parsed:
@@ -63,7 +63,7 @@ class _Rows:
 
 
 def read_arff(path: Path | str, rule: LabelRule | None = None, labels_file: Path | None = None) -> Parsed:
-    """Read a file, plain or compressed with gzip or bzip2. A fault is a DataError with the line.
+    """Read a file, plain or compressed with gzip or bzip2. A faulty line raises a DataError with its number.
 
     The labels come from `labels_file` (Mulan's XML; default: the one beside the file), the relation's `-C n` (MEKA), or
     the rule. Label names omit the rule's prefix.
@@ -101,13 +101,13 @@ class _RowParser:
         self.path = path
         self.attributes = header.attributes
         self.only_zero_or_one = is_label | np.array([attribute.is_binary for attribute in header.attributes])
-        # A sparse row leaves out what is 0, but of a nominal attribute it leaves out the first value, whatever that is.
+        # A sparse row omits zeros, but for a nominal attribute it omits the first value, which may not be 0.
         self.not_sparse = [
             attribute.name for attribute in header.attributes if attribute.values and attribute.values[0]
         ]
 
     def read_fast(self, text: bytes) -> _Rows | None:
-        """Return the block's rows; None if anything in it is unusual, and may be wrong."""
+        """Return the rows of a block, or None if anything in it is unusual and may be wrong."""
         if b"%" in text or b"?" in text:
             return None
         tokens = Tokens.find(text, _SEPARATORS)
@@ -128,8 +128,8 @@ class _RowParser:
         counts = beyond - first
         if counts.sum() != len(tokens) or (counts % 2).any():
             return None
-        # Inside, an attribute is followed by a single space and a value by a comma (but for the last), and there are no
-        # commas elsewhere. Other spacing is fine too, but rare: it is left to the line reader.
+        # Inside, a single space follows an attribute, and a comma follows every value but the last; there are no other
+        # commas. Other spacing is valid but rare: the line reader handles it.
         after = tokens.text[tokens.end]
         gap_is_single = tokens.start[1::2] - tokens.end[::2] == 1
         if not gap_is_single.all() or not np.isin(after[::2], (ord(" "), ord("\t"))).all():
@@ -190,7 +190,7 @@ class _RowParser:
 
     def _parse_sparse(self, text: str) -> list[tuple[int, float]]:
         if self.not_sparse:
-            raise ValueError(f"a sparse row leaves out attribute {self.not_sparse[0]!r}, whose first value is not 0")
+            raise ValueError(f"a sparse row omits attribute {self.not_sparse[0]!r}, whose first value is not 0")
         if not text.endswith("}"):
             raise ValueError("the row begins with `{` but does not end with `}`: the file is truncated")
         inside = text[1:-1].strip()
@@ -200,8 +200,8 @@ class _RowParser:
             if len(words) != 2:
                 raise ValueError(f"expected an attribute's number and its value, found {pair.strip()[:40]!r}")
             if not (words[0].isascii() and words[0].isdigit()):
-                raise ValueError(f"an attribute's number should be a whole number from 0 on, and not {words[0][:40]!r}")
-            # Python refuses to convert what is thousands of digits long.
+                raise ValueError(f"an attribute's number should be a whole number from 0 on, not {words[0][:40]!r}")
+            # Python refuses to convert thousands of digits.
             if len(words[0]) > 19 or int(words[0]) >= len(self.attributes):
                 raise ValueError(
                     f"attribute {words[0][:40]} is out of range: the header has {len(self.attributes)}, "
@@ -209,28 +209,28 @@ class _RowParser:
                 )
             row.append((int(words[0]), self._parse_value(int(words[0]), words[1])))
         if (twice := first_twice([attribute for attribute, _ in row])) is not None:
-            raise ValueError(f"attribute {twice} ({self.attributes[twice].name!r}) is there twice: leave one of them")
+            raise ValueError(f"attribute {twice} ({self.attributes[twice].name!r}) occurs twice: keep one of them")
         return row
 
     def _parse_dense(self, text: str) -> list[tuple[int, float]]:
         words = [word.strip() for word in text.split(",")]
         if len(words) != len(self.attributes):
-            raise ValueError(f"{len(words)} values in a row, and the header has {len(self.attributes)} attributes")
+            raise ValueError(f"{len(words)} values in a row, but the header has {len(self.attributes)} attributes")
         return [(attribute, self._parse_value(attribute, word)) for attribute, word in enumerate(words)]
 
     def _parse_value(self, attribute: int, word: str) -> float:
         name = self.attributes[attribute].name
         if word == "?":
-            raise ValueError(f"the value of {name!r} is missing (`?`): fill it in or leave the instance out")
+            raise ValueError(f"the value of {name!r} is missing (`?`): fill it in, or remove the instance")
         bare = word[1:-1] if len(word) >= 2 and word[0] == word[-1] and word[0] in "'\"" else word
         try:
-            if not bare.isascii() or "_" in bare:  # what `float` would take and this format does not have
+            if not bare.isascii() or "_" in bare:  # `float` accepts these, this format does not
                 raise ValueError
             value = float(bare)
         except ValueError:
-            raise ValueError(f"the value of {name!r} should be a number, and not {word[:40]!r}") from None
-        if not abs(value) <= LARGEST:  # false for NaN too
-            raise ValueError(f"the value of {name!r} should be finite and fit 32 bits, and not {word[:40]!r}")
+            raise ValueError(f"the value of {name!r} should be a number, not {word[:40]!r}") from None
+        if not abs(value) <= LARGEST:  # also refuses NaN
+            raise ValueError(f"the value of {name!r} should be finite and fit 32 bits, not {word[:40]!r}")
         if self.only_zero_or_one[attribute] and value not in (0.0, 1.0):
-            raise ValueError(f"{name!r} should be 0 or 1, and not {word[:40]!r}")
+            raise ValueError(f"{name!r} should be 0 or 1, not {word[:40]!r}")
         return value

@@ -1,4 +1,4 @@
-"""An ARFF file's header: its attributes, and which of them are labels."""
+"""The header of an ARFF file: its attributes, and which of them are labels."""
 
 from __future__ import annotations
 
@@ -88,8 +88,7 @@ def _parse_attribute(line: str, reader: LineReader) -> Attribute:
     nominal = re.fullmatch(r"\{(.*)\}\s*(%.*)?", kind)
     if nominal is None:
         raise DataError(
-            f"attribute {name!r} is of type {kind[:30]!r}: only numeric ones and nominal ones with numbers, "
-            "like {0,1}, are read",
+            f"attribute {name!r} has type {kind[:30]!r}, but should be numeric, or nominal with numbers, like {{0,1}}",
             reader.path,
             reader.line,
         )
@@ -121,7 +120,7 @@ def find_labels_file(path: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class LabelRule:
-    """What the caller knows about the labels. `otherwise_last` applies if nothing else says which they are."""
+    """The caller's knowledge about the labels. `otherwise_last` applies if no other source says which they are."""
 
     last: int | None = None
     prefix: str | None = None
@@ -149,20 +148,20 @@ def which_are_labels(header: ArffHeader, path: Path, labels_file: Path | None, r
     for other, other_mask in others:
         if not np.array_equal(mask, other_mask):
             raise DataError(
-                f"{first} gives {int(mask.sum())} labels, {other} gives {int(other_mask.sum())}, and they are not the "
-                "same: remove the one that is wrong",
+                f"{first} gives {int(mask.sum())} labels and {other} gives {int(other_mask.sum())}, but they are not "
+                "the same: remove the wrong source",
                 path,
             )
     if not mask.any() or mask.all():
         raise DataError(f"{first}: {'every' if mask.all() else 'no'} attribute is a label; {_HOW_TO_SAY_IT}", path)
     for name, attribute, is_label in zip(names, header.attributes, mask, strict=True):
         if is_label and attribute.values is not None and not attribute.is_binary:
-            raise DataError(f"label {name!r} should be {{0,1}} and not {attribute.values}", path)
+            raise DataError(f"label {name!r} should be {{0,1}}, not {attribute.values}", path)
     return mask
 
 
 def _from_count(last: int, attribute_count: int, path: Path) -> NDArray[np.bool_]:
-    """Mask the last `last` attributes, or the first ones if the number is negative."""
+    """Return a mask of the last `last` attributes, or of the first ones if the number is negative."""
     if not 0 < abs(last) < attribute_count:
         raise DataError(f"{abs(last)} labels cannot be among {attribute_count} attributes; {_HOW_TO_SAY_IT}", path)
     mask = np.zeros(attribute_count, dtype=bool)
@@ -179,7 +178,7 @@ def _from_labels_file(labels_file: Path, names: list[str], path: Path) -> NDArra
 
 
 def _label_names(labels_file: Path) -> set[str]:
-    """Return the names in `<labels><label name="…"/></labels>`, labels within labels too."""
+    """Return the names in `<labels><label name="…"/></labels>`, including nested labels."""
     names: set[str] = set()
 
     def start(tag: str, attributes: dict[str, str]) -> None:
@@ -193,7 +192,7 @@ def _label_names(labels_file: Path) -> set[str]:
 
     parser = expat.ParserCreate()
     parser.StartElementHandler = start
-    # Entities are declared in a document type: without one there is nothing to expand, and nothing to fetch.
+    # Only a document type can declare entities: without it there is nothing to expand or to fetch.
     parser.StartDoctypeDeclHandler = refuse
     parse(parser, _content(labels_file), lambda message, line: DataError(message, labels_file, line))
     if not names:
@@ -204,10 +203,10 @@ def _label_names(labels_file: Path) -> set[str]:
 def _content(labels_file: Path) -> bytes:
     try:
         with labels_file.open("rb") as file:
-            # Python allocates as much memory as it is asked to read.
+            # Python allocates the memory of the requested size.
             content = file.read(min(_LARGEST_LIST, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", labels_file) from None
     if len(content) > _LARGEST_LIST:
-        raise DataError(f"is larger than {_LARGEST_LIST >> 20} MB, which no list of labels is", labels_file)
+        raise DataError(f"is larger than {_LARGEST_LIST >> 20} MB, too large for a list of labels", labels_file)
     return content

@@ -3,9 +3,9 @@
 A picture has a label if at least one object of that category is annotated in it, including crowds. Pictures
 without objects stay. Categories are numbered with gaps; labels are the categories in the order of their numbers.
 
-Two ways to split: `train2017` and `val2017` as published; or, if there is only val2017, a fifth of it for testing: a
-picture is for testing if the first 8 bytes of the SHA-256 of its number, written with 12 digits as in its file's name,
-are, as a fraction of 2^64, below 1/5. This depends on no other picture and on no random numbers.
+There are two ways to split: `train2017` and `val2017` as published, or, with only val2017, a fifth of it for testing.
+For the latter, take the SHA-256 of a picture's number (12 digits, as in its file name). The picture is for testing if
+the first 8 bytes, as a fraction of 2^64, are below 1/5. This depends on no other picture and on no random numbers.
 """
 
 from __future__ import annotations
@@ -72,31 +72,31 @@ class _Set(NamedTuple):
     label_names: tuple[str, ...]
 
 
-def read_coco(place: Place, variant: Variant) -> Annotations:
+def read_coco(storage: Place, variant: Variant) -> Annotations:
     sets: dict[str, _Set] = {}
     files = pattern(variant)
-    for file in place.matching(files):
-        found = files.fullmatch(file.name)
-        assert found is not None
-        if found["set"] in sets:
-            raise file.error("is there a second time. Leave one")
-        sets[found["set"]] = _read_set(file, _picture_folder(place, found["root"], found["set"]))
+    for file in storage.matching(files):
+        match = files.fullmatch(file.name)
+        assert match is not None
+        if match["set"] in sets:
+            raise file.error("exists twice. Keep only one")
+        sets[match["set"]] = _read_set(file, _picture_folder(storage, match["root"], match["set"]))
     for name in (variant.train, variant.test):
         if name not in sets:
-            hint = "; coco-val2017 makes do with val2017" if "val2017" in sets else ""
+            hint = "; coco-val2017 needs only val2017" if "val2017" in sets else ""
             raise DataError(
                 f"no annotations/instances_{name}.json, neither in the folder nor in a .tar or .tar.gz archive{hint}",
-                place.path,
+                storage.path,
             )
     train, test = sets[variant.train], sets[variant.test]
     if train is test:
         for_test = np.array([is_for_testing(number) for number in train.numbers.tolist()], dtype=bool)
         splits = {"train": np.flatnonzero(~for_test), "test": np.flatnonzero(for_test)}
         if not (len(splits["train"]) and len(splits["test"])):
-            raise DataError(f"{variant.train} has too few pictures to be divided", place.path)
+            raise DataError(f"{variant.train} has too few pictures to be divided", storage.path)
         return Annotations(train.pictures, train.labels, train.label_names, splits)
     if train.label_names != test.label_names:
-        raise DataError(f"{variant.train} and {variant.test} have different categories", place.path)
+        raise DataError(f"{variant.train} and {variant.test} have different categories", storage.path)
     first, both = len(train.pictures), len(train.pictures) + len(test.pictures)
     return Annotations(
         train.pictures + test.pictures,
@@ -112,30 +112,30 @@ def is_for_testing(number: int) -> bool:
     return int.from_bytes(start, "big") * 5 < 1 << 64
 
 
-def picture_folders(place: Place, variant: Variant) -> list[str]:
+def picture_folders(storage: Place, variant: Variant) -> list[str]:
     """Return the folders of the pictures. They depend on which folders exist, not only on the annotations."""
     files = pattern(variant)
-    roots = {"", *(files.sub(r"\g<root>", name) for name in place.loose(files))}
-    return [_picture_folder(place, root, name) for root in sorted(roots) for name in (variant.train, variant.test)]
+    roots = {"", *(files.sub(r"\g<root>", name) for name in storage.loose(files))}
+    return [_picture_folder(storage, root, name) for root in sorted(roots) for name in (variant.train, variant.test)]
 
 
-def _picture_folder(place: Place, annotations: str, name: str) -> str:
+def _picture_folder(storage: Place, annotations: str, name: str) -> str:
     """Return the folder beside `annotations`, or in `images` beside it if that exists."""
     root = annotations.removesuffix("annotations/")
-    if place.folder is not None and (place.folder / root / "images" / name).is_dir():
+    if storage.folder is not None and (storage.folder / root / "images" / name).is_dir():
         return f"{root}images/{name}/"
     return f"{root}{name}/"
 
 
-def _cut_down(found: dict[str, Any]) -> Any:
-    """Drop the outlines: nearly all of the 450 MB of train2017."""
-    if "image_id" in found and "category_id" in found:
-        return _Object(found["image_id"], found["category_id"])
-    if "file_name" in found and "id" in found:
-        return _Picture(found["id"], found["file_name"])
-    if "name" in found and "id" in found:
-        return _Category(found["id"], found["name"])
-    return found
+def _cut_down(entry: dict[str, Any]) -> Any:
+    """Drop the outlines, which are most of the 450 MB of train2017."""
+    if "image_id" in entry and "category_id" in entry:
+        return _Object(entry["image_id"], entry["category_id"])
+    if "file_name" in entry and "id" in entry:
+        return _Picture(entry["id"], entry["file_name"])
+    if "name" in entry and "id" in entry:
+        return _Category(entry["id"], entry["name"])
+    return entry
 
 
 def _read_set(file: File, folder: str) -> _Set:
@@ -145,7 +145,7 @@ def _read_set(file: File, folder: str) -> _Set:
     objects = _checked(
         list_of(content, "annotations", file), _Object, ("image_id", "category_id"), int, file, "annotations"
     )
-    row, label = _places(pictures, "images", file), _places(categories, "categories", file)
+    row, label = _positions(pictures, "images", file), _positions(categories, "categories", file)
     pairs = []
     for at, (picture, category) in enumerate(objects):
         if picture not in row:
@@ -163,10 +163,10 @@ def _read_set(file: File, folder: str) -> _Set:
 
 
 def _checked(
-    found: list[Any], kind: type, fields: tuple[str, str], second: type, file: File, where: str
+    entries: list[Any], kind: type, fields: tuple[str, str], second: type, file: File, where: str
 ) -> list[tuple[Any, Any]]:
     """Check that every entry has its fields with the right types. (A bool is not a number here.)"""
-    for at, entry in enumerate(found):
+    for at, entry in enumerate(entries):
         if not isinstance(entry, kind) or not isinstance(entry, tuple):
             raise file.error(f"{where}[{at}]: expected an object with {', '.join(fields)}")
         for name, value, expected in zip(fields, tuple(entry), (int, second), strict=True):
@@ -175,10 +175,10 @@ def _checked(
                 raise file.error(f"{where}[{at}].{name}: expected {what}, found {str(value)[:40]!r}")
             if isinstance(value, str):
                 checked_text(value, f"{where}[{at}].{name}", file.error)
-    return found
+    return entries
 
 
-def _places(entries: list[tuple[Any, Any]], where: str, file: File) -> dict[int, int]:
+def _positions(entries: list[tuple[Any, Any]], where: str, file: File) -> dict[int, int]:
     """Return the position of each number, in ascending order."""
     numbers = sorted(number for number, _ in entries)
     if not numbers:
@@ -186,7 +186,7 @@ def _places(entries: list[tuple[Any, Any]], where: str, file: File) -> dict[int,
     row = {number: at for at, number in enumerate(numbers)}
     if len(row) != len(numbers):
         twice = next(a for a, b in pairwise(numbers) if a == b)
-        raise file.error(f"{where}: two have the number {twice}")
+        raise file.error(f"{where}: two entries have the number {twice}")
     if not 0 <= numbers[0] <= numbers[-1] < 1 << 62:
-        raise file.error(f"{where}: numbers go from {numbers[0]} to {numbers[-1]}, which cannot be")
+        raise file.error(f"{where}: numbers range from {numbers[0]} to {numbers[-1]}; expected 0 to 2^62 - 1")
     return row

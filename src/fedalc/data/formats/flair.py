@@ -1,8 +1,8 @@
 """FLAIR (Song, Granqvist and Talwar, 2022): pictures of Flickr users, with labels at two levels of detail.
 
-The layout is that of its makers' download: `labels_and_metadata.json`, a list with one record per picture, and the
-pictures as `small_images/<image_id>.jpg`, in that folder or still in the archives `small_images-00.tar.gz` and so on.
-Train, validation and test are the records' `partition`, which separates users too. Labels are in alphabetical order.
+The layout is that of the authors' download: `labels_and_metadata.json`, a list with one record per picture, and the
+pictures `small_images/<image_id>.jpg`, in that folder or in the archives `small_images-00.tar.gz` and so on. The
+`partition` of a record says train, validation or test, and also separates users. Labels are in alphabetical order.
 """
 
 from __future__ import annotations
@@ -49,20 +49,17 @@ class _Record(NamedTuple):
     labels: Sequence[str]
 
 
-def read_flair(place: Place, variant: Variant) -> Annotations:
-    """The pictures, and the user of each."""
-    found = next(iter(_read_records(place, variant)), None)
-    if found is None:
-        raise DataError(f"no {_FILE} here", place.path)
-    root, records = found
+def read_flair(storage: Place, variant: Variant) -> Annotations:
+    """Read the annotations, including the user of each picture."""
+    root, records = _read_records(storage, variant)
     label_names = tuple(sorted({label for record in records for label in record.labels}))
-    label = {name: at for at, name in enumerate(label_names)}
-    pairs = ((row, label[name]) for row, record in enumerate(records) for name in record.labels)
+    label_of = {name: label for label, name in enumerate(label_names)}
+    pairs = ((row, label_of[name]) for row, record in enumerate(records) for name in record.labels)
     partitions = np.array([record.partition for record in records])
     splits = {part: np.flatnonzero(partitions == part) for part in ("train", "test", "validation")}
     for part in ("train", "test"):
         if not len(splits[part]):
-            raise DataError(f"no record is of the partition {part!r}", place.path / _FILE)
+            raise DataError(f"no record has the partition {part!r}", storage.path / _FILE)
     if not len(splits["validation"]):
         del splits["validation"]
     return Annotations(
@@ -74,31 +71,34 @@ def read_flair(place: Place, variant: Variant) -> Annotations:
     )
 
 
-def _read_records(place: Place, variant: Variant) -> list[tuple[str, list[_Record]]]:
-    """Yield the content of each file of that name, with its folder. One is enough."""
+def _read_records(storage: Place, variant: Variant) -> tuple[str, list[_Record]]:
+    """Return the folder of the only file with records, and the records."""
     files = pattern(variant)
-    found: list[tuple[str, list[_Record]]] = []
-    for file in place.matching(files):
-        if found:
-            raise file.error("is there a second time. Leave one")
+    content: tuple[str, list[_Record]] | None = None
+    for file in storage.matching(files):
+        if content is not None:
+            raise file.error("exists twice. Keep only one")
         match = files.fullmatch(file.name)
         assert match is not None
-        found.append((match["root"], _records(file, variant)))
-    return found
+        content = match["root"], _records(file, variant)
+    if content is None:
+        raise DataError(f"no {_FILE} here", storage.path)
+    return content
 
 
 def _records(file: File, variant: Variant) -> list[_Record]:
-    names: dict[str, str] = {}  # each label's and user's text once, and not once per picture
+    names: dict[str, str] = {}  # to store each label's and user's name once, not once per picture
 
     def once(text: Any) -> Any:
         return names.setdefault(text, text) if isinstance(text, str) else text
 
-    def cut_down(found: dict[str, Any]) -> Any:
-        if not {"image_id", "user_id", "partition", variant.field} <= found.keys():
-            return found
-        labels = found[variant.field]
-        kept = [once(label) for label in labels] if isinstance(labels, list) else labels
-        return _Record(found["image_id"], once(found["user_id"]), once(found["partition"]), kept)
+    def cut_down(entry: dict[str, Any]) -> Any:
+        if not {"image_id", "user_id", "partition", variant.field} <= entry.keys():
+            return entry
+        labels = entry[variant.field]
+        if isinstance(labels, list):
+            labels = [once(label) for label in labels]
+        return _Record(entry["image_id"], once(entry["user_id"]), once(entry["partition"]), labels)
 
     content = read_json(file, cut_down)
     if not isinstance(content, list):
@@ -114,7 +114,7 @@ def _records(file: File, variant: Variant) -> list[_Record]:
         for label in record.labels:
             checked_text(label, f"record {at}: {variant.field}", file.error)
         if record.picture in seen:
-            raise file.error(f"record {at}: image_id {record.picture!r} is there a second time")
+            raise file.error(f"record {at}: image_id {record.picture!r} occurs a second time")
         seen.add(record.picture)
     return [record._replace(partition=_PARTITIONS[record.partition]) for record in content]
 
@@ -127,7 +127,7 @@ def _fault(record: Any, variant: Variant) -> str | None:
     if not isinstance(record.user, str) or not record.user:
         return f"user_id: expected text, found {str(record.user)[:40]!r}"
     if not isinstance(record.partition, str) or record.partition not in _PARTITIONS:
-        return f"partition: {str(record.partition)[:40]!r} is none of train, val and test"
+        return f"partition: {str(record.partition)[:40]!r} is not train, val or test"
     if not isinstance(record.labels, list) or not all(isinstance(label, str) for label in record.labels):
         return f"{variant.field}: expected a list of labels"
     return None

@@ -48,7 +48,7 @@ class _Row(NamedTuple):
 
 
 class _Fault(Exception):
-    """What is wrong with a field, beginning with the field's name."""
+    """An error in a field. The message begins with the field's name."""
 
 
 class ImageList(Format):
@@ -73,7 +73,7 @@ class ImageList(Format):
         return {split: files[split] for split in _LISTS if split in files}
 
     def read(self, folder: Path, options: ReadOptions) -> Dataset:
-        """`options.images.tell` is called with a note about pictures in two splits."""
+        """Read the dataset. Calls `options.images.tell` with a note about pictures that are in two splits."""
         need_pillow()
         storage = Place(folder)
         annotations = self.annotations(storage, options.cache)
@@ -90,7 +90,7 @@ class ImageList(Format):
         return splits[_split_of(path) or "train"], annotations.label_names
 
     def annotations(self, storage: Place, cache: bool = True, needed: Iterable[str] = _NEEDED) -> Annotations:
-        """Return what the lists say, without opening a picture."""
+        """Read the lists without opening a picture."""
         files = list(self.split_files(storage.path, needed).values())
         if (storage.path / _LABELS).is_file():
             files.append(storage.path / _LABELS)
@@ -114,55 +114,56 @@ def _split_of(path: Path) -> str | None:
     return next((split for split, names in _LISTS.items() if path.name in names), None)
 
 
-def read_listed(place: Place, needed: Iterable[str] = _NEEDED) -> Annotations:
+def read_listed(storage: Place, needed: Iterable[str] = _NEEDED) -> Annotations:
     """Read the lists. Pictures are in alphabetical order, so that another split of them shares their copies."""
-    files = ImageList().split_files(place.path, needed)
-    given = _read_label_names(place.path / _LABELS)
-    number = {name: at for at, name in enumerate(given or ())}
+    files = ImageList().split_files(storage.path, needed)
+    given = _read_label_names(storage.path / _LABELS)
+    number = {name: label for label, name in enumerate(given or ())}
     lists = {split: _read_list(path, number, given is not None) for split, path in files.items()}
     if "train" in lists and not any(row.labels for row in lists["train"]):
         raise DataError("no picture in it has a label, so there is nothing to learn", files["train"])
-    known = _merged(lists, files)
-    pictures = tuple(sorted(known))
-    at = {picture: position for position, picture in enumerate(pictures)}
+    entries = _merged(lists, files)
+    pictures = tuple(sorted(entries))
+    row_of = {picture: row for row, picture in enumerate(pictures)}
     label_names = given or tuple(sorted(number))
-    label = {number[name]: position for position, name in enumerate(label_names)}
-    pairs = ((at[picture], label[each]) for picture, row in known.items() for each in row.labels)
+    label_of = {number[name]: label for label, name in enumerate(label_names)}
+    pairs = ((row_of[picture], label_of[each]) for picture, entry in entries.items() for each in entry.labels)
     return Annotations(
         pictures,
         label_matrix(pairs, len(pictures), len(label_names)),
         label_names,
-        {split: np.array([at[row.picture] for row in rows], dtype=np.int64) for split, rows in lists.items()},
-        tuple(known[picture].user for picture in pictures) if next(iter(lists.values()))[0].user else None,
+        {part: np.array([row_of[row.picture] for row in rows], dtype=np.int64) for part, rows in lists.items()},
+        tuple(entries[picture].user for picture in pictures) if next(iter(lists.values()))[0].user else None,
     )
 
 
-def overlaps(found: Annotations) -> list[str]:
-    """Return a note for each two splits that share pictures."""
+def overlaps(annotations: Annotations) -> list[str]:
+    """Return a note for each pair of splits that share pictures."""
     notes = []
+    splits = annotations.splits
     for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
-        if one not in found.splits or other not in found.splits:
+        if one not in splits or other not in splits:
             continue
-        both = np.intersect1d(found.splits[one], found.splits[other])
+        both = np.intersect1d(splits[one], splits[other])
         if len(both):
-            named = [found.pictures[row] for row in both[:_NAMED_IN_A_NOTE].tolist()]
+            named = [annotations.pictures[row] for row in both[:_NAMED_IN_A_NOTE].tolist()]
             more = f" and {len(both) - len(named)} more" if len(both) > len(named) else ""
             what = "1 picture is" if len(both) == 1 else f"{len(both)} pictures are"
             notes.append(
-                f"{what} in {one} and in {other}: {', '.join(named)}{more}. Results on such pictures are too good"
+                f"{what} in {one} and in {other}: {', '.join(named)}{more}. Results on such pictures are too optimistic"
             )
     return notes
 
 
 def _merged(lists: Mapping[str, list[_Row]], files: Mapping[str, Path]) -> dict[str, _Row]:
-    """Return every picture once. One that is in two lists must have the same labels in both."""
+    """Return every picture once. A picture in two lists must have the same labels in both."""
     known: dict[str, tuple[str, _Row]] = {}
     for split, rows in lists.items():
         for row in rows:
             elsewhere, other = known.setdefault(row.picture, (split, row))
             if other.labels != row.labels:
                 raise DataError(
-                    f"labels: {row.picture} is in {files[elsewhere].name} too, line {other.line}, with other labels",
+                    f"labels: {row.picture} is also in {files[elsewhere].name}, line {other.line}, with other labels",
                     files[split],
                     row.line,
                 )
@@ -170,27 +171,27 @@ def _merged(lists: Mapping[str, list[_Row]], files: Mapping[str, Path]) -> dict[
 
 
 def _read_list(path: Path, number: dict[str, int], complete: bool) -> list[_Row]:
-    """Read a list. New labels get the next `number`, unless the numbers are `complete`."""
+    """Read a list. Labels that are not in `number` get the next number, or are refused if `number` is `complete`."""
     records, folder = _records(path), path.parent
     columns = _columns(next(records, None), path)
     rows: list[_Row] = []
     lines: dict[str, int] = {}
-    users: dict[str, str] = {}  # each user's name once, and not once per picture
+    users: dict[str, str] = {}  # to store each user's name once, not once per picture
     for line, fields in records:
         if len(fields) != len(columns):
             raise DataError(
-                f"has {len(fields)} fields where the first line has {len(columns)} ({','.join(columns)}). Labels are "
-                "separated by |; a field with a comma of its own needs quotes around it",
+                f"has {len(fields)} fields, but the first line has {len(columns)} ({','.join(columns)}). Labels are "
+                "separated by |; a field that contains a comma needs quotes around it",
                 path,
                 line,
             )
-        found = dict(zip(columns, fields, strict=True))
+        record = dict(zip(columns, fields, strict=True))
         try:
-            picture = _picture(found["picture"], folder)
+            picture = _picture(record["picture"], folder)
             if picture in lines:
                 raise _Fault(f"picture: {picture} is listed a second time, first in line {lines[picture]}")
-            user = _user(found["user"]) if "user" in found else ""
-            labels = _labels(found["labels"], number, complete)
+            user = _user(record["user"]) if "user" in record else ""
+            labels = _labels(record["labels"], number, complete)
         except _Fault as fault:
             raise DataError(str(fault), path, line) from None
         lines[picture] = line
@@ -201,7 +202,7 @@ def _read_list(path: Path, number: dict[str, int], complete: bool) -> list[_Row]
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line number and the fields of each record; skip blank lines."""
+    """Yield the first line number and the fields of each record. Skip blank lines."""
     with LineReader(path) as reader:
         records = csv.reader(_text(reader), strict=True)
         while True:
@@ -230,10 +231,10 @@ def _columns(first: tuple[int, list[str]] | None, path: Path) -> list[str]:
     columns = [field.strip().lower() for field in fields]
     if len(set(columns)) == len(columns) and {"picture", "labels"} <= set(columns) <= set(_COLUMNS):
         return columns
-    found = ",".join(fields)
+    header = ",".join(fields)
     raise DataError(
         "its first line should be picture,labels or picture,labels,user"
-        + (f", and is {shown(found)}" if found else ", and it is empty"),
+        + (f", but is {shown(header)}" if header else ", but it is empty"),
         path,
         line,
     )
@@ -244,7 +245,7 @@ def _picture(text: str, folder: Path) -> str:
         raise _Fault("picture: is empty")
     checked_text(text, "picture", _Fault)
     if "\\" in text or ":" in text:
-        raise _Fault(f"picture: {shown(text)} has a \\ or a : in it. A path is relative, with / between its parts")
+        raise _Fault(f"picture: {shown(text)} contains \\ or :. Give a relative path with / between its parts")
     try:
         return safe_name(text, folder)
     except DataError:
@@ -253,7 +254,7 @@ def _picture(text: str, folder: Path) -> str:
 
 def _user(text: str) -> str:
     if not text.strip():
-        raise _Fault("user: is empty. Leave the column out if the users are not known")
+        raise _Fault("user: is empty. Leave out the column if users are unknown")
     return checked_text(text, "user", _Fault).strip()
 
 
@@ -271,7 +272,7 @@ def _labels(text: str, number: dict[str, int], complete: bool) -> tuple[int, ...
 
 
 def _read_label_names(path: Path) -> tuple[str, ...] | None:
-    """Return the labels in order; None without the file."""
+    """Return the labels in order, or None if the file does not exist."""
     if not path.is_file():
         return None
     lines: dict[str, int] = {}
@@ -283,10 +284,10 @@ def _read_label_names(path: Path) -> tuple[str, ...] | None:
                 blank = blank or line
                 continue
             if blank:
-                raise DataError("is empty, and a label comes after it", path, blank)
+                raise DataError("is empty, but a label follows", path, blank)
             checked_text(name, "a label", partial(DataError, path=path, line=line))
             if "|" in name:
-                raise DataError(f"a label: {shown(name)} has a | in it, which separates labels", path, line)
+                raise DataError(f"a label: {shown(name)} contains |, which separates labels", path, line)
             if name in lines:
                 raise DataError(f"{name!r} is listed a second time, first in line {lines[name]}", path, line)
             lines[name] = line

@@ -1,9 +1,9 @@
 """PASCAL VOC 2007 and 2012 in the devkit's layout: `Annotations`, `ImageSets/Main` and `JPEGImages`.
 
-A picture has a label if an object of that class is annotated in it. Objects marked `difficult` do not count unless
-asked for. That is what the devkit's own lists of a class say with 1 (0 is for a picture with difficult ones only). The
-challenge leaves those pictures out when it evaluates that class; here, where all labels are ranked together, they
-are pictures without that label.
+A picture has a label if an object of that class is annotated in it. Objects marked `difficult` count only with
+`images.difficult`. The devkit's lists of a class mark such pictures with 1, and pictures with only difficult objects
+with 0. The challenge leaves out pictures with 0 when it evaluates that class. fedalc ranks all labels together, so it
+treats them as pictures without that label.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ def pattern(variant: Variant) -> re.Pattern[str]:
     return re.compile(rf"{root}(?:Annotations/(?P<stem>[^/]+)\.xml|ImageSets/Main/(?P<list>[a-z]+)\.txt)")
 
 
-def read_voc(place: Place, variant: Variant, difficult: bool = False) -> Annotations:
+def read_voc(storage: Place, variant: Variant, difficult: bool = False) -> Annotations:
     lists: dict[str, dict[str, list[str]]] = {}
     objects: dict[tuple[str, str], list[int]] = {}
     files = pattern(variant)
-    for file in place.matching(files):
-        found = files.fullmatch(file.name)
-        assert found is not None
-        if found["stem"] is not None:
-            objects[found["root"], found["stem"]] = _read_objects(file, difficult)
-        elif found["list"] in (variant.train, variant.test):
-            lists.setdefault(found["root"], {})[found["list"]] = _read_list(file)
-    root = _root(place, variant, lists)
+    for file in storage.matching(files):
+        match = files.fullmatch(file.name)
+        assert match is not None
+        if match["stem"] is not None:
+            objects[match["root"], match["stem"]] = _read_objects(file, difficult)
+        elif match["list"] in (variant.train, variant.test):
+            lists.setdefault(match["root"], {})[match["list"]] = _read_list(file)
+    root = _root(storage, variant, lists)
     train, test = lists[root][variant.train], lists[root][variant.test]
     # In alphabetical order, so that splits of the same pictures share their small copies.
     stems = sorted({*train, *test})
@@ -75,35 +75,35 @@ def read_voc(place: Place, variant: Variant, difficult: bool = False) -> Annotat
         raise DataError(
             f"{root}Annotations/{unknown[0]}.xml is not there"
             + (f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""),
-            place.path,
+            storage.path,
         )
-    row = {stem: at for at, stem in enumerate(stems)}
-    pairs = ((row[stem], label) for stem in stems for label in objects[root, stem])
+    row_of = {stem: row for row, stem in enumerate(stems)}
+    pairs = ((row_of[stem], label) for stem in stems for label in objects[root, stem])
     return Annotations(
         tuple(f"{root}JPEGImages/{stem}.jpg" for stem in stems),
         label_matrix(pairs, len(stems), len(LABELS)),
         LABELS,
-        {part: _rows(listed, row) for part, listed in (("train", train), ("test", test))},
+        {part: _rows(listed, row_of) for part, listed in (("train", train), ("test", test))},
     )
 
 
-def _rows(stems: Iterable[str], row: dict[str, int]) -> np.ndarray:
-    return np.array([row[stem] for stem in stems], dtype=np.int64)
+def _rows(stems: Iterable[str], row_of: dict[str, int]) -> np.ndarray:
+    return np.array([row_of[stem] for stem in stems], dtype=np.int64)
 
 
-def _root(place: Place, variant: Variant, lists: dict[str, dict[str, list[str]]]) -> str:
-    whole = [root for root, found in lists.items() if {variant.train, variant.test} <= found.keys()]
-    if len(whole) == 1:
-        return whole[0]
-    if whole:
+def _root(storage: Place, variant: Variant, lists: dict[str, dict[str, list[str]]]) -> str:
+    complete = [root for root, names in lists.items() if {variant.train, variant.test} <= names.keys()]
+    if len(complete) == 1:
+        return complete[0]
+    if complete:
         raise DataError(
-            f"VOC {variant.year} is there more than once: {', '.join(sorted(whole))}. Leave one", place.path
+            f"has VOC {variant.year} more than once: {', '.join(sorted(complete))}. Keep only one", storage.path
         )
     wanted = " and ".join(dict.fromkeys(f"{name}.txt" for name in (variant.train, variant.test)))
     raise DataError(
         f"no VOC {variant.year} here: expected {wanted} in VOCdevkit/VOC{variant.year}/ImageSets/Main, in a folder or "
         "in a .tar or .tar.gz archive",
-        place.path,
+        storage.path,
     )
 
 
@@ -124,7 +124,7 @@ def _read_list(file: File) -> list[str]:
 
 
 def _read_objects(file: File, difficult: bool) -> list[int]:
-    """The labels of the objects in one annotation."""
+    """Return the labels of the objects in one annotation."""
     content = file.read(_LARGEST_FILE)
     reader = _ObjectReader(file, difficult)
     parse(reader.parser, content, file.error)
@@ -157,7 +157,7 @@ class _ObjectReader:
 
     def _start(self, tag: str, _attributes: object) -> None:
         if not self._path and tag != "annotation":
-            raise self._error(f"begins with <{tag}> where <annotation> is expected")
+            raise self._error(f"begins with <{tag}>, but should begin with <annotation>")
         self._path.append(tag)
         if len(self._path) > _DEEPEST:
             raise self._error("its elements are nested too deeply")
@@ -172,12 +172,12 @@ class _ObjectReader:
         self._path.pop()
         self._text.clear()
 
-    def _take(self, found: dict[str, str]) -> None:
-        name, difficult = found.get("name"), found.get("difficult", "0")
+    def _take(self, fields: dict[str, str]) -> None:
+        name, difficult = fields.get("name"), fields.get("difficult", "0")
         if name is None:
             raise self._error("an <object> without a <name>")
         if name not in LABELS:
-            raise self._error(f"<name>: {name!r} is none of VOC's {len(LABELS)} classes")
+            raise self._error(f"<name>: {name!r} is not one of VOC's {len(LABELS)} classes")
         if difficult not in ("0", "1"):
             raise self._error(f"<difficult>: {difficult!r} is neither 0 nor 1")
         if self._difficult or difficult == "0":

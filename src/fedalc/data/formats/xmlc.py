@@ -1,17 +1,17 @@
-"""The Extreme Classification Repository's text format.
+"""The text format of the Extreme Classification Repository.
 
-    N F L                      a header: how many instances, features and labels
+    N F L                      a header: the number of instances, features and labels
     l1,l2,l3 f1:v1 f2:v2 …     then one line per instance
 
-Labels and features count from 0. An instance without labels begins with its features, one without either is a blank
-line: both are instances and keep their place. A label named twice in a line counts once. A feature named twice
-in a line is refused: its value could be either, or the sum. Zeros are not stored.
+Labels and features count from 0. An instance without labels begins with its features; an instance without both is a
+blank line and counts as an instance. A label named twice in a line counts once. A feature named twice in a line is
+refused, because its value is ambiguous. Zeros are not stored.
 
-Every block of lines goes through numpy once. A block with anything unusual in it is read again line by line: that
-slower reader is the definition of the format, and the one that says what is wrong and in which line.
+numpy reads every block of lines first. If anything in a block is unusual, a slower reader reads it again line by line.
+That reader defines the format, and reports errors with the line.
 
-Memory beside the result (8 bytes per feature and label that is there): under 100 MB, however long the file. Blocks are
-a quarter of a megabyte, or one line where that is longer; the rows gathered grow in place, by 32 MB at most.
+Memory in addition to the result (8 bytes per stored feature and label): under 100 MB for a file of any length. Blocks
+have a quarter of a megabyte, or one line if that is longer. The result grows in place, by at most 32 MB at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Xmlc(Format):
     version = 2
 
     def recognises_file(self, path: Path) -> bool:
-        """By content, whatever the name: all text that is not ARFF, so that a faulty file is refused with its line."""
+        """Recognise by content, not by name: all text that is not ARFF. Errors can then name the faulty line."""
         return first_byte(path) not in (b"@", b"%")
 
     def read_file(self, path: Path, options: ReadOptions) -> Split:
@@ -67,7 +67,7 @@ class _Rows:
 
 
 def read_xmlc(path: Path | str) -> Split:
-    """Read a file, plain or compressed with gzip or bzip2. A fault is a DataError with the line."""
+    """Read a file, plain or compressed with gzip or bzip2. A faulty line raises a DataError with its number."""
     path = Path(path)
     features, labels = RowsBuilder(), RowsBuilder()
     with LineReader(path) as reader:
@@ -84,7 +84,7 @@ def read_xmlc(path: Path | str) -> Split:
             missing -= len(rows.label_counts)
     if missing:
         raise DataError(
-            f"the header says {header.instances} instances, the file has {header.instances - missing}: "
+            f"the header says {header.instances} instances, but the file has {header.instances - missing}: "
             "the file is truncated, or the header is wrong",
             path,
             reader.line,
@@ -99,17 +99,15 @@ def read_header(reader: LineReader) -> Header:
     words = line.split()
     if len(words) != 3 or not all(word.isdigit() for word in words):
         raise DataError(
-            f"the first line should be three whole numbers, `instances features labels`, and not {_shown(line)}; "
-            "if the file has no such line, put one in front",
+            f"the first line should be three whole numbers, `instances features labels`, not {_shown(line)}; "
+            "if the file has no such line, add one at the top",
             reader.path,
             1,
         )
     most = {"instances": _MAX_COUNT, "features": _MAX_COUNT, "labels": MOST_LABELS}
     for word, what in zip(words, most, strict=True):
         if len(word) >= 20 or int(word) > most[what]:
-            raise DataError(
-                f"{word[:40].decode()} {what} are more than {most[what]:,}, the most that is read", reader.path, 1
-            )
+            raise DataError(f"{word[:40].decode()} {what} are more than the limit of {most[what]:,}", reader.path, 1)
     return Header(*(int(word) for word in words))
 
 
@@ -119,7 +117,7 @@ def _without_blank_end(block: Block, keep: int, header: Header, path: Path) -> B
     for number, line in enumerate(lines[keep:], start=block.first_line + keep):
         if line.strip():
             raise DataError(
-                f"the header says {header.instances} instances and this line is one more: "
+                f"the header says {header.instances} instances, but this line is one more: "
                 "two files were joined, or the header is wrong",
                 path,
                 number,
@@ -128,11 +126,11 @@ def _without_blank_end(block: Block, keep: int, header: Header, path: Path) -> B
 
 
 def _read_fast(text: bytes, header: Header) -> _Rows | None:
-    """Return the block's rows; None if anything in it is unusual, and may be wrong."""
+    """Return the rows of a block, or None if anything in it is unusual and may be wrong."""
     tokens = Tokens.find(text, _SEPARATORS)
     row_starts = np.concatenate(([0], np.searchsorted(tokens.start, tokens.line_end)))
     count = len(tokens)
-    # The byte after a token tells its kind, if no other byte is between it and the next token.
+    # The byte after a token determines its kind, if no other byte is between it and the next token.
     after = tokens.text[tokens.end]
     after[:-1][tokens.start[1:] - tokens.end[:-1] > 1] = ord(" ")
     colon_after = after == ord(":")
@@ -151,7 +149,7 @@ def _read_fast(text: bytes, header: Header) -> _Rows | None:
     is_label = ~(colon_after | is_value)
     first_in_row = np.zeros(count + 1, dtype=bool)
     first_in_row[row_starts] = True
-    # Labels stand at the beginning, joined by commas.
+    # Labels are at the beginning of a line, joined by commas.
     if (is_label & ~comma_before & ~first_in_row[:-1]).any():
         return None
     feature_at = np.flatnonzero(colon_after)
@@ -212,7 +210,7 @@ def _parse_line(line: bytes, header: Header) -> tuple[list[int], list[tuple[int,
             )
         features.append((_parse_index(index, "feature", header.features), _parse_value(value, word)))
     if (twice := first_twice([feature for feature, _ in features])) is not None:
-        raise ValueError(f"feature {twice} is there twice: leave one of them, or add them up yourself")
+        raise ValueError(f"feature {twice} occurs twice: keep one of them, or add them up")
     return labels, features
 
 
@@ -220,8 +218,8 @@ def _parse_index(text: bytes, what: str, limit: int) -> int:
     if not text:
         raise ValueError(f"a {what} number is missing")
     if not text.isdigit():
-        raise ValueError(f"a {what} should be a whole number from 0 on, and not {_shown(text)}")
-    if len(text) > 19 or int(text) >= limit:  # Python refuses to convert what is thousands of digits long
+        raise ValueError(f"a {what} should be a whole number from 0 on, not {_shown(text)}")
+    if len(text) > 19 or int(text) >= limit:  # Python refuses to convert thousands of digits
         shown = text.decode() if len(text) < 20 else _shown(text)
         raise ValueError(
             f"{what} {shown} is out of range: the header says {limit} {what}s, counted from 0 to {limit - 1}"
@@ -233,13 +231,13 @@ def _parse_value(text: bytes, word: bytes) -> float:
     if not text:
         raise ValueError(f"the value is missing in {_shown(word)}")
     try:
-        if b"_" in text:  # Python's own spelling of long numbers, not this format's
+        if b"_" in text:  # Python allows it in numbers, this format does not
             raise ValueError
         value = float(text)
     except ValueError:
-        raise ValueError(f"a feature's value should be a number, and not {_shown(text)}") from None
-    if not abs(value) <= LARGEST:  # false for NaN too
-        raise ValueError(f"a feature's value should be finite and fit 32 bits, and not {_shown(text)}")
+        raise ValueError(f"a feature's value should be a number, not {_shown(text)}") from None
+    if not abs(value) <= LARGEST:  # also refuses NaN
+        raise ValueError(f"a feature's value should be finite and fit 32 bits, not {_shown(text)}")
     return value
 
 
@@ -248,6 +246,6 @@ def _overflows(values: NDArray[np.floating]) -> bool:
 
 
 def _shown(text: bytes) -> str:
-    """Return text of the file for a message: quoted, and shortened if long."""
+    """Return text of the file for a message, quoted and shortened."""
     decoded = text.decode("utf-8", errors="replace")
     return repr(decoded if len(decoded) <= 40 else decoded[:37] + "…")

@@ -1,4 +1,4 @@
-"""Annotations of pictures, in one form for all layouts, and how they become a `Dataset`."""
+"""Annotations of pictures, in one form for all layouts, and their conversion to a `Dataset`."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ class Annotations:
 
     pictures: tuple[str, ...]
     labels: csr_matrix
-    """A row per picture. A picture without labels stays: no client has it, but it is used for testing."""
+    """A row per picture. Pictures without labels stay: no client has them, but they are used for testing."""
     label_names: tuple[str, ...]
     splits: Mapping[str, np.ndarray]
-    """Rows of `train`, `test` and perhaps `validation`. Only a split that leaks has a row twice."""
+    """Rows of `train`, `test` and optionally `validation`. Only leaking splits share rows."""
     users: tuple[str, ...] | None = None
     """The user of each picture, if known."""
 
 
 def label_matrix(pairs: Iterable[tuple[int, int]], pictures: int, labels: int) -> csr_matrix:
     """Return the matrix of (picture, label) pairs, given in any order; pairs may repeat."""
-    known = np.unique(np.array(list(pairs), dtype=np.int64).reshape(-1, 2), axis=0)
-    return csr_matrix((np.ones(len(known), dtype=np.float32), (known[:, 0], known[:, 1])), shape=(pictures, labels))
+    unique = np.unique(np.array(list(pairs), dtype=np.int64).reshape(-1, 2), axis=0)
+    return csr_matrix((np.ones(len(unique), dtype=np.float32), (unique[:, 0], unique[:, 1])), shape=(pictures, labels))
 
 
 def kept_annotations(key: str, read: Callable[[], Annotations], cache: bool = True) -> Annotations:
     """Return annotations, from the cache if possible. The cache never causes a failure."""
     if not cache:
         return read()
-    known = hashlib.sha256(f"{_FORMAT} {key}".encode(errors="surrogateescape")).hexdigest()
+    digest = hashlib.sha256(f"{_FORMAT} {key}".encode(errors="surrogateescape")).hexdigest()
     try:
-        place = cache_dir() / f"annotations-{known[:40]}.npz"
+        file = cache_dir() / f"annotations-{digest[:40]}.npz"
     except RuntimeError:  # a user without a home folder
         return read()
-    with contextlib.suppress(Exception), np.load(place, allow_pickle=False) as arrays:
+    with contextlib.suppress(Exception), np.load(file, allow_pickle=False) as arrays:
         return _from_arrays(arrays)
-    found = read()
+    annotations = read()
     with contextlib.suppress(OSError):
-        store_arrays(place, _to_arrays(found))
-    return found
+        store_arrays(file, _to_arrays(annotations))
+    return annotations
 
 
-def make_dataset(name: str, place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> Dataset:
-    parts = make_splits(place, annotations, options, cache)
+def make_dataset(name: str, storage: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> Dataset:
+    parts = make_splits(storage, annotations, options, cache)
     return Dataset(name, parts["train"], parts["test"], annotations.label_names, parts.get("validation"))
 
 
-def make_splits(place: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> dict[str, Split]:
-    """Return the small copies with their labels, by split, without pictures that were left out."""
+def make_splits(storage: Place, annotations: Annotations, options: ImageOptions, cache: bool) -> dict[str, Split]:
+    """Return the small copies with their labels, by split, without the broken pictures that were skipped."""
     images, usable = small_copies(
-        place,
+        storage,
         annotations.pictures,
         options.size,
         options.broken,
@@ -80,22 +80,22 @@ def make_splits(place: Place, annotations: Annotations, options: ImageOptions, c
     position = np.cumsum(usable) - 1
     parts: dict[str, Split] = {}
     for part, rows in annotations.splits.items():
-        kept = rows[usable[rows]]
-        if not len(kept):
-            raise DataError(f"none of the pictures of its {part} split can be used", place.path)
-        users = None if annotations.users is None else tuple(annotations.users[row] for row in kept.tolist())
-        parts[part] = Split(images[position[kept]], annotations.labels[kept], users)
+        rows = rows[usable[rows]]
+        if not len(rows):
+            raise DataError(f"none of the pictures of its {part} split can be used", storage.path)
+        users = None if annotations.users is None else tuple(annotations.users[row] for row in rows.tolist())
+        parts[part] = Split(images[position[rows]], annotations.labels[rows], users)
     return parts
 
 
-def _to_arrays(found: Annotations) -> dict[str, np.ndarray]:
+def _to_arrays(annotations: Annotations) -> dict[str, np.ndarray]:
     return {
-        "pictures": packed(found.pictures),
-        "label_names": packed(found.label_names),
-        "indptr": found.labels.indptr,
-        "indices": found.labels.indices,
-        **found.splits,
-        **({} if found.users is None else {"users": packed(found.users)}),
+        "pictures": packed(annotations.pictures),
+        "label_names": packed(annotations.label_names),
+        "indptr": annotations.labels.indptr,
+        "indices": annotations.labels.indices,
+        **annotations.splits,
+        **({} if annotations.users is None else {"users": packed(annotations.users)}),
     }
 
 

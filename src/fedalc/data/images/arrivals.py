@@ -12,17 +12,17 @@ import numpy as np
 from fedalc.errors import FedalcError
 
 _SECONDS_TO_STOP = 10.0
-"""Then the process ends anyway. A picture takes less, but the way to the next one in an archive may take longer."""
+"""The process ends after this. A picture takes less, but finding the next one in an archive may take longer."""
 _under_way: dict[Arrivals, threading.Thread] = {}
 
 
 class Arrivals:
-    """Which rows are there. If making them fails, every current and later `wait` raises the error."""
+    """Tracks which rows exist. If making them fails, every current and later `wait` raises the error."""
 
     def __init__(self, count: int) -> None:
         self._here = np.zeros(count, dtype=bool)
         self._change = threading.Condition()
-        self._asked: deque[int] = deque()
+        self._urgent: deque[int] = deque()
         self._error: BaseException | None = None
         self._stopped = False
 
@@ -30,17 +30,17 @@ class Arrivals:
         """Yield each row once; rows that a `wait` is waiting for come first."""
         begun = np.zeros(len(self._here), dtype=bool)
         for row in rows:
-            while self._asked:
-                asked = self._asked.popleft()
-                if not begun[asked]:
-                    begun[asked] = True
-                    yield asked
+            while self._urgent:
+                urgent = self._urgent.popleft()
+                if not begun[urgent]:
+                    begun[urgent] = True
+                    yield urgent
             if not begun[row]:
                 begun[row] = True
                 yield row
 
     def note(self, row: int) -> None:
-        """Mark a row as there. Raises if the process is about to end."""
+        """Mark a row as done. Raises if the process is about to end."""
         with self._change:
             if self._stopped:
                 raise FedalcError("stopped because the process ends")
@@ -48,11 +48,11 @@ class Arrivals:
             self._change.notify_all()
 
     def wait(self, rows: np.ndarray) -> None:
-        """Wait until all of these rows are there."""
+        """Wait until all of these rows are done."""
         with self._change:
             # One by one: checking all rows at every arrival would take quadratic time.
             missing = rows[~self._here[rows]].tolist()
-            self._asked.extend(missing)
+            self._urgent.extend(missing)
             for row in missing:
                 while not self._here[row] and self._error is None:
                     self._change.wait()
@@ -76,7 +76,7 @@ class Arrivals:
             _under_way.pop(self, None)
 
     def stop(self) -> None:
-        """With the next row, if there is one: what has all its rows is brought to its end."""
+        """Stop at the next row. Work that has made all its rows still finishes."""
         with self._change:
             self._stopped = True
 

@@ -1,4 +1,4 @@
-"""From picture files to the small copies used in training, made once and kept in the cache.
+"""Decode picture files to the small copies used in training. They are made once and kept in the cache.
 
 For each picture: turn it upright by its EXIF orientation, cut out the centre square (its side is the shorter side; an
 odd extra pixel stays at the right or at the bottom), scale it up or down to size × size with an antialiased bilinear
@@ -42,7 +42,7 @@ _NAMED_IN_A_NOTE = 10
 
 
 class Small(NamedTuple):
-    """A picture's copy, or why there is none."""
+    """The copy of a picture, or the reason why there is none (`broken`)."""
 
     row: int
     pixels: bytes = b""

@@ -1,4 +1,4 @@
-"""Pictures in place of a feature matrix: small, square, all of one size, and on disk until they are needed."""
+"""Pictures as a replacement for a feature matrix: small, square, of one size, and on disk until needed."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ImageOptions:
 class Images:
     """N pictures of size × size pixels with three colours each. Parts of it share the pixels.
 
-    It stands in for a feature matrix: `shape` has one column per pixel and colour, and `images[rows]` takes rows as a
-    matrix does. Only `pixels` loads them into memory.
+    It replaces a feature matrix: `shape` has one column per pixel and colour, and `images[rows]` selects rows like a
+    matrix. Only `pixels` loads them into memory.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Images:
     ) -> None:
         """`store` is uint8 M×size×size×3, usually a mapped file. `names` and `digests` are of all M pictures.
 
-        Without `digests`, computes them, which reads all pictures. `arrivals`: pixels and digests are still being
-        written; it says when a row is there.
+        Without `digests`, computes them, which reads all pictures. `arrivals`: set if pixels and digests are still
+        being written; it says when a row is done.
         """
         if store.dtype != np.uint8 or store.ndim != 4 or store.shape[1] != store.shape[2] or store.shape[3] != CHANNELS:
             raise ValueError(f"pictures are uint8, N×size×size×{CHANNELS}, not {store.dtype} {store.shape}")

@@ -18,33 +18,33 @@ from fedalc.data.storage import Place
 
 def load_pictures(name: str, kind: ImageSet, path: Path, options: ImageOptions, cache: bool = True) -> Dataset:
     """Load from `path`: a folder with the files or archives of them, or one archive."""
-    need_pillow()  # before minutes are spent on annotations
-    place = Place(path)
-    files, facts, read = _reader(kind, place, options)
-    # The key has size and time of the loose files, or else of the archives.
-    key = "\0".join((*facts, place.stamp(place.loose(files))))
-    return make_dataset(name, place, kept_annotations(key, read, cache), options, cache)
+    need_pillow()  # reading annotations can take minutes: fail before that
+    storage = Place(path)
+    files, facts, read = _reader(kind, storage, options)
+    # The key has size and time of the loose files, or of the archives if there are none.
+    key = "\0".join((*facts, storage.stamp(storage.loose(files))))
+    return make_dataset(name, storage, kept_annotations(key, read, cache), options, cache)
 
 
 def pictures_at(kind: ImageSet, path: Path) -> Literal["yes", "packed", "no"]:
-    """Return whether files of this layout are there, loose or perhaps in an archive. Does not look inside."""
+    """Return whether `path` has files of this layout ("yes") or archives that may have them ("packed")."""
     if any((path / marker).exists() for marker in kind.markers):
         return "yes"
     return "packed" if path.is_dir() and Place(path).archives else "no"
 
 
 def _reader(
-    kind: ImageSet, place: Place, options: ImageOptions
+    kind: ImageSet, storage: Place, options: ImageOptions
 ) -> tuple[re.Pattern[str], tuple[str, ...], Callable[[], Annotations]]:
-    """Return the files with annotations, everything else for the cache key, and a function that reads them."""
+    """Return the pattern of annotation files, the rest of the cache key, and a function that reads them."""
     if kind.layout == "voc":
         of_voc, difficult = voc.VARIANTS[kind.variant], options.difficult
-        facts = ("voc", str(voc.VERSION), repr(of_voc), str(difficult))
-        return voc.pattern(of_voc), facts, lambda: voc.read_voc(place, of_voc, difficult)
+        facts: tuple[str, ...] = ("voc", str(voc.VERSION), repr(of_voc), str(difficult))
+        return voc.pattern(of_voc), facts, lambda: voc.read_voc(storage, of_voc, difficult)
     if kind.layout == "coco":
         of_coco = coco.VARIANTS[kind.variant]
-        known = ("coco", str(coco.VERSION), repr(of_coco), *coco.picture_folders(place, of_coco))
-        return coco.pattern(of_coco), known, lambda: coco.read_coco(place, of_coco)
+        facts = ("coco", str(coco.VERSION), repr(of_coco), *coco.picture_folders(storage, of_coco))
+        return coco.pattern(of_coco), facts, lambda: coco.read_coco(storage, of_coco)
     of_flair = flair.VARIANTS[kind.variant]
-    known = ("flair", str(flair.VERSION), repr(of_flair))
-    return flair.pattern(of_flair), known, lambda: flair.read_flair(place, of_flair)
+    facts = ("flair", str(flair.VERSION), repr(of_flair))
+    return flair.pattern(of_flair), facts, lambda: flair.read_flair(storage, of_flair)

@@ -1,7 +1,7 @@
-"""Pictures that belong to no dataset: one file, a folder or an archive of them, as a model takes them.
+"""Read pictures that belong to no dataset, from a file, a folder or an archive, as the input of a model.
 
-They are brought to the model's size by the rule that training follows (`pictures`), block by block and in several
-threads. Nothing of them is kept on disk, and no more of them in memory than a block.
+Several threads scale them to the model's size as in training (`decode`), block by block. Nothing is written to disk,
+and at most a block is in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedalc.data.storage import File, Place, is_archive
 from fedalc.errors import ConfigError, DataError
 
 KINDS = "JPEG, PNG, WebP, GIF, BMP"
-# Not hidden files: some systems put one beside each picture, under its name.
+# Skips hidden files: some systems add one for each picture, with a similar name.
 _PICTURE = re.compile(r"(?:[^./][^/]*/)*[^./][^/]*\.(?:jpe?g|png|webp|gif|bmp)", re.IGNORECASE)
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
 
@@ -58,8 +58,8 @@ def picture_blocks(
     """Yield the pictures of a file, a folder (with its subfolders, sorted by name) or a tar archive (in its order),
     scaled to size × size, in blocks of at most 64. A picture's name is its path in the folder or archive.
 
-    File names tell which files are pictures. One that cannot be decoded is an error that names it; with `skip` it is
-    left out, and `tell` is called with a note at the end.
+    The suffix of a file name says whether the file is a picture. A picture that cannot be decoded is an error that
+    names it; with `skip` it is left out, and `tell` is called with a note at the end.
     """
     need_pillow()
     if broken not in ("refuse", "skip"):
@@ -111,7 +111,7 @@ def picture_blocks(
 
 
 def looks_like_pictures(path: Path) -> bool:
-    """Return whether a file is an archive by its name, or begins like a picture. Does not decode it."""
+    """Return whether a file is an archive by its name, or a picture by its first bytes. Does not decode it."""
     if is_archive(path):
         return True
     try:
@@ -127,9 +127,9 @@ def _files(path: Path) -> tuple[Iterator[File], int | None]:
     if not path.exists():
         raise DataError("no such picture, folder or archive", path)
     if path.is_dir():
-        place = Place(path)
-        loose = len(place.loose(_PICTURE))
-        return place.matching(_PICTURE), loose or None
+        storage = Place(path)
+        loose = len(storage.loose(_PICTURE))
+        return storage.matching(_PICTURE), loose or None
     if is_archive(path) or _is_tar(path):
         return Place(path).matching(_PICTURE), None
     return _one(path), 1

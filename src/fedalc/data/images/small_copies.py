@@ -1,11 +1,11 @@
-"""Small copies of pictures in the cache: a file of pixels, and an index beside it.
+"""Small copies of pictures in the cache: a file of pixels, and an index.
 
 An entry is a folder. It is made under a temporary name and renamed in one step, so an entry is always complete. One
-process makes an entry while others wait for its lock; the next process to get the lock removes what a killed one left.
-If the cache cannot be written, copies go into an unnamed temporary file that ends with the process.
+process makes an entry while others wait for its lock; the next process to get the lock removes leftovers of a killed
+one. If the cache cannot be written, copies go into an unnamed temporary file that disappears with the process.
 
-Copies can be used while others are still being made: the map is of the file they are written to, which stays the same
-file after the rename.
+Copies can be used while others are still being made: the memory map shows the file as it is written, and stays valid
+after the rename.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Writer:
 
     def write(self, row: int, pixels: bytes, digest: bytes) -> None:
         if len(pixels) != self._row_bytes:
-            raise ValueError(f"a copy of {len(pixels)} bytes where {self._row_bytes} belong")
+            raise ValueError(f"a copy of {len(pixels)} bytes, but {self._row_bytes} are expected")
         self._file.seek(row * self._row_bytes)
         self._file.write(pixels)
-        self._file.flush()  # after this the map shows it
+        self._file.flush()  # the memory map shows it only after this
         self.digests[row] = np.frombuffer(digest, dtype=np.uint8)
         self.arrivals.note(row)
 
@@ -83,16 +83,16 @@ def kept_copies(
     tell: Callable[[str], None] | None = None,
     wait: bool = True,
 ) -> Copies:
-    """Return the copies of this key, and make them first if needed. If `make` fails, nothing is left behind.
+    """Return the copies of this key, and make them first if needed. If `make` fails, removes everything it wrote.
 
     New copies replace those of another stamp, whose files have changed. `tell` is called with a note if copies cannot
-    be kept. Without `wait`, `make` runs in another thread, and has to write every row.
+    be kept. Without `wait`, `make` runs in another thread and must write every row.
     """
     try:
-        known, state = (
+        key_digest, stamp_digest = (
             hashlib.sha256(f"{_FORMAT} {text}".encode(errors="surrogateescape")).hexdigest() for text in (key, stamp)
         )
-        entry = cache_dir() / f"pictures-{known[:40]}-{state[:16]}"
+        entry = cache_dir() / f"pictures-{key_digest[:40]}-{stamp_digest[:16]}"
     except RuntimeError:  # a user without a home folder
         cache = False
     if not cache:
@@ -109,11 +109,11 @@ def kept_copies(
                 "the pictures again each time. Set $FEDALC_CACHE to a folder that can be written"
             )
         return _filled(_unnamed(), count, size, make, wait)
-    with contextlib.ExitStack() as held:
-        held.enter_context(lock)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock)
         with contextlib.suppress(Exception):  # another process has made it while we waited
             return _open(entry, count, size)
-        return _filled(_becoming(entry, held.pop_all()), count, size, make, wait)
+        return _filled(_becoming(entry, stack.pop_all()), count, size, make, wait)
 
 
 def _lock(entry: Path) -> BinaryIO:
@@ -128,7 +128,7 @@ def _lock(entry: Path) -> BinaryIO:
 
 
 def _clear(entry: Path) -> None:
-    """Remove a damaged entry, and what a killed process left."""
+    """Remove a damaged entry, and leftovers of a killed process."""
     for leftover in (entry, *entry.parent.glob(f"{entry.name}.*.part")):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -142,7 +142,7 @@ def _clear_older(entry: Path) -> None:
 
 @contextlib.contextmanager
 def _becoming(entry: Path, lock: contextlib.AbstractContextManager[object]) -> Iterator[Path]:
-    """A folder to fill: renamed to the entry at the end, removed on failure."""
+    """Yield a folder to fill. Rename it to the entry at the end, or remove it on failure."""
     with lock:
         _clear(entry)
         part = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f"{entry.name}.", suffix=".part"))
@@ -160,24 +160,24 @@ def _becoming(entry: Path, lock: contextlib.AbstractContextManager[object]) -> I
 
 @contextlib.contextmanager
 def _unnamed() -> Iterator[Path]:
-    """A temporary file without a name: its map stays valid after the folder is gone."""
+    """Yield a temporary folder. The memory map of a file in it stays valid after the folder is removed."""
     with tempfile.TemporaryDirectory(prefix="fedalc-pictures-") as folder:
         yield Path(folder)
 
 
 def _filled(
-    place: contextlib.AbstractContextManager[Path], count: int, size: int, make: Callable[[Writer], None], wait: bool
+    target: contextlib.AbstractContextManager[Path], count: int, size: int, make: Callable[[Writer], None], wait: bool
 ) -> Copies:
-    with contextlib.ExitStack() as begun:
-        folder = begun.enter_context(place)
-        with _told_of_disk(folder.parent, count * size * size * CHANNELS):
-            file = begun.enter_context((folder / _PIXELS).open("wb"))
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(target)
+        with _explain_disk_errors(folder.parent, count * size * size * CHANNELS):
+            file = stack.enter_context((folder / _PIXELS).open("wb"))
             writer = Writer(file, count, size)
         pixels = _map(folder / _PIXELS, count, size)
-        rest = begun.pop_all()
+        rest = stack.pop_all()
 
     def work() -> None:
-        with rest, _told_of_disk(folder.parent, count * size * size * CHANNELS):
+        with rest, _explain_disk_errors(folder.parent, count * size * size * CHANNELS):
             make(writer)
             os.fsync(file.fileno())  # a power cut must not leave an index without its pixels
             writer.write_index(folder / _INDEX)
@@ -190,24 +190,24 @@ def _filled(
 
 
 @contextlib.contextmanager
-def _told_of_disk(place: Path, needed: int) -> Iterator[None]:
+def _explain_disk_errors(folder: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise DataError(
             f"the small copies of the pictures cannot be written ({error.strerror or error}): they need "
-            f"{needed >> 20} MB. $FEDALC_CACHE says where they go",
-            place,
+            f"{needed >> 20} MB. Set $FEDALC_CACHE to choose another folder",
+            folder,
         ) from None
 
 
 def _open(folder: Path, count: int, size: int) -> Copies:
     if (folder / _PIXELS).stat().st_size != count * size * size * CHANNELS:
-        raise DataError("has another size than its pictures", folder / _PIXELS)
+        raise DataError("has the wrong size for its pictures", folder / _PIXELS)
     with np.load(folder / _INDEX, allow_pickle=False) as index:
         digests, broken = index["digests"], dict(json.loads(index["broken"].tobytes()))
     if digests.shape != (count, DIGEST_BYTES):
-        raise DataError("does not fit its pixels", folder / _INDEX)
+        raise DataError("does not match its pixels", folder / _INDEX)
     return Copies(_map(folder / _PIXELS, count, size), digests, broken)
 
 

@@ -1,1 +1,1 @@
-"""Made-up data, drawn from a seed."""
+"""Synthetic data, generated from a seed."""

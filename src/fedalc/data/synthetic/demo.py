@@ -1,8 +1,8 @@
-"""A small made-up dataset that needs no download: short texts about food, animals, weather, …, several labels each.
+"""A small synthetic dataset that needs no download: short texts about food, animals, weather, …, with several labels.
 
-It has what makes the real ones hard: a long tail of rare labels, labels that come together (those of one group), and
-words that tell labels apart only in part. Every draw is a uniform number looked up in a table, so that a seed gives the
-same data everywhere.
+It has the difficulties of real datasets: a long tail of rare labels, correlated labels (those of one group), and words
+that separate labels only partly. Every draw looks up a uniform number in a table, so a seed gives the same data on all
+machines.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _GROUPS = {
 }
 _HOW_MANY_LABELS = np.array([0.30, 0.27, 0.20, 0.12, 0.07, 0.04])  # one to six
 _WITHIN_GROUP = 0.8
-"""How often a further label is of the first one's group."""
+"""The probability that a further label comes from the group of the first one."""
 _LABEL_WORDS = 24
 _GROUP_WORDS = 40
 _TEXT_LENGTH = 26
 _WORD_SOURCES = np.array([0.62, 0.18, 0.20])
-"""How much of a text is everyday words, words of its labels' groups, and words of the labels themselves."""
+"""The shares of everyday words, words of the labels' groups, and words of the labels in a text."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DemoSize:
 
 @dataclass(frozen=True)
 class _Labels:
-    """How common each label is, which group it is in, and which words go with label and group."""
+    """The frequency and group of each label, and the words of each label and group."""
 
     names: tuple[str, ...]
     share: NDArray[np.float64]
@@ -58,7 +58,7 @@ class _Labels:
 
 
 def make_demo(size: DemoSize | None = None, seed: int = 20) -> Dataset:
-    """The demo dataset. Size and seed can be changed, the labels' names stay the same."""
+    """Generate the demo dataset. The label names do not depend on size and seed."""
     size = size or DemoSize()
     random = np.random.default_rng(seed)
     instances = size.train + size.test
@@ -88,7 +88,7 @@ def _make_labels(word_count: int, random: np.random.Generator) -> _Labels:
 def _draw_label_sets(
     instances: int, labels: _Labels, random: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs of instance and label, without repetition. A label drawn again is not replaced: the text has one fewer."""
+    """Draw pairs of instance and label without repetition. A label drawn twice counts once: the text has one fewer."""
     how_many = 1 + _draw(_HOW_MANY_LABELS, instances, random)
     first = _draw(labels.share, instances, random)
     slots = np.repeat(np.arange(instances), how_many - 1)
@@ -102,7 +102,7 @@ def _draw_label_sets(
 
 
 def _beside(labels: _Labels) -> NDArray[np.float64]:
-    """Row k: how likely each label comes along with label k: its group's only, common ones and neighbours the most."""
+    """Return in row k the probability of each label beside label k: only its group, mostly common and near ones."""
     position = np.arange(len(labels.names))
     same_group = labels.group[:, None] == labels.group
     distance = np.abs(position[:, None] - position)
@@ -111,12 +111,12 @@ def _beside(labels: _Labels) -> NDArray[np.float64]:
 
 
 def _draw_words(label_matrix: csr_matrix, labels: _Labels, word_count: int, random: np.random.Generator) -> csr_matrix:
-    """How often each word is in each text."""
+    """Draw how often each word occurs in each text."""
     instances = label_matrix.shape[0]
-    # Lengths from half to one and a half times the usual.
+    # Lengths are 0.5 to 1.5 times the average.
     lengths = (_TEXT_LENGTH * (0.5 + random.random(instances))).astype(np.int64)
     text = np.repeat(np.arange(instances), lengths)
-    # Every word but the everyday ones is on behalf of one of the text's labels.
+    # Every word belongs to one of the text's labels, except for everyday words.
     label_counts = np.diff(label_matrix.indptr)
     pick = (random.random(len(text)) * label_counts[text]).astype(np.int64)
     label = label_matrix.indices[label_matrix.indptr[text] + pick]
@@ -131,7 +131,7 @@ def _draw_words(label_matrix: csr_matrix, labels: _Labels, word_count: int, rand
 
 
 def _tf_idf(counts: csr_matrix, train: int) -> csr_matrix:
-    """Damped counts, weighted by rarity in the train texts, in rows of length one."""
+    """Return damped counts, weighted by rarity in the training texts, in rows of length 1."""
     in_texts = np.bincount(counts[:train].indices, minlength=counts.shape[1])
     rarity = np.log((1 + train) / (1 + in_texts)) + 1
     weighted = counts.copy()
@@ -151,7 +151,7 @@ def _draw(shares: NDArray[np.float64], count: int, random: np.random.Generator) 
 
 
 def _draw_each(shares: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
-    """One draw per row, each from the row's own shares."""
+    """Draw once per row, from the shares in that row."""
     cumulative = np.cumsum(shares, axis=1)[:, :-1]
     return np.asarray((cumulative <= random.random((len(shares), 1))).sum(axis=1))
 

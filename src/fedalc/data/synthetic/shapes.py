@@ -1,11 +1,11 @@
-"""Made-up problems with the true sizes of the largest public ones, to measure time and memory on. Not the real data.
+"""Synthetic problems with the sizes of the largest public datasets, to measure time and memory. Not the real data.
 
-What the catalog says of `amazoncat-shaped`, `wikilshtc-shaped` and `amazon670k-shaped` is met exactly: instances,
-features, labels and labels per instance. Non-zero features per instance are about 71, 42 and 76, which is
-believed to be near the real ones. The rest is a model (`_world`), chosen so that training on it means something.
+`amazoncat-shaped`, `wikilshtc-shaped` and `amazon670k-shaped` match the catalog exactly in instances, features, labels
+and labels per instance. They have about 71, 42 and 76 non-zero features per instance, which is probably close to the
+real data. Everything else comes from a model (`world`) with correlated labels, so that there is something to learn.
 
-What `write_shaped` writes is read back as the same numbers. A name and a seed give the same numbers always (but for a
-digit here and there, where a machine's logarithms differ in their last bit).
+Files of `write_shaped` read back as the same numbers. A name and a seed always give the same numbers, except for single
+digits on machines whose logarithms differ in the last bit.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ SEED = 30
 
 
 def make_shaped(name: str, seed: int = SEED) -> Dataset:
-    """The problem of this name, which may end with `-100th`, `-1000th`, …: every count divided by so much."""
+    """Generate the problem of this name. A name that ends with `-100th`, `-1000th`, … divides every count by that."""
     world = World(catalog.entry(name), seed)
     return Dataset(world.name, world.split("train"), world.split("test"), tuple(map(str, range(world.labels))))
 
 
 def shaped_labels(name: str, seed: int = SEED) -> csr_matrix:
-    """The training labels of the same problem alone."""
+    """Generate only the training labels of this problem."""
     return World(catalog.entry(name), seed).label_sets("train")
 
 
 def write_shaped(
     name: str, folder: Path, seed: int = SEED, progress: Callable[[str, int, int], None] | None = None
 ) -> None:
-    """The same problem as `train.txt` and `test.txt` in the repository's format, block by block.
+    """Write the problem as `train.txt` and `test.txt` in the repository's format, block by block.
 
-    `progress` hears of the file, how many instances are written and how many there will be. Files that are there
-    already are not touched: that is an error.
+    `progress` is called with the file name, the number of instances written and their total. Raises DataError if a file
+    already exists.
     """
     world = World(catalog.entry(name), seed)
     parts: tuple[Part, ...] = ("train", "test")
-    if there := [path for part in parts if (path := folder / f"{part}.txt").exists()]:
-        raise DataError("is there already: remove it, or name another folder", there[0])
+    if existing := [path for part in parts if (path := folder / f"{part}.txt").exists()]:
+        raise DataError("already exists: remove it, or choose another folder", existing[0])
     folder.mkdir(parents=True, exist_ok=True)
     values = [f"{ten_thousandths / 10_000:.4f}" for ten_thousandths in range(10_001)]
     for part in parts:
@@ -63,10 +63,10 @@ def write_shaped(
 
 
 def _lines(labels: csr_matrix, block: Block, written: list[str]) -> Iterator[str]:
-    """The block in the repository's format. `written` has the value of each number of ten-thousandths."""
+    """Yield the lines of a block in the repository's format. `written` has the text of each value, in 1/10,000."""
     words, values = block.words.tolist(), np.rint(block.values * 10_000.0).astype(np.int64).tolist()
     names = labels.indices.tolist()
     ends = np.append(0, np.cumsum(block.lengths)).tolist()
     for (a, b), (first, last) in zip(pairwise(labels.indptr.tolist()), pairwise(ends), strict=True):
-        told = [f"{word}:{written[value]}" for word, value in zip(words[first:last], values[first:last], strict=True)]
-        yield f"{','.join(map(str, names[a:b]))} {' '.join(told)}\n"
+        pairs = [f"{word}:{written[value]}" for word, value in zip(words[first:last], values[first:last], strict=True)]
+        yield f"{','.join(map(str, names[a:b]))} {' '.join(pairs)}\n"

@@ -1,13 +1,13 @@
-"""The model that generated problems are drawn from: which labels an instance has, and which words.
+"""The model behind generated problems: it draws the labels and the words of each instance.
 
-- Labels belong to topics of about 40 (fewer in a small problem). How common they are falls as a power of the rank: a
-  few are very common, most are rare, each is on one training instance at least. An instance is about one topic. Most
-  of its labels are drawn from that topic, the commonest most often, and some from anywhere: so labels are correlated.
-- An instance's words are drawn from those of its labels, those of its topic, and everyday words with a long tail.
-  Values are damped counts times a word's rarity, in rows of length one, with four digits behind the point.
+- Labels belong to topics of about 40 labels (fewer in a small problem). Their frequency falls as a power of the rank: a
+  few are very common, most are rare, and each has at least one training instance. An instance has one topic. Most of
+  its labels are drawn from that topic by frequency, and some from all labels. This makes labels correlated.
+- The words of an instance are drawn from those of its labels, those of its topic, and everyday words with a long tail.
+  Values are damped counts times the rarity of the word, in rows of length 1, with four decimals.
 
-Memory beside the result: about 60 bytes per (instance, label) pair of the split being made (6 million pairs: 360 MB),
-then about 150 bytes per word of a block of a million.
+Memory in addition to the result: about 60 bytes per (instance, label) pair of the current split (6 million pairs: 360
+MB), then about 150 bytes per word of a block of a million words.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _TOPIC_LABELS = 40
 _LABEL_WORDS = 16
 _TOPIC_WORDS = 64
 _OF_LABELS, _OF_TOPIC = 0.35, 0.15
-"""How much of an instance is words of its labels and of its topic; the rest is everyday words."""
+"""The share of an instance's words that come from its labels and from its topic. The rest are everyday words."""
 _FROM_ANYWHERE = 0.15
-"""How often a further label has nothing to do with the topic."""
+"""The probability that a further label is drawn from all labels instead of the topic."""
 _HEAD_WORDS, _HEAD_LABELS = 20, 20
-"""How many of the commonest are about equally common: the power law begins behind them."""
+"""How many of the commonest words or labels are about equally common. The power law starts after them."""
 _LENGTH_SPREAD = 0.4
 _WORDS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the catalog does not say of a problem: this model's own, but for the 57 labels at most."""
+    """Facts of a problem that the catalog does not state. They are our choice, except for the maximum of 57 labels."""
 
     most_labels: int
     spread: float
     """Standard deviation of the logarithm of the number of labels per instance."""
     fall: float
-    """A label's share falls as rank^-fall."""
+    """The share of a label falls as rank^-fall."""
 
 
 FORMS = {
@@ -63,7 +63,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of features: all words one after the other, ascending in each row, and how many each row has."""
+    """Rows of features: the words of all rows in one array, ascending in each row, and the number of words per row."""
 
     words: Integers
     values: NDArray[np.float32]
@@ -71,7 +71,7 @@ class Block:
 
 
 class World:
-    """Labels, topics and words of one problem. Every draw is a function of the seed, the split and the block."""
+    """Labels, topics and words of one problem. Every draw depends only on the seed, the split and the block."""
 
     def __init__(self, entry: catalog.Entry, seed: int) -> None:
         statistics, form = entry.statistics, FORMS.get(entry.like or "")
@@ -84,7 +84,7 @@ class World:
         self._words_per_instance = statistics.features_per_instance
         random = self._random(0)
         self._topics = -(-self.labels // min(_TOPIC_LABELS, max(2, self.labels // 8)))
-        # Labels by topic, in random order otherwise; a label's number says nothing of topic or rank.
+        # Labels sorted by topic, otherwise in random order. The number of a label reveals neither topic nor rank.
         self._label_at = random.permutation(self.labels)
         self._topic_start = np.linspace(0, self.labels, self._topics + 1).astype(np.int64)
         self._topic_of = np.empty(self.labels, dtype=np.int64)
@@ -106,7 +106,7 @@ class World:
         return Split(features.matrix(self.features), labels)
 
     def label_sets(self, part: Part) -> csr_matrix:
-        """Which labels each instance has, exactly as many in total as the statistics say."""
+        """Draw the labels of each instance. The total number of labels matches the statistics exactly."""
         random, N, C = self._random(1, _number(part)), self._instances[part], self.labels
         topic = self._topic_of[self._label_near(np.zeros(N), np.full(N, self._cumulative[-1]), random)]
         pairs = self._one_of_each(topic, random) if part == "train" else np.zeros(0, dtype=np.int64)
@@ -116,7 +116,7 @@ class World:
         )
         draws = 0
         while len(slots := np.repeat(np.arange(N), sizes - np.bincount(pairs // C, minlength=N))):
-            # A label that is there already is drawn again: from the topic, then from anywhere, then without shares.
+            # Redraw repeated labels: from the topic, then from all labels, then uniformly.
             label = self._further(topic[slots], 1.0 if draws >= 4 else _FROM_ANYWHERE, random)
             if draws >= 20:
                 label = random.integers(0, C, len(slots))
@@ -127,9 +127,9 @@ class World:
         return csr_matrix((np.ones(len(pairs), np.float32), (pairs % C).astype(np.int32), pointers), shape=(N, C))
 
     def _one_of_each(self, topic: Integers, random: np.random.Generator) -> Integers:
-        """Pairs that give each label an instance: one to itself while there are any, which takes the label's topic.
+        """Return pairs that give each label an instance, which takes the label's topic.
 
-        Labels beyond the number of instances go to an instance of their topic as a second one (or third, …).
+        If there are more labels than instances, the rest are added to instances of their topic as further labels.
         """
         N, C = len(topic), self.labels
         label, alone = random.permutation(C), random.permutation(N)[:C]
@@ -144,19 +144,19 @@ class World:
         return np.sort(np.concatenate((alone, beside)) * C + label)
 
     def _further(self, topic: Integers, elsewhere: float, random: np.random.Generator) -> Integers:
-        """A label for each slot by share: among those of its topic, or with probability `elsewhere` among all."""
+        """Draw a label for each slot by share: from its topic, or with probability `elsewhere` from all labels."""
         anywhere = random.random(len(topic)) < elsewhere
         low = np.where(anywhere, 0.0, self._cumulative[self._topic_start[topic]])
         high = np.where(anywhere, self._cumulative[-1], self._cumulative[self._topic_start[topic + 1]])
         return self._label_near(low, high, random)
 
     def _label_near(self, low: NDArray[np.float64], high: NDArray[np.float64], random: np.random.Generator) -> Integers:
-        """A label each, by share, between two places in the cumulated shares."""
+        """Draw one label each by share, between two positions in the cumulative shares."""
         drawn = low + (high - low) * random.random(len(low))
         return self._label_at[np.searchsorted(self._cumulative[1:-1], drawn, side="right")]
 
     def blocks(self, part: Part, labels: csr_matrix) -> Iterator[Block]:
-        """The features of the instances that have these labels."""
+        """Yield the features of the instances that have these labels."""
         rows = max(1, int(_WORDS_AT_ONCE / self._words_per_instance))
         for number, start in enumerate(range(0, labels.shape[0], rows)):
             yield self._block(labels[start : start + rows], self._random(2, _number(part), number))
@@ -168,19 +168,19 @@ class World:
         label_counts = np.diff(labels.indptr)
         of_labels, of_topic = (np.rint(share * lengths).astype(np.int64) for share in (_OF_LABELS, _OF_TOPIC))
         rows = np.arange(count)
-        own = np.repeat(rows, of_labels)
-        label = labels.indices[labels.indptr[own] + _below(label_counts[own], random)]
-        shared = np.repeat(rows, of_topic)
-        topic = self._topic_of[labels.indices[labels.indptr[shared] + _below(label_counts[shared], random)]]
+        label_rows = np.repeat(rows, of_labels)
+        label = labels.indices[labels.indptr[label_rows] + _below(label_counts[label_rows], random)]
+        topic_rows = np.repeat(rows, of_topic)
+        topic = self._topic_of[labels.indices[labels.indptr[topic_rows] + _below(label_counts[topic_rows], random)]]
         keys = np.concatenate(
             (
-                own * F + self._label_words[label, _falling(_LABEL_WORDS, len(own), random)],
-                shared * F + self._topic_words[topic, _falling(_TOPIC_WORDS, len(shared), random)],
+                label_rows * F + self._label_words[label, _falling(_LABEL_WORDS, len(label_rows), random)],
+                topic_rows * F + self._topic_words[topic, _falling(_TOPIC_WORDS, len(topic_rows), random)],
                 self._everyday(np.repeat(rows, lengths - of_labels - of_topic), random),
             )
         )
         keys.sort()
-        # A word drawn again makes the instance shorter: more everyday words, then, for the few left, any words.
+        # Repeated words make an instance too short: add everyday words, then any words for the few still missing.
         for more in (self._everyday, self._any_word, self._any_word):
             missing = lengths - np.bincount(keys[_first(keys)] // F, minlength=count)
             keys = _merged(keys, more(np.repeat(rows, missing), random))
@@ -200,24 +200,24 @@ class World:
 
     @cached_property
     def _label_words(self) -> NDArray[np.int32]:
-        return self._told_by(self.labels, _LABEL_WORDS, 3)
+        return self._draw_words(self.labels, _LABEL_WORDS, 3)
 
     @cached_property
     def _topic_words(self) -> NDArray[np.int32]:
-        return self._told_by(self._topics, _TOPIC_WORDS, 4)
+        return self._draw_words(self._topics, _TOPIC_WORDS, 4)
 
-    def _told_by(self, things: int, words: int, purpose: int) -> NDArray[np.int32]:
-        """The words that go with each label or topic: rarer than the everyday ones."""
+    def _draw_words(self, count: int, words: int, purpose: int) -> NDArray[np.int32]:
+        """Draw the words of each of `count` labels or topics. They are rarer than the everyday words."""
         random = self._random(purpose)
-        told = np.empty((things, words), dtype=np.int32)
-        for start in range(0, things, 1 << 16):
-            part = told[start : start + (1 << 16)]
+        drawn = np.empty((count, words), dtype=np.int32)
+        for start in range(0, count, 1 << 16):
+            part = drawn[start : start + (1 << 16)]
             part[:] = self._word_of_rank[_ranks(random.random(part.shape), self.features, self.features / 10)]
-        return told
+        return drawn
 
     @cached_property
     def _rarity(self) -> NDArray[np.float64]:
-        """Of each word: one more than the logarithm of how much rarer it is than the commonest."""
+        """For each word: 1 + the logarithm of how much rarer it is than the commonest word."""
         rarity = np.empty(self.features)
         rarity[self._word_of_rank] = 1 + np.log1p(np.arange(self.features) / _HEAD_WORDS)
         return rarity
@@ -228,7 +228,7 @@ def _number(part: Part) -> int:
 
 
 def _sizes(least: Integers, most: int, spread: float, total: int, random: np.random.Generator) -> Integers:
-    """How many labels each instance has: a long tail, between one (or `least`) and `most`, `total` in all."""
+    """Draw the number of labels of each instance: a long tail between 1 (or `least`) and `most`, with sum `total`."""
     form = np.exp(spread * random.standard_normal(len(least)))
     least = np.maximum(least, 1)
     most_each = np.maximum(least, most)
@@ -244,7 +244,7 @@ def _sizes(least: Integers, most: int, spread: float, total: int, random: np.ran
 
 
 def _merged(keys: Integers, more: Integers) -> Integers:
-    """Both in one order, given that the first are in order. (The stable sort finds that out, and only merges.)"""
+    """Merge both in ascending order. `keys` is already sorted, so the stable sort only has to merge."""
     more.sort()
     both = np.concatenate((keys, more))
     both.sort(kind="stable")
@@ -252,12 +252,12 @@ def _merged(keys: Integers, more: Integers) -> Integers:
 
 
 def _first(keys: Integers) -> NDArray[np.bool_]:
-    """Which of these ordered numbers differ from the one before."""
+    """Return a mask of the sorted numbers that differ from the previous one."""
     return np.append(True, keys[1:] != keys[:-1]) if len(keys) else np.zeros(0, dtype=bool)
 
 
 def _ranks(uniform: NDArray[np.float64], count: int, head: float) -> Integers:
-    """Uniform numbers as ranks below `count`, rank r as often as 1 / (r + head)."""
+    """Convert uniform numbers to ranks below `count`, where rank r has a probability proportional to 1 / (r + head)."""
     ranks = (head * np.expm1(uniform * np.log1p(count / head))).astype(np.int64)
     return np.minimum(ranks, count - 1)
 
@@ -267,5 +267,5 @@ def _below(limit: Integers, random: np.random.Generator) -> Integers:
 
 
 def _falling(count: int, draws: int, random: np.random.Generator) -> Integers:
-    """Numbers below `count`, the small ones more often."""
+    """Draw numbers below `count`, small ones more often."""
     return (count * random.random(draws) ** 2).astype(np.int64)

@@ -1,17 +1,15 @@
 """Regularisers of the class embeddings W, and their exact gradients, without a labels × labels tensor.
 
-Each is a sum over ordered pairs of different classes, Σ a_uv φ(w_uᵀw_v), and is put together from three choices:
-what a pair costs (a *potential* φ of the cosine), how much it counts (a *weight* a_uv), and which pairs are taken
-(all, or the K nearest of each class). As a_uv need not equal a_vu, the gradient in w_u has a part from the pairs in
-which u comes first and one from those in which it comes second:
+Each is a sum over ordered pairs of different classes, Σ a_uv φ(w_uᵀw_v), defined by three choices: the cost of a pair
+(a *potential* φ of the cosine), the *weight* a_uv of a pair, and the set of pairs (all, or each class with its K
+nearest). a_uv may differ from a_vu, so the gradient in w_u has two parts: from pairs with u first, and with u second.
 
     ∇_u = Σ_v [ a_uv φ'(s_uv) + a_vu φ'(s_vu) ] w_v
 
-Rows are taken in blocks, so that what a block needs stays within `budget` bytes. Beside that: the gradient (of a sum of
-several two), and for the nearest pairs 24 bytes for each. Of several processes each takes its share of the rows u, or
-of the pairs.
+The sums run over blocks of rows, and a block needs at most `budget` bytes. Additional memory: the gradient (two for a
+`Sum`), and 24 bytes per nearest pair. With several processes, each computes its share of the rows u or of the pairs.
 
-Each can also say what a single instance's part in the gradient is made of (`slopes`), for those who limit it.
+`slopes` returns the terms of a single instance's contribution to the gradient, which `PrivateGradient` clips.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ from fedalc.methods.regularizers.together import Together
 
 
 class Objective(Protocol):
-    """What a step on W needs."""
+    """The interface that a step on W needs."""
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Sum:
-    """Several regularisers, each with its factor."""
+    """A weighted sum of regularisers."""
 
     terms: tuple[tuple[float, AllPairs | NearestPairs | Together], ...]
 
@@ -48,13 +46,13 @@ class Sum:
             part, slope = term.value_and_gradient(W)
             value += factor * part
             gradient.add_(slope, alpha=factor)
-            del slope  # before the next term's
+            del slope  # free it before the next term allocates its own
         return value, gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
         if sum(not isinstance(term, Together) for _, term in self._active) > 1:
             raise ConfigError(
-                "the gradient of one instance is worked out for one sum over pairs apart, not for several"
+                "the gradient of one instance can be computed for only one repelling sum over pairs, not for several"
             )
         parts = [term.slopes(W, first, second).scaled(factor) for factor, term in self._active]
         none = PairSlopes(torch.zeros_like(W), *(W.new_zeros(len(first)) for _ in range(3)))
@@ -66,7 +64,7 @@ class Sum:
 
     @property
     def weight_of_one(self) -> float:
-        """That of the heaviest term: 1/N, or 1 as soon as one is weighted by counts."""
+        """The largest weight among the terms: 1/N, or 1 if a term is weighted by counts."""
         return max((term.weight_of_one for _, term in self._active), default=1.0)
 
 

@@ -1,4 +1,4 @@
-"""Sums over all pairs of classes, rows of them at a time."""
+"""Sums over all pairs of classes, computed in blocks of rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedalc.methods.regularizers.slopes import PairSlopes, weight_of_one
 
 @dataclass(frozen=True)
 class AllPairs:
-    """Σ_u Σ_{v≠u} a_uv φ(s_uv), with the correlations' weights or, without correlations, a = 1."""
+    """Σ_u Σ_{v≠u} a_uv φ(s_uv). The correlations give the weights a; without correlations, a = 1."""
 
     potential: Potential
     correlations: Correlations | None = None
@@ -27,9 +27,9 @@ class AllPairs:
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
-        # Cosines, their gap, cost, slope, and the weights in double precision before they are cast: six times a row.
-        own = distributed.own_range(len(W))
-        for rows in blocks(len(W), 6 * len(W) * W.element_size(), self.budget, within=own):
+        # Six values per pair: cosine, gap, cost, slope, and the weight in double precision before the cast.
+        process_rows = distributed.own_range(len(W))
+        for rows in blocks(len(W), 6 * len(W) * W.element_size(), self.budget, within=process_rows):
             cost, slope = self.potential(W[rows] @ W.T)
             if self.correlations is None:
                 for term in (cost, slope):
@@ -44,7 +44,7 @@ class AllPairs:
         return distributed.sum_of(value), gradient
 
     def slopes(self, W: Tensor, first: Tensor, second: Tensor) -> PairSlopes:
-        """A in blocks of columns, so that every pair's rows of A meet in every block: C²D + pairs·C operations."""
+        """Compute A in blocks of columns: each block holds both rows of every pair. C²D + pairs·C operations."""
         pull, apart, shared = torch.zeros_like(W), W.new_zeros(len(first)), W.new_zeros(len(first))
         for columns in blocks(len(W), 4 * len(W) * W.element_size(), self.budget):
             _, slope = self.potential(W @ W[columns].T)

@@ -1,4 +1,4 @@
-"""What a pair of classes costs, as a function of their cosine."""
+"""The cost of a pair of classes as a function of their cosine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Potential = Callable[[Tensor], tuple[Tensor, Tensor]]  # cosine → (φ, φ')
 
 
 def repel_within(margin: float | Tensor) -> Potential:
-    """φ = max(0, ν - d)², d = 1 - s: pairs nearer than the margin are pushed apart."""
+    """φ = max(0, ν - d)², d = 1 - s: pushes pairs apart that are nearer than the margin."""
 
     def potential(s: Tensor) -> tuple[Tensor, Tensor]:
         gap = (s + (margin - 1.0)).clamp(min=0)
@@ -20,12 +20,12 @@ def repel_within(margin: float | Tensor) -> Potential:
 
 
 def repel(s: Tensor) -> tuple[Tensor, Tensor]:
-    """φ = -d²: pushed apart however far they are."""
+    """φ = -d²: pushes pairs apart at any distance."""
     d = 1 - s
     return -d.square(), 2 * d
 
 
 def attract(s: Tensor) -> tuple[Tensor, Tensor]:
-    """φ = d²: pulled together."""
+    """φ = d²: pulls pairs together."""
     d = 1 - s
     return d.square(), -2 * d

@@ -1,4 +1,4 @@
-"""What one instance's part in the gradient of a regulariser is made of, for those who limit it."""
+"""The contribution of one instance to the gradient of a regulariser. `PrivateGradient` clips it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedalc.labels.correlations import Correlations
 
 @dataclass(frozen=True)
 class PairSlopes:
-    """What one instance's part in the gradient is made of, given at chosen ordered pairs (u, v).
+    """The terms of one instance's contribution to the gradient, at chosen ordered pairs (u, v).
 
     An instance with labels L adds A_uv for u ∈ L, v ∉ L, and T_uv for u ≠ v both in L, to the slopes of the sum.
-    A comes from one regulariser: `shared` is not linear in it. T_uv = T_vu.
+    A must come from one regulariser, because `shared` is not linear in A. T_uv = T_vu.
     """
 
-    pull: Tensor  # A W, labels × D: where u is pushed if no other label is in L
+    pull: Tensor  # A W, labels × D: the direction in which u is pushed if L has no other label
     apart: Tensor  # A_uv
     shared: Tensor  # (A Aᵀ)_uv
     together: Tensor  # T_uv
@@ -28,7 +28,7 @@ class PairSlopes:
         return PairSlopes(by * self.pull, by * self.apart, by * by * self.shared, by * self.together)
 
     def __add__(self, other: PairSlopes) -> PairSlopes:
-        """Right where one of the two has no A."""
+        """Correct only if at most one of the two has a nonzero A."""
         return PairSlopes(
             self.pull + other.pull,
             self.apart + other.apart,
@@ -38,7 +38,7 @@ class PairSlopes:
 
 
 def weight_of_one(correlations: Correlations | None, weighting: Weighting) -> float:
-    """What one instance adds to the weight of a pair: the unit in which its part in the gradient is measured."""
+    """Return how much one instance adds to the weight of a pair: the unit of its contribution to the gradient."""
     if correlations is None:
-        raise ConfigError("this regulariser does not look at label sets, so no instance has a part in its gradient")
+        raise ConfigError("this regulariser does not use label sets, so no instance contributes to its gradient")
     return correlations.weight_of_one(weighting)

@@ -17,7 +17,7 @@ from fedalc.methods.regularizers.slopes import PairSlopes
 
 @dataclass(frozen=True)
 class Together:
-    """Σ_{u≠v} (c_uv / N) φ(s_uv): over the pairs that occur together only, so it costs what `c` holds."""
+    """Σ_{u≠v} (c_uv / N) φ(s_uv). Only pairs that occur together count, so the cost grows with the entries of c."""
 
     potential: Potential
     correlations: Correlations
@@ -25,10 +25,10 @@ class Together:
 
     def value_and_gradient(self, W: Tensor) -> tuple[float, Tensor]:
         value, gradient = 0.0, torch.zeros_like(W)
-        # Of each pair its two rows of W, their product or that with the slope, one to spare; and a few numbers.
+        # Per pair: two rows of W, a product of them or with the slope, a temporary, and a few numbers.
         pairs_at_once = max(1, self.budget // (4 * W.shape[1] * W.element_size() + 64))
-        own = distributed.own_range(self.correlations.together.nnz)
-        for u, v, share in self.correlations.pairs_together(pairs_at_once, W, own):
+        process_pairs = distributed.own_range(self.correlations.together.nnz)
+        for u, v, share in self.correlations.pairs_together(pairs_at_once, W, process_pairs):
             first, second = W[u], W[v]
             cost, slope = self.potential((first * second).sum(1))
             value += (share * cost).sum().item()

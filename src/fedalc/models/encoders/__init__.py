@@ -1,4 +1,4 @@
-"""Encoders g_θ: an instance in, `dim` numbers out. Their names are in `fedalc.core.registry`."""
+"""Encoders g_θ map an instance to `dim` numbers. Their names are in `fedalc.core.registry`."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ register_encoder = registering(ENCODERS, check_encoder)
 def make_batch(
     features: csr_matrix | Images, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str
 ) -> Batch:
-    """Some instances as an encoder takes them."""
+    """Return these instances as the input of an encoder."""
     rows = PictureRows if isinstance(features, Images) else SparseRows
     return rows(features, keys, dtype, device)
 
 
 def make_encoder(feature_count: int, settings: EncoderSettings, generator: Generator, copies: int = 1) -> Encoder:
-    """One encoder, or several side by side, each with a start of its own."""
+    """Build one encoder, or several side by side with different random starts."""
     encoders = [encoder_class(settings.name)(feature_count, settings, generator) for _ in range(copies)]
     return encoders[0] if copies == 1 else SideBySide(encoders)
 
 
 def encoder_shape(feature_count: int, settings: EncoderSettings) -> Encoder:
-    """An encoder without memory, to be counted."""
+    """Build an encoder on the meta device, without memory, to count its parameters."""
     with torch.device("meta"):
         return make_encoder(feature_count, settings.model_copy(update={"pretrained": None}), Generator("cpu"))
 
 
 def encoder_size(feature_count: int, settings: EncoderSettings) -> int:
-    """How many numbers θ has, of one encoder."""
+    """Return the number of parameters (θ) of one encoder."""
     return sum(parameter.numel() for parameter in encoder_shape(feature_count, settings).parameters())
 
 

@@ -1,6 +1,6 @@
-"""What an encoder is: a torch module g_θ that maps a batch of instances to rows of `dim` numbers.
+"""The base class of encoders: torch modules g_θ that map a batch of instances to rows of `dim` numbers.
 
-A user's own torch.nn.Module becomes one by `register_encoder`: it gets features or pixels as one dense tensor.
+`register_encoder` makes an encoder of a user's torch.nn.Module, which gets features or pixels as one dense tensor.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Batch = SparseRows | PictureRows
 
 
 class Encoder(EncoderFacts, nn.Module):
-    """The base of the built-in encoders. They declare their facts as class attributes (`EncoderFacts`)."""
+    """The base class of encoders. They declare their facts as class attributes (`EncoderFacts`)."""
 
     feature_count: int
-    #: Does a client observe statistics (of batch normalisation) that the server averages beside θ?
+    #: Does a client compute statistics (of batch normalisation) that the server averages in addition to θ?
     statistics: bool = False
-    #: The number of its first layer in a round's dropout, and how many layers drop units.
+    #: The number that dropout gives to its first layer, and how many of its layers drop units.
     first_layer: int = 0
     dropout_layers: int = 0
-    #: Can it be cut down to some features (`for_features`)? Then a round of few clients costs what their features cost.
+    #: Can it be reduced to some features (`for_features`)? Then the cost of a round depends on the clients' features.
     takes_some_features: bool = False
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__()
 
     def for_features(self, features: Tensor) -> Encoder:
-        """Return the same encoder for instances with these features only: it copies their rows of its first matrices,
-        and shares all other layers."""
+        """Return this encoder for instances with these features only. It copies their rows of the first matrices and
+        shares all other layers."""
         raise TypeError(f"{type(self).__name__} needs all features")
 
 
@@ -60,7 +60,7 @@ class ModuleEncoder(Encoder):
         if isinstance(self.made_from, nn.Module):
             self.module = copy.deepcopy(self.made_from).to(torch.get_default_device())
         else:
-            with torch.random.fork_rng(devices=[]):  # so that the module's start depends on the run's seed alone
+            with torch.random.fork_rng(devices=[]):  # so that the module's start depends only on the run's seed
                 torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator, device="cpu")))
                 self.module = self.made_from(feature_count, settings)
         _check_layers(self.module, settings.name)
@@ -73,7 +73,7 @@ class ModuleEncoder(Encoder):
         if not isinstance(h, Tensor) or h.shape != (len(rows), self.settings.dim):
             shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
             raise ConfigError(
-                f"the encoder {self.settings.name} gives {shape} for {len(rows)} instances, and "
+                f"the encoder {self.settings.name} returns {shape} for {len(rows)} instances, but "
                 f"{(len(rows), self.settings.dim)} is expected: set it to the width of the module's output",
                 "encoder.dim",
             )
@@ -85,20 +85,20 @@ def _check_layers(module: nn.Module, name: str) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ConfigError(
-                f"{name} has {type(layer).__name__}, whose output depends on the other instances in a batch, and a "
-                "client's batch has one label only; use nn.GroupNorm or nn.LayerNorm",
+                f"{name} has {type(layer).__name__}, whose output depends on the other instances in a batch, but a "
+                "client's batch has only one label; use nn.GroupNorm or nn.LayerNorm",
                 "encoder.name",
             )
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise ConfigError(
-                f"{name} has {type(layer).__name__}, which would drop other units on each engine; leave it out, or "
+                f"{name} has {type(layer).__name__}, which would drop different units on each engine; leave it out, or "
                 "extend fedalc.Encoder and call chance.drop",
                 "encoder.name",
             )
 
 
 def encoder_class(name: str) -> type[Encoder]:
-    """Return the class of an encoder. A user's module is wrapped."""
+    """Return the class of an encoder. Wraps a user's module."""
     registered = ENCODERS[name]
     if isinstance(registered, type) and issubclass(registered, Encoder):
         return registered
@@ -107,14 +107,14 @@ def encoder_class(name: str) -> type[Encoder]:
 
 
 def check_encoder(encoder: Any) -> None:
-    """Refuse to register something that is neither a class of torch modules nor a module."""
+    """Refuse to register anything but a torch module or a class of torch modules."""
     is_class = isinstance(encoder, type) and issubclass(encoder, nn.Module)
     if not (is_class or isinstance(encoder, nn.Module)):
         raise ConfigError(f"{encoder!r:.60} is not an encoder: register a torch.nn.Module, or a class of them")
 
 
 def register_module(module: nn.Module) -> dict[str, Any]:
-    """Register a module under its class's name, and return the settings of [encoder] that ask for it."""
+    """Register a module under the name of its class, and return the [encoder] settings that select it."""
     check_encoder(module)
     name = re.sub(r"\W", "", type(module).__name__) or "Module"
     ENCODERS.register(name, module)
@@ -122,12 +122,12 @@ def register_module(module: nn.Module) -> dict[str, Any]:
 
 
 def _width(module: nn.Module) -> int:
-    """How many numbers a module gives: its attribute `dim`, or the outputs of its last linear layer."""
+    """Return the output width of a module: its attribute `dim`, or the outputs of its last linear layer."""
     if isinstance(width := getattr(module, "dim", None), int):
         return width
     widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not widths:
         raise ConfigError(
-            f"cannot tell how many numbers {type(module).__name__} gives: give the module an attribute `dim`", "encoder"
+            f"the output width of {type(module).__name__} is unknown: give the module an attribute `dim`", "encoder"
         )
     return widths[-1]

@@ -1,7 +1,7 @@
-"""What a round leaves to chance for each instance: whether it takes part, how its picture is moved, what is dropped.
+"""The random draws of a round: which instances take part, how pictures are augmented, which units dropout drops.
 
-Everything drawn for an instance depends on the seed, the round and the instance's key alone. So it makes no difference
-whether an instance is encoded once for all its clients or by each of them, and engines can be held equal.
+The draws for an instance depend only on the seed, the round and the instance's key. So it makes no difference whether
+an instance is encoded once for all its clients or by each of them, and all engines give equal results.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Chance:
         self._dropout = Dropout(rate, generator, like) if rate else None
 
     def chosen(self, keys: np.ndarray) -> np.ndarray:
-        """Which of the instances take part: each with probability `client.sample`, at all its clients or at none."""
+        """Return a mask of the participating instances: probability `client.sample`, the same at all its clients."""
         return np.ones(len(keys), dtype=bool) if self._sample >= 1 else self._draw("sample", keys) < self._sample
 
     def drop(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
         return h if self._dropout is None else self._dropout(h, keys, layer)
 
     def moved(self, pictures: Tensor, keys: Tensor) -> Tensor:
-        """N × size × size × colours: half of them mirrored, and all shifted by up to an eighth, edges reflected."""
+        """Mirror half of the pictures (N × size × size × colours), and shift all by up to 1/8 with reflected edges."""
         if self._augment == "off":
             return pictures
         names, (size, device) = keys.cpu().numpy(), (pictures.shape[1], pictures.device)
-        place = torch.arange(size).repeat(len(names), 1)
-        down, right = place, torch.where(self._whole("mirror", names, 2).bool(), size - 1 - place, place)
+        pixel = torch.arange(size).repeat(len(names), 1)
+        down, right = pixel, torch.where(self._whole("mirror", names, 2).bool(), size - 1 - pixel, pixel)
         if self._augment == "mirror-shift":
             most = size // 8
             down, right = (
@@ -49,11 +49,11 @@ class Chance:
         return pictures[which, down.to(device).unsqueeze(2), right.to(device).unsqueeze(1)]
 
     def _whole(self, purpose: str, keys: np.ndarray, below: int) -> Tensor:
-        """A whole number under `below` for each instance, as a column."""
+        """Draw an integer in [0, below) for each instance, as a column."""
         return torch.from_numpy((self._draw(purpose, keys) * below).astype(np.int64)).unsqueeze(1)
 
     def _draw(self, purpose: str, keys: np.ndarray) -> np.ndarray:
-        """A number in [0, 1) for each instance: its key through the finaliser of splitmix64."""
+        """Draw a number in [0, 1) for each instance: the splitmix64 finaliser of its key."""
         seed, round_number = self._round
         z = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z += np.uint64(derived_seed(seed, purpose, round_number))
@@ -63,7 +63,7 @@ class Chance:
 
 
 class Dropout:
-    """Each instance takes its masks from a place of its own in one long row of random switches."""
+    """Each instance takes its masks from its own position in one long row of random bits."""
 
     POOL = 1 << 20
 
@@ -73,12 +73,12 @@ class Dropout:
         self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
 
     def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
-        places = self.POOL - h.shape[1]
+        positions = self.POOL - h.shape[1]
         mixed = (keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D  # wraps: a multiplicative hash
-        start = (mixed >> 20).remainder(places)
+        start = (mixed >> 20).remainder(positions)
         return h * self._pool.unfold(0, h.shape[1], 1)[start]
 
 
-def _reflect(place: Tensor, size: int) -> Tensor:
-    """Back into 0 … size-1, as mirrors at the first and last would show it."""
-    return (size - 1) - ((size - 1) - place.abs()).abs()
+def _reflect(pixel: Tensor, size: int) -> Tensor:
+    """Reflect pixel positions at both edges, back into 0 … size-1."""
+    return (size - 1) - ((size - 1) - pixel.abs()).abs()

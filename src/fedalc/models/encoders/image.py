@@ -1,13 +1,13 @@
-"""Encoders of pictures: a ResNet, a linear map, and an output of length 1 or raw.
+"""Encoders of pictures: a ResNet followed by a linear map. Output: unit rows, or raw.
 
-Batch normalisation ties instances together: an instance's embedding depends on who is in its batch, and a client's
-batch has one label only, so its statistics are those of no other client's. Three ways out (docs/images.md):
+With batch normalisation, an instance's embedding depends on the rest of its batch, and a client's batch has only one
+label, so its statistics differ from every other client's. There are three options (docs/images.md):
 
-group   normalises each instance by itself, over groups of channels. One step per client is then exactly one gradient
-        over all instances, so engine `fused` holds. The default.
-frozen  batch normalisation with the statistics it came with (of pretrained weights), and never others. `fused` holds.
-batch   as it was published: each client's own statistics while it works, the clients' running averages averaged by the
-        server. There is no `fused` for it: what a client computes depends on its batch.
+group   normalises each instance separately, over groups of channels. One step per client is then exactly one gradient
+        over all instances, so engine `fused` works. The default.
+frozen  batch normalisation with the fixed statistics of pretrained weights. Engine `fused` works.
+batch   as published: a client uses the statistics of its batch, and the server averages the clients' running averages.
+        Engine `fused` does not support it, because the result of a client depends on its batch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fedalc.models.encoders.base import Encoder
 from fedalc.models.encoders.chance import Chance
 from fedalc.models.encoders.image_rows import PictureRows
 
-GROUPS = 32  # of channels, as group normalisation was published; fewer where 32 does not divide them
-# All that pretrained weights must agree on with these, as a model that is saved is built from its name alone.
+GROUPS = 32  # groups of channels, as published for group normalisation; fewer if 32 does not divide the channels
+# Pretrained weights must agree with the named shape on all of these: a saved model is rebuilt from the name only.
 SHAPE_KEYS = (
     *("num_channels", "embedding_size", "hidden_sizes", "depths", "layer_type", "hidden_act"),
     *("downsample_in_first_stage", "downsample_in_bottleneck"),
@@ -44,20 +44,20 @@ class ImageEncoder(Encoder):
     ignores = ("embedding", "hidden")
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"shortcut": (False,), "start": ("he", "framework")}
     dropout_layers = 1
-    shape: ClassVar[dict[str, Any]]  # as transformers' ResNetConfig takes it
+    shape: ClassVar[dict[str, Any]]  # arguments of transformers' ResNetConfig
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__(feature_count, settings, generator)
         self.feature_count = feature_count
         self.unit = settings.output == "unit"
         self.mixed = settings.precision == "mixed"
-        self.statistics = settings.norm == "batch"  # whether a client's own are used while it works
-        with torch.random.fork_rng(devices=[]):  # the library draws from torch's own generator
+        self.statistics = settings.norm == "batch"  # whether a client uses the statistics of its batch
+        with torch.random.fork_rng(devices=[]):  # the library draws from torch's global generator
             torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator, device="cpu")))
             self.backbone = _backbone(self.shape, settings)
             width = self.backbone.config.hidden_sizes[-1]
             self.head = nn.Linear(width, settings.dim)
-            # A raw output starts at zero: the square loss would first have to shrink whatever else it is.
+            # A raw output starts at zero: the square loss would first have to shrink any other start.
             nn.init.normal_(self.head.weight, 0, 1 / math.sqrt(width) if self.unit else 0.0)
             nn.init.zeros_(self.head.bias)
         if settings.norm == "group":
@@ -65,10 +65,10 @@ class ImageEncoder(Encoder):
         self.eval()
 
     def forward(self, rows: PictureRows, chance: Chance | None = None, pixels: Tensor | None = None) -> Tensor:
-        """`pixels` are those of the rows, where they have been read for another encoder too."""
+        """Encode pictures. `pixels`: the pixels of the rows, if already read for another encoder."""
         if pixels is None:
             pixels = rows.pixels(chance)
-        # One picture has no spread: it is normalised by the running averages, and leaves them as they are.
+        # A single picture has no variance: normalise it by the running averages, and do not update them.
         self.backbone.train(self.training and len(rows) > 1)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.mixed):
             h = self.backbone(pixels).pooler_output.flatten(1)
@@ -79,7 +79,7 @@ class ImageEncoder(Encoder):
         return unit_rows(h) if self.unit else h
 
     def train(self, mode: bool = True) -> ImageEncoder:
-        """Only where batch normalisation is to use the statistics of the batch."""
+        """Set training mode, but only if batch normalisation uses the statistics of the batch."""
         return super().train(mode and self.statistics)
 
 
@@ -113,58 +113,58 @@ def _backbone(shape: Mapping[str, Any], settings: EncoderSettings) -> Any:
 
 
 def _pretrained(settings: EncoderSettings, shape: Any) -> Any:
-    """With the weights of a name or folder, all of them: what the file lacks, the library would draw at random."""
+    """Load pretrained weights by name or folder. Refuse a file that lacks weights: the library would draw them."""
     from transformers import ResNetConfig, ResNetModel
     from transformers.utils import logging
 
-    place = str(settings.pretrained)
-    _look_into(Path(place))
+    source = str(settings.pretrained)
+    _check_folder(Path(source))
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        found = ResNetConfig.from_pretrained(place)
-        if found.to_dict().get("model_type") != ResNetConfig.model_type:
-            raise ConfigError(f"{place}: is no resnet", "encoder.pretrained")
+        config = ResNetConfig.from_pretrained(source)
+        if config.to_dict().get("model_type") != ResNetConfig.model_type:
+            raise ConfigError(f"{source}: is not a resnet", "encoder.pretrained")
         for key in SHAPE_KEYS:
-            theirs, ours = (_plain(getattr(config, key)) for config in (found, shape))
+            theirs, ours = (_plain(getattr(each, key)) for each in (config, shape))
             if theirs != ours:
-                raise ConfigError(f"{place}: is no {settings.name}: its {key} is {theirs}", "encoder.pretrained")
-        # Never a pickle. (The library's type hints forget that the report comes too.)
+                raise ConfigError(f"{source}: is not a {settings.name}: its {key} is {theirs}", "encoder.pretrained")
+        # Never load a pickle. (The library's type hints do not mention the loading report.)
         loaded: Any = ResNetModel.from_pretrained(
-            place, config=found, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+            source, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True
         )
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
         first = _first_line(error)
-        raise ConfigError(f"{place}: no such weights, by name or folder: {first}", "encoder.pretrained") from None
-    except Exception as error:  # the library raises whatever comes: all of it means damaged files
+        raise ConfigError(f"{source}: no such weights, by name or folder: {first}", "encoder.pretrained") from None
+    except Exception as error:  # the library raises errors of many kinds; all mean damaged files
         first = _first_line(error)
-        raise ConfigError(f"{place}: damaged, or weights of another network: {first}", "encoder.pretrained") from None
-    model, told = loaded
-    lacking = sorted(key for key in told["missing_keys"] if not key.endswith("num_batches_tracked"))
+        raise ConfigError(f"{source}: damaged, or weights of another network: {first}", "encoder.pretrained") from None
+    model, report = loaded
+    lacking = sorted(key for key in report["missing_keys"] if not key.endswith("num_batches_tracked"))
     if lacking:
         raise ConfigError(
-            f"{place}: lacks weights of a {settings.name}: {lacking[0]}"
+            f"{source}: lacks weights of a {settings.name}: {lacking[0]}"
             + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""),
             "encoder.pretrained",
         )
     if not all(bool(torch.isfinite(numbers).all()) for numbers in model.state_dict().values()):
-        raise ConfigError(f"{place}: has weights that are not finite", "encoder.pretrained")
+        raise ConfigError(f"{source}: has weights that are not finite", "encoder.pretrained")
     return model
 
 
-def _look_into(folder: Path) -> None:
-    """What the library would say of a folder in a roundabout way, or after asking the hub for it."""
+def _check_folder(folder: Path) -> None:
+    """Refuse unusable folders with clear messages. The library's are unclear, or come after a request to the hub."""
     if not folder.is_dir():
         if folder.is_absolute() or (folder.parent != Path() and folder.parent.is_dir()):
             raise ConfigError(f"{folder}: no such folder", "encoder.pretrained")
         return
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder}: has no config.json, which says what the weights are of", "encoder.pretrained")
+        raise ConfigError(f"{folder}: has no config.json, which describes the network", "encoder.pretrained")
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(
-            f"{folder}: has no weights in safetensors, and others are not read: a pickle can run any code",
+            f"{folder}: has no safetensors weights. Other formats are not read: a pickle can run any code",
             "encoder.pretrained",
         )
 
@@ -178,7 +178,7 @@ def _plain(value: Any) -> Any:
 
 
 def _use_groups(module: nn.Module) -> None:
-    """Group normalisation in place of every batch normalisation, with its scale and shift."""
+    """Replace every batch normalisation by group normalisation with the same scale and shift."""
     for name, child in module.named_children():
         if not isinstance(child, nn.BatchNorm2d):
             _use_groups(child)
@@ -192,11 +192,11 @@ def _use_groups(module: nn.Module) -> None:
 
 @torch.no_grad()
 def picture_bytes(encoder: nn.Module, size: int) -> int:
-    """What one picture leaves in memory on its way through an encoder that has none itself: its layers' outputs, which
-    the way back needs. Without an encoder of pictures: nothing."""
+    """Return how many bytes of layer outputs one picture needs for the backward pass. `encoder` is on the meta device.
+    0 if it has no encoder of pictures."""
     total = 0
 
-    def count(_layer: Any, _given: Any, output: Tensor) -> None:
+    def count(_layer: Any, _inputs: Any, output: Tensor) -> None:
         nonlocal total
         total += output.numel() * output.element_size()
 

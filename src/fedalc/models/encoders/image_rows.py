@@ -1,4 +1,4 @@
-"""A block of pictures as an encoder's input. Pixels are read when they are needed, and the next block's meanwhile."""
+"""A block of pictures as the input of an encoder. It reads pixels when needed, or ahead in another thread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from fedalc.data.images.images import Images
 from fedalc.models.encoders.chance import Chance
 
-# Of ImageNet, per channel, in [0, 1]: what published ResNets are trained with.
+# Statistics of ImageNet per channel, in [0, 1]: published ResNets are trained with them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class PictureRows:
-    """Some pictures. `keys` name the instances, so that what is drawn for one is the same wherever it is encoded."""
+    """Some pictures. `keys` identify the instances, so that the draws for one are the same wherever it is encoded."""
 
     def __init__(self, images: Images, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> None:
         self.keys = torch.from_numpy(np.asarray(keys, dtype=np.int64)).to(device)
@@ -28,12 +28,12 @@ class PictureRows:
         return len(self.keys)
 
     def prefetch(self) -> None:
-        """Begin to read, in another thread."""
+        """Start reading in another thread."""
         if self._coming is None:
             self._coming = _Coming(self._images)
 
     def pixels(self, chance: Chance | None = None) -> Tensor:
-        """N × 3 × size × size, scaled as published networks expect it. Not kept: a block is as large as it is."""
+        """Return N × 3 × size × size, scaled as published networks expect it. Not cached, to save memory."""
         self.prefetch()
         assert self._coming is not None
         raw, self._coming = self._coming.get(), None
@@ -48,20 +48,20 @@ class PictureRows:
 
 class _Coming:
     def __init__(self, images: Images) -> None:
-        self._found: np.ndarray | None = None
+        self._pixels: np.ndarray | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._read, args=(images,), daemon=True)
         self._thread.start()
 
     def _read(self, images: Images) -> None:
         try:
-            self._found = images.pixels()
-        except BaseException as error:  # raised again where it is waited for
+            self._pixels = images.pixels()
+        except BaseException as error:  # raised again by `get`
             self._error = error
 
     def get(self) -> np.ndarray:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        assert self._found is not None
-        return self._found
+        assert self._pixels is not None
+        return self._pixels

@@ -1,4 +1,4 @@
-"""Several encoders as one: they see the same instance, and their outputs stand side by side."""
+"""Several encoders as one: all see the same instance, and their outputs are concatenated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SideBySide(Encoder):
         self.encoders = nn.ModuleList(encoders)
         self.feature_count = encoders[0].feature_count
         self.takes_some_features = encoders[0].takes_some_features
-        for place, encoder in enumerate(encoders):
-            encoder.first_layer = place * encoder.dropout_layers  # so that each drops units of its own
+        for number, encoder in enumerate(encoders):
+            encoder.first_layer = number * encoder.dropout_layers  # so that each drops different units
 
     def for_features(self, features: Tensor) -> SideBySide:
         part = copy.copy(self)

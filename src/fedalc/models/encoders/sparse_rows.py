@@ -1,4 +1,4 @@
-"""Sparse instances as an encoder's input: CSR rows, their transpose for the backward pass, and a key per instance."""
+"""Sparse instances as the input of an encoder: CSR rows, their transpose for the backward pass, a key per instance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedalc.core.sparse_products import WeightedBags
 
 
 class SparseRows:
-    """A block of instances. `keys` name the instances, so that dropout can be the same wherever one is encoded.
+    """A block of instances. `keys` identify the instances, so that dropout is the same wherever one is encoded.
 
-    The transpose, as large as the rows, is made when the first gradient asks for it. It has rows for the features that
-    occur only (`present`): a gradient costs what the block holds, however many features there are. Where half of all
-    values or more are there, the block is a dense matrix instead, which is then smaller than the two sparse ones.
+    The first gradient builds the transpose, which is as large as the rows. It has rows only for features that occur
+    (`present`), so the cost of a gradient depends on the values in the block and not on the number of features. If half
+    or more of all values are nonzero, the block is a dense matrix, which is smaller than the two sparse ones.
     """
 
     def __init__(self, features: csr_matrix, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -35,13 +35,13 @@ class SparseRows:
         return len(self.keys)
 
     def prefetch(self) -> None:
-        """They are in memory."""
+        """Do nothing: the rows are in memory."""
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         return _SparseProduct.apply(self, weight) if self._dense is None else self._dense @ weight
 
     def dense(self) -> Tensor:
-        """Instances × features, for encoders that are not ours. Not kept."""
+        """Return instances × features as a dense tensor, for users' encoders. Not cached."""
         if self._dense is not None:
             return self._dense
         size = (len(self), self._feature_count)
@@ -50,7 +50,7 @@ class SparseRows:
 
     @property
     def transposed(self) -> tuple[Tensor, WeightedBags]:
-        """(present, their rows)."""
+        """(features that occur, their rows of the transpose)."""
         if self._transposed is None:
             assert self._features is not None
             present, rows = _without_empty_rows(self._features.T.tocsr())
@@ -64,8 +64,8 @@ class SparseRows:
 class _SparseProduct(torch.autograd.Function):
     """X W, with the gradient Xᵀ∇ for W.
 
-    Where W has a gradient already, to be added to, that is done here and in its place: to hand over a matrix of W's
-    size for each block would cost more than the product, where features are many."""
+    If W already has a gradient, add to it in place: with many features, returning a matrix of W's size for each block
+    would cost more than the product."""
 
     @staticmethod
     def forward(ctx: Any, rows: SparseRows, weight: Tensor) -> Tensor:
@@ -84,15 +84,15 @@ class _SparseProduct(torch.autograd.Function):
 
 
 def _without_empty_rows(matrix: csr_matrix) -> tuple[np.ndarray, csr_matrix]:
-    """Which rows are not empty, and these."""
-    kept = np.flatnonzero(np.diff(matrix.indptr))
-    starts = np.append(matrix.indptr[kept], matrix.indptr[-1])
-    return kept, csr_matrix((matrix.data, matrix.indices, starts), shape=(len(kept), matrix.shape[1]))
+    """Return the numbers of the rows that are not empty, and these rows."""
+    present = np.flatnonzero(np.diff(matrix.indptr))
+    starts = np.append(matrix.indptr[present], matrix.indptr[-1])
+    return present, csr_matrix((matrix.data, matrix.indices, starts), shape=(len(present), matrix.shape[1]))
 
 
 def scale_rows(features: csr_matrix, how: str) -> csr_matrix:
-    """Rows of length 1 (`unit`), the average of the rows used (`mean`: divided by how many there are), or `raw`."""
-    if how == "raw" or not issparse(features):  # a picture has a scale of its own
+    """Scale rows to length 1 (`unit`), divide them by their number of stored values (`mean`), or neither (`raw`)."""
+    if how == "raw" or not issparse(features):  # pictures are scaled elsewhere
         return features
     if how == "unit":
         features = _squarable(features, _lengths(features))
@@ -109,7 +109,7 @@ def _lengths(features: csr_matrix) -> np.ndarray:
 
 
 def _squarable(features: csr_matrix, lengths: np.ndarray) -> csr_matrix:
-    """Rows whose squares are beyond 32 bits divided by their largest value: they would become all zeros otherwise."""
+    """Divide rows whose squares overflow or underflow 32 bits by their largest value, so that they keep a length."""
     odd = ~np.isfinite(lengths) | ((lengths == 0) & (np.diff(features.indptr) > 0))
     if not odd.any():
         return features

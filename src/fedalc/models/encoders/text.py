@@ -1,4 +1,4 @@
-"""Encoders of sparse text features: the paper's `mlp`, and `linear`, which is one matrix. Output: unit rows, or raw."""
+"""Encoders of sparse text features: the paper's `mlp`, and `linear` (one matrix). Output: unit rows, or raw."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TextEncoder(Encoder):
     @staticmethod
     @abstractmethod
     def widths(settings: EncoderSettings) -> list[int]:
-        """Return how many numbers each layer gives, the output last."""
+        """Return the output width of each layer, the output of the encoder last."""
 
     def for_features(self, features: Tensor) -> TextEncoder:
         part = copy.copy(self)
@@ -74,8 +74,8 @@ class TextEncoder(Encoder):
 
     @torch.no_grad()
     def _initialise(self, start: str, generator: torch.Generator) -> None:
-        """`he`: instances start in different directions. `framework`: torch's own default; where features are averaged
-        (`mean`) its biases drown the small inputs, and all instances start in nearly one direction."""
+        """Draw the start. `he`: instances start in different directions. `framework`: torch's default. With averaged
+        features (`mean`) its biases outweigh the small inputs, and all instances start in nearly one direction."""
         if start == "zero":
             self.embedding.zero_()
         elif start == "he":
@@ -95,7 +95,7 @@ class TextEncoder(Encoder):
 
 
 class MLP(TextEncoder):
-    """Features → 512 → 1024 → 1024 → 512, with the paper's sizes by default."""
+    """Features → 512 → 1024 → 1024 → 512: the paper's sizes are the defaults."""
 
     help = "the paper's network for sparse features: an embedding layer and three dense ones"
 
