@@ -28,7 +28,7 @@ def test_every_example_runs_as_a_file(example: str, tmp_path: Path) -> None:
 
 def test_the_page_names_every_way_in() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for word in ("register_method", "register_encoder", "register_format", "register_metric", "fedalc.formats"):
+    for word in ("register_method", "register_encoder", "register_format", "register_metric", "register_callback"):
         assert word in text, word
 
 

@@ -96,4 +96,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """For tab completion: includes what is imported on first use."""
-    return sorted({*globals(), *_HOMES, "__version__", "testing"})
+    return sorted([*__all__, "__version__"])

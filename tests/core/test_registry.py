@@ -18,7 +18,15 @@ from fedalc.errors import ConfigError, FedalcError
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry("thing", {"counter": "collections:Counter"}, reserved=("taken",))
+    return Registry(
+        "thing", {"counter": "collections:Counter"}, "tests.core.test_registry:any_class", reserved=("taken",)
+    )
+
+
+def any_class(item: Any) -> Any:
+    if not isinstance(item, type):
+        raise ConfigError(f"{item!r} is not a thing")
+    return item
 
 
 def test_built_in_names_are_imported_when_used(registry: Registry) -> None:
@@ -77,11 +85,15 @@ def test_an_unknown_name_is_refused_with_a_close_one(registry: Registry) -> None
 def test_entry_points_of_packages(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("theirs", "collections:OrderedDict", "fedalc.things")]
     points.append(EntryPoint("broken", "no_such_module:X", "fedalc.things"))
+    points.append(EntryPoint("wrong", "math:pi", "fedalc.things"))
+    points += [EntryPoint(name, "collections:deque", "fedalc.things") for name in ("counter", "taken")]
     monkeypatch.setattr(module, "entry_points", lambda group: points if group == "fedalc.things" else [])
-    assert list(registry) == ["counter", "theirs", "broken"]
+    assert list(registry) == ["counter", "theirs", "broken", "wrong"]
     assert registry["theirs"].__name__ == "OrderedDict"
     with pytest.raises(FedalcError, match="the thing 'broken' of 'no_such_module:X' cannot be loaded"):
         registry["broken"]
+    with pytest.raises(FedalcError, match="'wrong' of 'math:pi' cannot be loaded: 3"):
+        registry["wrong"]
 
 
 def test_names_are_known_without_torch(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import fedalc
 from fedalc.core.tensor_folder import load_folder
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.deployment.flower.census import Census
-from fedalc.deployment.flower.engine import FlowerStrategy
+from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.state import ServerState
 from fedalc.labels.collection.identity import make_hasher
 from fedalc.labels.collection.join import read_messages
@@ -103,12 +103,12 @@ def test_a_deployments_checkpoint() -> None:
     tensors, facts = load_folder(HERE / "deployed" / "checkpoint")
     nobody: Any = None  # no party is asked
 
-    def engine_for(method: Method) -> FlowerStrategy:
-        return FlowerStrategy(nobody, census, method, settings)
+    def engine_for(method: Method) -> FlowerEngine:
+        return FlowerEngine(nobody, census, method, settings)
 
     training = begin_training(settings, census.roster, engine_for, census.knowledge)
     training.restore(tensors, facts["federated"])
-    assert isinstance(training.engine, FlowerStrategy)
+    assert isinstance(training.engine, FlowerEngine)
     assert training.round_number == 2 and training.engine.loss == facts["federated"]["loss"]
     assert training.engine.lengths.largest == facts["federated"]["usual_length"]  # as version 0.1 called it
     assert sorted(training.engine.lengths.last) == [0, 1]

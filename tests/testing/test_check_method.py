@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import fedalc
+from fedalc.config.unused import note_without_effect
 from fedalc.core.registry import METHODS
 from fedalc.methods.base import descend
 from fedalc.methods.regularizers import AllPairs, repel_within
@@ -36,7 +37,7 @@ class Outside(fedalc.Method):
     help = "a method from outside"
     colour = "#123456"
     trains_rows = True
-    sections = ("regularizer", "options")
+    sections = ("regularizer",)
 
     class Options(fedalc.Settings):
         margin: float = 1.0
@@ -74,6 +75,7 @@ def test_a_method_of_one_file_trains_compares_plots_and_predicts_on_the_command_
     (tmp_path / "outside.py").write_text(PLUGIN)
     plugin = ("--plugin", "outside.py")
     assert "outside" in fedalc_command("train", *plugin, "--help", cwd=tmp_path)
+    assert "a method from outside" in fedalc_command(*plugin, "list", cwd=tmp_path)
     assert "a method from outside" in fedalc_command("list", "methods", *plugin, cwd=tmp_path)
     few = ("--dataset", "demo", "--rounds", "2", "--set", "selection.validation=0", "--set", "encoder.dim=8")
     text = fedalc_command(
@@ -91,7 +93,10 @@ def test_a_method_of_one_file_trains_compares_plots_and_predicts_on_the_command_
     refused = fedalc_command("report", "runs/r", cwd=tmp_path, code=2)
     assert "unknown method 'outside'" in refused and "--plugin" in refused
     fedalc_command("report", "runs/r", *plugin, cwd=tmp_path)
-    text = fedalc_command("compare", *plugin, "--methods", "fedavg,outside", "--name", "c", *few, cwd=tmp_path)
+    text = fedalc_command(
+        "compare", *plugin, "--methods", "fedavg,outside", "--name", "c",
+        "--set", "options.margin=0.7", *few, cwd=tmp_path,
+    )  # fmt: skip
     assert "outside" in text
     results = json.loads((tmp_path / "runs/c/results.json").read_text())
     assert [result["method"] for result in results] == ["fedavg", "outside"]
@@ -163,6 +168,11 @@ class Silent(Pushing):
     help = ""
 
 
+class Demanding(Pushing):
+    class Options(fedalc.Settings):
+        strength: float
+
+
 class Misspelt(Pushing):
     sections: ClassVar[Any] = ("regulariser",)
 
@@ -178,6 +188,7 @@ class Misspelt(Pushing):
         (Counting, "the losses are"),
         (Silent, "has no help"),
         (Misspelt, "there is no regulariser"),
+        (Demanding, "the option strength has no default"),
     ],
 )
 def test_a_wrong_method_is_found_out(method: type[fedalc.Method], said: str) -> None:
@@ -203,8 +214,6 @@ def test_what_is_not_a_method_is_refused() -> None:
 @pytest.mark.usefixtures("registered")
 def test_options_are_checked() -> None:
     class WithOptions(Pushing):
-        sections: ClassVar[Any] = ("options",)
-
         class Options(fedalc.Settings):
             strength: float = 0.1
 
@@ -213,5 +222,20 @@ def test_options_are_checked() -> None:
     for wrong, said in (({"strength": "much"}, "options.strength"), ({"strenght": 1}, "did you mean 'strength'")):
         with pytest.raises(fedalc.ConfigError, match=said):
             fedalc.experiment({"method": "with-options", "options": wrong})
-    with pytest.raises(fedalc.ConfigError, match=r"options\.strength: fedavg has no settings of its own"):
-        fedalc.experiment({"method": "fedavg", "options": {"strength": 1}})
+    with pytest.warns(UserWarning, match=r"options\.strength has no effect with method fedavg"):
+        note_without_effect([fedalc.experiment({"method": "fedavg", "options": {"strength": 1}})], ["options.strength"])
+
+
+@pytest.mark.usefixtures("registered")
+def test_config_toml_has_all_options_and_gives_them_back(tmp_path: Path) -> None:
+    class WithOptions(Pushing):
+        class Options(fedalc.Settings):
+            strength: float | None = 0.1
+            depth: int = 3
+
+    fedalc.register_method("with-options")(WithOptions)
+    settings = fedalc.experiment({"method": "with-options", "options": {"strength": None}})
+    assert settings.options == {"strength": None, "depth": 3}
+    (tmp_path / "config.toml").write_text(settings.to_toml())
+    again = fedalc.experiment(file=tmp_path / "config.toml")
+    assert again == settings and hash(again) == hash(settings)

@@ -82,9 +82,7 @@ def command_line() -> click.Command:
 
 
 def _add_plugin_option(command: click.Command) -> None:
-    if isinstance(command, click.Group):
-        for child in command.commands.values():
-            _add_plugin_option(child)
-        return
+    for child in command.commands.values() if isinstance(command, click.Group) else ():
+        _add_plugin_option(child)
     help_ = "Python file or module that registers methods, encoders, … of your own (docs/extending.md)"
     command.params.append(click.Option(["--plugin"], multiple=True, expose_value=False, help=help_, metavar="FILE"))

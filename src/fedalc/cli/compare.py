@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedalc.cli.messages import note_absent_labels, with_resume_hint
 from fedalc.cli.options import (
+    Callbacks,
     Config,
     DataDir,
     Dataset,
@@ -53,6 +54,7 @@ def compare(
     name: Annotated[str | None, typer.Option(help="name of the folder (default: compare-dataset-preset)")] = None,
     out: Annotated[Path, typer.Option(help="folder for the comparison's folder")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace runs that are finished")] = False,
+    callback: Callbacks = None,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them: table, curves and page. Run it again to continue."""
@@ -65,16 +67,17 @@ def compare(
     settings = experiment(asked, file=config, overrides=set_ or ())
     folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
     from fedalc.report.tables import rich_table
+    from fedalc.training.callbacks import Callback, make_callback
     from fedalc.workflows.compare import compare as run_comparison  # loads torch: as in train
     from fedalc.workflows.progress_bars import LiveProgress, PlainProgress, make_progress
 
     console = Console()
     open_bars: list[LiveProgress | PlainProgress] = []
 
-    def follow(method: str, seed: int) -> list[LiveProgress | PlainProgress]:
+    def follow(method: str, seed: int) -> list[Callback]:
         close_bars()
         open_bars.extend(make_progress(console, f"{method:14} seed {seed}", quiet))
-        return open_bars
+        return [*open_bars, *(make_callback(name) for name in callback or ())]
 
     def close_bars() -> None:
         while open_bars:

@@ -45,7 +45,7 @@ def list_(data_dir: DataDir = None) -> None:
     console.print(table)
     console.print(f"looked in {data_root(data_dir)}; to get one: fedalc data info NAME", highlight=False)
     console.print("packed: there is an archive; fedalc has not looked inside", highlight=False)
-    console.print("generated: made-up data with the sizes of a real dataset", highlight=False)
+    console.print("generated: synthetic data with the sizes of a real dataset", highlight=False)
     known = ", ".join(f"{each.name} ({each.help or 'registered'})" for each in reversed(list(formats())))
     console.print(f"formats for your own folders: {known}", highlight=False, markup=False)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedalc.core.registry import CALLBACKS, ENCODERS, FORMATS, METHODS, METRICS, ORACLES, Registry
 from fedalc.errors import FedalcError
@@ -31,10 +32,14 @@ def list_(
         table = Table("name", "what it is", title=name, title_justify="left", box=None, pad_edge=False)
         for registry in KINDS[name]:
             for item in registry:
-                table.add_row(item, _help(registry[item]))
+                table.add_row(item, Text(_help(registry, item)))
         console.print(table)
 
 
-def _help(item: Any) -> str:
-    said = getattr(item, "help", "") or (item.__doc__ or "").strip().partition("\n")[0]
-    return f"{said} (centralised)" if getattr(item, "centralised", False) else said
+def _help(registry: Registry, name: str) -> str:
+    try:
+        item = registry[name]
+    except FedalcError as error:  # of an installed package
+        return str(error)
+    help_ = str(getattr(item, "help", "")) or (item.__doc__ or "").strip().partition("\n")[0]
+    return f"{help_} (centralised)" if getattr(item, "centralised", False) else help_

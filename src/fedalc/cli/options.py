@@ -64,6 +64,10 @@ EpsilonBudget = Annotated[
     float | None,
     typer.Option(min=1e-6, help="refuse the run if all runs on this data together would spend more than this ε"),
 ]
+Callbacks = Annotated[
+    list[str] | None,
+    typer.Option("--callback", help="a callback that follows the run, such as a tracker that you registered"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only the result")]
 
 

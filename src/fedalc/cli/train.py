@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedalc.cli.messages import note_absent_labels, with_resume_hint
 from fedalc.cli.options import (
+    Callbacks,
     Config,
     DataDir,
     Dataset,
@@ -58,9 +59,7 @@ def train(
     out: Annotated[Path, typer.Option(help="folder for run folders")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="continue an interrupted run, given its folder")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
-    callback: Annotated[
-        list[str] | None, typer.Option(help="a callback to follow the run with, such as a tracker that you registered")
-    ] = None,
+    callback: Callbacks = None,
     quiet: Quiet = False,
 ) -> None:
     """Train one method, test it once and write a run folder."""

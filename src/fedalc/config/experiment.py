@@ -108,6 +108,9 @@ class Experiment(Settings):
         by_counts = (self.client.loss == "square" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
 
+    def __hash__(self) -> int:
+        return hash(self.to_toml())  # a dict, as `options` is, has no hash
+
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 

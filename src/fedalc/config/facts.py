@@ -3,13 +3,14 @@ them, so that no other file keeps a list of methods."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
 from fedalc.config.explain import explained
-from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES
+from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES, Registry
 from fedalc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,14 +61,31 @@ class MethodFacts:
         return 1
 
 
-PLUGIN = "One of your own needs --plugin, or an import of the module that registers it"
-
 #: Sections that act only on the methods that name them in `sections`.
 METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec")
 
 
+def check_declared(method: type[MethodFacts]) -> None:
+    """Refuse facts that others could not read."""
+    problem = None
+    if not isinstance(method.help, str):
+        problem = f"help is {method.help!r:.60}, and should be a line of text"
+    elif method.colour is not None and not re.fullmatch("#[0-9A-Fa-f]{6}", str(method.colour)):
+        problem = f"colour is {method.colour!r:.60}, and should be like #0072B2"
+    elif not isinstance(method.sections, tuple) or set(method.sections) - set(METHOD_SECTIONS):
+        problem = f"sections is {method.sections!r:.60}, and should be a tuple of {', '.join(METHOD_SECTIONS)}"
+    elif not isinstance(method.ignores, Mapping) or not all(isinstance(v, Mapping) for v in method.ignores.values()):
+        problem = f'ignores is {method.ignores!r:.60}, and should be like {{"server.weights": {{}}}}'
+    elif method.compares_classes not in (None, "regularizer", "fixed"):
+        problem = f"compares_classes is {method.compares_classes!r:.60}, and should be regularizer, fixed or None"
+    elif not isinstance(method.defaults, Mapping):
+        problem = f"defaults is {method.defaults!r:.60}, and should be a dict of settings"
+    if problem is not None:
+        raise ConfigError(f"the method {method.__name__} declares wrong facts: {problem}")
+
+
 class EncoderFacts:
-    """The facts of an encoder (`fedalc.models.encoders`). A plain torch.nn.Module has the defaults."""
+    """The facts of an encoder (`fedalc.models.encoders`)."""
 
     #: One line for `fedalc list`.
     help: ClassVar[str] = ""
@@ -82,20 +100,7 @@ class EncoderFacts:
     #: A second name under which presets have settings for it.
     family: ClassVar[str | None] = None
     #: Can real parties train it? Their check against too few contributors must know its layers.
-    for_parties: ClassVar[bool] = True
-
-
-class _PlainModule(EncoderFacts):
-    """A user's torch.nn.Module. It refuses settings that its layers would have to support."""
-
-    family = "module"
-    for_parties = False
-    ignores = ("start",)
-    only = {"dropout": (0.0,), "shortcut": (False,), "precision": ("full",), "pretrained": (None,)}
-
-
-class _PlainPictureModule(_PlainModule):
-    pictures = True
+    for_parties: ClassVar[bool] = False
 
 
 def method_facts(name: str) -> type[MethodFacts]:
@@ -106,10 +111,8 @@ def method_facts(name: str) -> type[MethodFacts]:
 
 def encoder_facts(name: str) -> type[EncoderFacts]:
     """Return the class that declares the facts of an encoder. Imports the encoder, and so torch."""
-    encoder = ENCODERS[name]
-    if isinstance(encoder, type) and issubclass(encoder, EncoderFacts):
-        return encoder
-    return _PlainPictureModule if getattr(encoder, "pictures", False) else _PlainModule
+    facts: type[EncoderFacts] = ENCODERS[name]
+    return facts
 
 
 def solves_one_objective(method: str, optimizer: str | None) -> bool:
@@ -117,37 +120,38 @@ def solves_one_objective(method: str, optimizer: str | None) -> bool:
     return optimizer == "cg" or method_facts(method).one_round
 
 
-def known_method(name: str) -> str:
+def known_method(name: Any) -> str:
     """Check the name of a method or oracle without importing it."""
-    if name in METHODS or name in ORACLES:
-        return name
-    raise ValueError(f"unknown method {name!r:.60}; there are {', '.join([*METHODS, *ORACLES])}. {PLUGIN}")
+    return _known(METHODS, name)
 
 
-def known_encoder(name: str) -> str:
+def known_encoder(name: Any) -> str:
     """Check the name of an encoder without importing it."""
-    if name in ENCODERS:
-        return name
-    raise ValueError(f"unknown encoder {name!r:.60}; there are {', '.join(ENCODERS)}. {PLUGIN}")
+    return _known(ENCODERS, name)
 
 
-def known_metric(name: str) -> str:
+def known_metric(name: Any) -> str:
     """Check the name of a metric for validation data, which has no propensities."""
-    names = [each for each in METRICS if getattr(METRICS[each], "needs", "top") != "propensities"]
-    if name in names:
-        return name
-    why = f"{name} is for the test set" if name in METRICS else f"unknown metric {name!r:.60}"
-    raise ValueError(f"{why}; there are {', '.join(names)}. {PLUGIN}")
+    if getattr(METRICS[_known(METRICS, name)], "needs", "top") == "propensities":
+        raise ValueError(f"{name} is for the test set: validation data has no propensities")
+    return str(name)
+
+
+def _known(registry: Registry, name: Any) -> str:
+    if problem := registry.problem(name):
+        raise ValueError(problem)
+    return str(name)
 
 
 def parsed_options(settings: Experiment) -> Settings | None:
-    """Validate and return the method's own settings from [options]."""
+    """Validate and return the method's own settings from [options]. None if it has none."""
     kind = method_facts(settings.method).Options
-    if kind is not None:
-        try:
-            return kind.model_validate(settings.options)
-        except ValidationError as error:
-            raise explained(error, kind, section="options") from None
-    for name in settings.options:
-        raise ConfigError(f"{settings.method} has no settings of its own", f"options.{name}")
-    return None
+    return None if kind is None else checked_options(kind, settings.options)
+
+
+def checked_options(kind: type[Settings], options: Any) -> Settings:
+    """Validate options as the settings of class `kind`."""
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        raise explained(error, kind, section="options") from None

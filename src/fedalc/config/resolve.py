@@ -15,11 +15,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedalc.config.experiment import Experiment
-from fedalc.config.facts import encoder_facts, known_method, method_facts, solves_one_objective
+from fedalc.config.facts import checked_options, encoder_facts, known_method, method_facts, solves_one_objective
 from fedalc.config.schema import PRESETS
 from fedalc.core.arguments import as_path
-from fedalc.core.registry import ENCODERS, METHODS, ORACLES
+from fedalc.core.registry import ENCODERS, METHODS
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
@@ -49,7 +51,7 @@ def experiment(
     method = requested.get("method", Experiment.model_fields["method"].default)
     try:
         known_method(method)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ConfigError(str(error), "method") from None
     name = _one_of(PRESETS, requested.get("preset", Experiment.model_fields["preset"].default), "preset")
     requested = _for_method(requested, method, file)
@@ -68,6 +70,9 @@ def experiment(
     values = preset(name, method, encoder)
     _merge(values, requested)
     _fill_in(values, method)
+    if (kind := method_facts(method).Options) is not None:
+        options = checked_options(kind, values.get("options", {}))
+        values["options"] = options.model_dump(mode="json", by_alias=True)  # all of them, for config.toml
     return Experiment.model_validate(values, context={"file": file})
 
 
@@ -103,8 +108,8 @@ def _for_method(requested: dict[str, Any], method: str, file: Path | None) -> di
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{file}: expected tables, [methods.NAME]", "methods")
     for name, table in tables.items():
-        if name not in METHODS and name not in ORACLES:
-            raise ConfigError(f"{file}: there is no such method", f"methods.{name}")
+        if problem := METHODS.problem(name):
+            raise ConfigError(f"{file}: {problem}", f"methods.{name}")
         if not isinstance(table, Mapping):
             raise ConfigError(f"{file}: expected a table", f"methods.{name}")
     values: dict[str, Any] = {}
@@ -171,6 +176,8 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
     for key, value in values.items():
+        if isinstance(value, BaseModel):  # a section that was built in Python
+            value = value.model_dump(by_alias=True)
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:

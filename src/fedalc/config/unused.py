@@ -106,7 +106,7 @@ def note_without_effect(plan: Sequence[Experiment], names: Iterable[str]) -> Non
 def _without_effect(settings: Experiment, name: str) -> str | None:
     """Return a text with the settings that make this one ineffective. None if it may have an effect."""
     section = name.partition(".")[0]
-    for fields, needed in (*ONLY_WITH, *_declared(settings)):
+    for fields, needed in (*_declared(settings), *ONLY_WITH):
         if name not in fields.split() and section not in fields.split():
             continue
         if not any(_holds(settings, other, wanted) for other, wanted in needed.items()):
@@ -118,7 +118,8 @@ def _without_effect(settings: Experiment, name: str) -> str | None:
 def _declared(settings: Experiment) -> list[tuple[str, Conditions]]:
     """Return lines like those of ONLY_WITH, from the declarations of the method and the encoder."""
     method, encoder = method_facts(settings.method), encoder_facts(settings.encoder.name)
-    unread = " ".join(section for section in METHOD_SECTIONS if section not in method.sections)
+    read = (*method.sections, "options") if method.Options is not None else method.sections
+    unread = " ".join(section for section in METHOD_SECTIONS if section not in read)
     ignored = " ".join(f"encoder.{field}" for field in encoder.ignores)
     lines = [(name, {"method": (), **unless}) for name, unless in method.ignores.items()]
     return [(unread, {"method": ()}), (ignored, {"encoder.name": ()}), *lines]

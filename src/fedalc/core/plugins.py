@@ -3,6 +3,7 @@ register have names on the command line."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import traceback
@@ -22,7 +23,7 @@ def load_plugins(plugins: Iterable[str]) -> None:
     loaded = [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
     for plugin in plugins:
         path = Path(plugin)
-        is_file = path.suffix == ".py" or path.exists()
+        is_file = path.suffix == ".py" or path.is_file()
         name = str(path.resolve()) if is_file else plugin
         _load_file(path) if is_file else _load_module(plugin)
         loaded += [] if name in loaded else [name]
@@ -46,9 +47,8 @@ def plugins_in(arguments: Sequence[str]) -> list[str]:
 
 
 def _load_file(path: Path) -> None:
-    name = f"fedalc_plugin_{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ == str(path.resolve()):
+    name = f"fedalc_plugin_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
         return
     if not path.is_file():
         raise FedalcError(f"--plugin {path}: there is no such file")

@@ -24,9 +24,12 @@ class Registry(Mapping[str, Any]):
     Packages add names with an entry point in the group `fedalc.methods`, `fedalc.encoders`, …
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, str], reserved: Collection[str] = ()) -> None:
+    def __init__(self, kind: str, builtin: Mapping[str, str], accept: str, reserved: Collection[str] = ()) -> None:
+        """`accept`: "module:function" that refuses what cannot be one, and returns what the name stands for.
+        `reserved`: names that another registry has."""
         self.kind = kind
-        self.reserved = reserved  # names that something else has
+        self.accept = accept
+        self.reserved = reserved
         self.group = f"fedalc.{kind}s"
         self._builtin = dict(builtin)  # name: "module:attribute"
         self._registered: dict[str, Any] = {}
@@ -37,10 +40,11 @@ class Registry(Mapping[str, Any]):
             raise ConfigError(f"{name!r:.60} cannot be the name of a {self.kind}: use letters, digits and hyphens")
         if (name in self._builtin and not self._is_builtin(name, item)) or name in self.reserved:
             raise ConfigError(f"fedalc has its own {name!r}: choose another name for your {self.kind}")
+        accepted = _imported(self.accept)(item)
         known = self._registered.get(name)
-        if known is not None and _origin(known) != _origin(item):
+        if known is not None and _origin(known) != _origin(accepted):
             raise ConfigError(f"{_origin(known)} is registered as the {self.kind} {name!r}: choose another name")
-        self._registered[name] = item
+        self._registered[name] = accepted
         return item
 
     def __getitem__(self, name: str) -> Any:
@@ -57,31 +61,34 @@ class Registry(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self._builtin or name in self._registered or name in self._entry_points
 
-    def check(self, name: Any, field: str) -> str:
-        """The name, if there is something of this name; otherwise an error that lists what there is."""
-        if not isinstance(name, str) or name not in self:
-            close = difflib.get_close_matches(str(name), list(self), n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ConfigError(f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(self)}", field)
-        return name
-
     @property
-    def builtin(self) -> tuple[str, ...]:
-        return tuple(self._builtin)
+    def loadable(self) -> list[str]:
+        """The built-in and registered names, without those of installed packages that nobody used so far."""
+        return list(dict.fromkeys([*self._builtin, *self._registered]))
+
+    def problem(self, name: Any) -> str | None:
+        """Return what is wrong with a name that a user gave. None if it is known, here or in `reserved`."""
+        known = [*self, *self.reserved]
+        if isinstance(name, str) and name in known:
+            return None
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        own = "One of your own needs --plugin, or an import of the module that registers it"
+        return f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(known) or 'none'}. {own}"
 
     @cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group=self.group) if point.name not in self._builtin}
+        taken, points = {*self._builtin, *self.reserved}, entry_points(group=self.group)
+        return {point.name: point for point in points if point.name not in taken and NAME.fullmatch(point.name)}
 
     def _load(self, name: str) -> Any:
         if name in self._builtin:
-            module, _, attribute = self._builtin[name].partition(":")
-            return getattr(import_module(module), attribute)
+            return _imported(self._builtin[name])
         if name not in self._entry_points:
             raise KeyError(name)
         point = self._entry_points[name]
         try:
-            return point.load()
+            return _imported(self.accept)(point.load())
         except Exception as error:
             raise FedalcError(f"the {self.kind} {name!r} of {point.value!r} cannot be loaded: {error}") from error
 
@@ -91,21 +98,19 @@ class Registry(Mapping[str, Any]):
 
 def _origin(item: Any) -> str:
     """Where something was defined: two definitions of one origin are the same thing, made again."""
+    item = getattr(item, "origin", None) or item
     kind = item if hasattr(item, "__qualname__") else type(item)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def registering(registry: Registry, check: Callable[[Any], None]) -> Callable[[str], Callable[[T], T]]:
-    """The decorator `@register_…("name")` of a registry. `check` refuses what cannot be one."""
+def _imported(home: str) -> Any:
+    module, _, attribute = home.partition(":")
+    return getattr(import_module(module), attribute)
 
-    def register(name: str) -> Callable[[T], T]:
-        def add(item: T) -> T:
-            check(item)
-            return registry.register(name, item)
 
-        return add
-
-    return register
+def registering(registry: Registry) -> Callable[[str], Callable[[T], T]]:
+    """Return the decorator `@register_…("name")` of a registry."""
+    return lambda name: lambda item: registry.register(name, item)
 
 
 # Centralised: they see all data in one place, and are there to compare with.
@@ -115,6 +120,7 @@ ORACLES = Registry(
         "sleec": "fedalc.oracles.sleec:Sleec",
         "ovr": "fedalc.oracles.one_vs_rest:OneVsRest",
     },
+    "fedalc.oracles:check_oracle_class",
 )
 METHODS = Registry(
     "method",
@@ -129,6 +135,7 @@ METHODS = Registry(
         "fedalc-exact": "fedalc.methods.fedalc_exact:FedALCExact",
         "fedalc-oneshot": "fedalc.methods.fedalc_oneshot:FedALCOneshot",
     },
+    "fedalc.methods:check_method_class",
     reserved=ORACLES,
 )
 ENCODERS = Registry(
@@ -140,6 +147,7 @@ ENCODERS = Registry(
         "resnet18": "fedalc.models.encoders.image:ResNet18",
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",
     },
+    "fedalc.models.encoders.base:as_encoder_class",
 )
 # Asked in the reverse order: XML-repository text takes any text file that no other format recognises, and `pictures`
 # takes every train.csv.
@@ -150,6 +158,7 @@ FORMATS = Registry(
         "arff": "fedalc.data.formats.arff:Arff",
         "pictures": "fedalc.data.formats.image_list:ImageList",
     },
+    "fedalc.data.formats:check_format_class",
 )
 METRICS = Registry(
     "metric",
@@ -165,5 +174,6 @@ METRICS = Registry(
         "PSP@5": "fedalc.evaluation.metrics:PSP5",
         "mAP": "fedalc.evaluation.metrics:MAP",
     },
+    "fedalc.evaluation.metrics:as_metric",
 )
-CALLBACKS = Registry("callback", {})
+CALLBACKS = Registry("callback", {}, "fedalc.training.callbacks:check_callback_class")

@@ -7,8 +7,9 @@ per-instance mean, as in the field's own scripts. This module does not import to
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, TypeVar
 
@@ -71,9 +72,20 @@ class Metric:
     all labels (computed where mAP is affordable). Add a built-in one here and in `core/registry.py`."""
 
     help: str
-    compute: Callable[[Ranked], float]
+    compute: Callable[..., float]
     needs: Literal["top", "propensities", "scores"] = "top"
     larger_is_better: bool = True
+    name: str = ""
+    function: Callable[..., Any] | None = None
+    """A registered metric's own function."""
+
+    @property
+    def origin(self) -> Any:
+        """What tells two metrics of one name apart, for the registry."""
+        return self.function
+
+    def value(self, ranked: Ranked) -> float:
+        return float(self.compute(ranked) if self.function is None else self.compute(ranked, self.name))
 
     def is_better(self, value: float, than: float) -> bool:
         return value > than if self.larger_is_better else value < than
@@ -81,11 +93,22 @@ class Metric:
 
 def find_metric(name: str) -> Metric:
     """Return the metric of this name, built in or registered."""
-    item = METRICS[name]
+    metric: Metric = METRICS[name]
+    return metric if metric.name else replace(metric, name=name)
+
+
+def as_metric(item: Any) -> Metric:
+    """Return a metric for a function of (top, truth), as an installed package may have it. Refuse anything else."""
     if isinstance(item, Metric):
         return item
-    compute = partial(_computed, name, item, getattr(item, "k", DEEPEST))
-    return Metric(getattr(item, "help", name), compute, larger_is_better=getattr(item, "larger_is_better", True))
+    if not callable(item):
+        raise ConfigError(f"{item!r:.60} is not a function of (top, truth)", "register_metric")
+    return _metric_of(item)
+
+
+def _metric_of(function: Callable[..., Any], k: int = DEEPEST, larger_is_better: bool = True) -> Metric:
+    help_ = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
+    return Metric(help_, partial(_computed, function, k), larger_is_better=larger_is_better, function=function)
 
 
 def register_metric(name: str, *, k: int = DEEPEST, larger_is_better: bool = True) -> Callable[[F], F]:
@@ -98,12 +121,8 @@ def register_metric(name: str, *, k: int = DEEPEST, larger_is_better: bool = Tru
         raise ConfigError(f"k is a whole number from 1 on, not {k!r:.60}", "register_metric")
 
     def register(function: F) -> F:
-        if not callable(function):
-            raise ConfigError(f"{function!r:.60} is not a function of (top, truth)", "register_metric")
-        METRICS.register(name, function)
-        facts = {"k": k, "larger_is_better": larger_is_better, "help": (function.__doc__ or name).strip()}
-        for fact, value in facts.items():
-            setattr(function, fact, value)
+        as_metric(function)  # refuses what is not a function
+        METRICS.register(name, _metric_of(function, k, larger_is_better))
         return function
 
     return register
@@ -112,8 +131,13 @@ def register_metric(name: str, *, k: int = DEEPEST, larger_is_better: bool = Tru
 def all_metrics(ranked: Ranked, with_scores: bool = False) -> dict[str, float]:
     """Return every metric for which there is what it needs."""
     there = {"top": True, "propensities": ranked.inverse_propensity is not None, "scores": with_scores}
-    metrics = {name: find_metric(name) for name in METRICS}
-    return {name: float(metric.compute(ranked)) for name, metric in metrics.items() if there[metric.needs]}
+    metrics: dict[str, Metric] = {}
+    for name in METRICS:
+        try:
+            metrics[name] = find_metric(name)
+        except FedalcError as error:  # of an installed package: no reason to lose the others
+            warnings.warn(str(error), stacklevel=2)
+    return {name: metric.value(ranked) for name, metric in metrics.items() if there[metric.needs]}
 
 
 def ranking_metrics(
@@ -129,7 +153,7 @@ def ranking_metrics(
     return all_metrics(Ranked(top, truth, inverse_propensity))
 
 
-def _computed(name: str, function: Callable[[np.ndarray, csr_matrix], float], k: int, ranked: Ranked) -> float:
+def _computed(function: Callable[[np.ndarray, csr_matrix], float], k: int, ranked: Ranked, name: str) -> float:
     """Call a registered function and check its value. Several processes agree on the value of the first."""
     top, value, problem = ranked.best_labels(k), 0.0, None
     try:

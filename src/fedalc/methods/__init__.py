@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedalc.config.experiment import Experiment
-from fedalc.core.registry import METHODS, ORACLES, registering
+from fedalc.config.facts import check_declared
+from fedalc.core.registry import METHODS, registering
 from fedalc.errors import ConfigError
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.methods.base import Method, Told
@@ -22,13 +23,16 @@ def make_method(
     return method
 
 
-def _check_method(method: Any) -> None:
+def check_method_class(method: Any) -> type[Method]:
+    """Refuse what is not a method that can be built."""
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise ConfigError(f"{method!r:.60} is not a method: register a class that extends fedalc.Method")
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
         raise ConfigError(f"{method.__name__} lacks {', '.join(missing)}, which every method needs")
+    check_declared(method)
+    return method
 
 
-register_method = registering(METHODS, _check_method)
+register_method = registering(METHODS)
 
-__all__ = ["METHODS", "ORACLES", "Method", "Told", "make_method", "register_method"]
+__all__ = ["METHODS", "Method", "Told", "check_method_class", "make_method", "register_method"]

@@ -19,6 +19,7 @@ from fedalc.config.facts import MethodFacts, parsed_options
 from fedalc.config.schema import Settings
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
 from fedalc.core.nearest import Search
+from fedalc.errors import ConfigError
 from fedalc.labels.correlations import Correlations
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.labels.privacy import PrivateLabelSets
@@ -162,7 +163,10 @@ class Method(MethodFacts, ABC):
 
     def from_labels(self, build: Callable[[Correlations], Regularizer]) -> Objective:
         """Build a regularizer from the label correlations. If each step is private, wrap it in a PrivateGradient."""
-        assert self.knowledge is not None
+        if self.knowledge is None:
+            raise ConfigError(
+                f"{self.settings.method} uses label correlations: declare uses_labels = True in its class"
+            )
         labels = self.knowledge.labels
         return PrivateGradient.of(labels, build) if isinstance(labels, PrivateLabelSets) else build(labels)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedalc.config.schema import EncoderSettings
 from fedalc.core.arguments import as_count, as_path, check_scores, model_folder
 from fedalc.core.devices import check_device
+from fedalc.core.registry import ENCODERS
 from fedalc.core.saved_parts import DAMAGE, labels_of, numbers
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.images.images import CHANNELS, Images, side_of
@@ -94,6 +95,9 @@ class TrainedModel:
         tensors, facts = load_folder(folder)
         if facts.get("format") != FORMAT:
             raise FedalcError(f"{folder}: model format {facts.get('format')}, but this version reads {FORMAT}")
+        name = facts["encoder"].get("name") if isinstance(facts.get("encoder"), dict) else None
+        if isinstance(name, str) and (problem := ENCODERS.problem(name)):
+            raise FedalcError(f"{folder}: {problem}")
         try:
             settings = EncoderSettings.model_validate(facts["encoder"])
             names, held = labels_of(tensors, facts)

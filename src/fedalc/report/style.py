@@ -53,7 +53,7 @@ def method_colour(name: str) -> str | None:
 
 
 def _declared() -> set[str | None]:
-    return {method_colour(name) for name in (*METHODS, *ORACLES)}
+    return {method_colour(name) for name in (*METHODS.loadable, *ORACLES)}
 
 
 def short(name: str, length: int = 40) -> str:

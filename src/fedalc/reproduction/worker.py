@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalc.core.atomic_files import write_text
+from fedalc.core.plugins import load_inherited_plugins
 from fedalc.errors import FedalcError, Interrupted, Locked
 from fedalc.reproduction.plan import FAILURE, Job
 
@@ -27,6 +28,7 @@ def work(pipe: Connection, threads: int, data_dir: Path | None) -> None:
     """Train jobs until the parent closes the pipe, or ends."""
     os.setpgrp()  # a signal to the parent's group would reach us twice; the second does not wait for the round
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    load_inherited_plugins()
     import torch
 
     from fedalc.data import load_dataset

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from fedalc.config.experiment import Experiment, flat
-from fedalc.config.facts import METHOD_SECTIONS, method_facts
+from fedalc.config.facts import check_declared, method_facts
 from fedalc.config.resolve import experiment
 from fedalc.core.registry import METHODS
 from fedalc.errors import ConfigError
@@ -56,28 +56,40 @@ def check_method(method: str | type[Method], rounds: int = 4, **settings: Any) -
         except ConfigError as error:
             refused.append(f"{flat(case) or 'the plain case'}: {error}")
             continue
-        assert_engines_equal(asked, TRAIN, 1 if method_facts(name).one_round else rounds)
+        with _named_errors(name):
+            assert_engines_equal(asked, TRAIN, 1 if method_facts(name).one_round else rounds)
     plain = _merged(SMALL, settings, {"method": name, "dataset": "demo"})
     assert len(refused) < len(CASES), f"{name} refuses every case: {refused[0]}"
     if not any(reason.startswith("the plain case") for reason in refused):
-        _check_rows(plain, rounds)
-        _check_restored(plain)
+        with _named_errors(name):
+            _check_weights(plain)
+            _check_rows(plain, rounds)
+            _check_restored(plain, rounds)
     return refused
 
 
 def _check_facts(name: str) -> None:
     facts = method_facts(name)
+    try:
+        check_declared(facts)
+        settings = experiment({"method": name})
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
     assert facts.help, f"{name} has no help: declare one line for `fedalc list`"
-    assert facts.colour is None or re.fullmatch("#[0-9A-Fa-f]{6}", facts.colour), f"{facts.colour} is not a #RRGGBB"
-    unknown = [section for section in facts.sections if section not in METHOD_SECTIONS]
-    assert not unknown, f"sections: there is no {unknown[0]}; there are {', '.join(METHOD_SECTIONS)}"
     known = flat(Experiment().to_dict())
     unknown = [setting for setting in facts.ignores if setting not in known]
     assert not unknown, f"ignores: there is no setting {unknown[0]}"
-    assert facts.compares_classes in (None, "regularizer", "fixed"), f"compares_classes: {facts.compares_classes}"
-    if facts.Options is not None:
-        assert "options" in facts.sections, 'Options are read from [options]: add "options" to sections'
-        facts.Options()  # every option needs a default
+    with _named_errors(name):
+        looks = facts.looks_at_labels(settings)
+        assert isinstance(looks, int) and looks >= 1, f"looks_at_labels returns {looks!r}, not a number from 1 on"
+
+
+def _check_weights(settings: Mapping[str, Any]) -> None:
+    training = start_training(settings, TRAIN, "fused")
+    federation = training.federation
+    counts = torch.from_numpy(federation.counts[federation.clients]).double()
+    total = float(training.method.weights(counts, federation.label_of[federation.clients]).sum())
+    assert abs(total - 1) < 1e-9, f"the weights of the clients sum to {total}, and should sum to 1"
 
 
 def _check_rows(settings: Mapping[str, Any], rounds: int) -> None:
@@ -96,16 +108,29 @@ def _check_rows(settings: Mapping[str, Any], rounds: int) -> None:
             again.run_round()
 
 
-def _check_restored(settings: Mapping[str, Any]) -> None:
+def _check_restored(settings: Mapping[str, Any], rounds: int) -> None:
     training, other = (start_training(settings, TRAIN, "fused") for _ in range(2))
-    training.run_round()
+    more = 0 if training.method.one_round else rounds
+    for _ in range(max(1, more // 2)):
+        training.run_round()
     saved = {name: tensor.detach().clone() for name, tensor in training.tensors().items()}
     other.restore(saved, training.facts())
-    if not training.method.one_round:
+    for _ in range(more):
         training.run_round()
         other.run_round()
     for ours, restored in zip(training.model.values, other.model.values, strict=True):
         assert torch.equal(ours, restored), "a training that is saved and restored goes on with other numbers"
+
+
+@contextmanager
+def _named_errors(name: str) -> Iterator[None]:
+    """Turn an error of the method into an AssertionError that names it."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{name} fails: {type(error).__name__}: {error}") from error
 
 
 def _merged(*tables: Mapping[str, Any]) -> dict[str, Any]:

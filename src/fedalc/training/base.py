@@ -65,7 +65,7 @@ class AnyTraining(ABC):
         self.validation = None if validation is None else self._scaled(validation)
         has_own_validation = self.dataset.validation is not None
         self.refits = settings.selection.refit and self.validation is not None and not has_own_validation
-        if settings.selection.metric == "mAP" and self.validation is not None:
+        if find_metric(settings.selection.metric).needs == "scores" and self.validation is not None:
             check_map_affordable(self.validation.labels)
         return self
 
@@ -148,7 +148,7 @@ class AnyTraining(ABC):
     @property
     def _with_map(self) -> bool:
         """Whether curves show mAP: pictures are compared by it. With many labels it is slow, so only the end has it."""
-        return self.settings.encoder.is_image or self.settings.selection.metric == "mAP"
+        return self.settings.encoder.is_image or find_metric(self.settings.selection.metric).needs == "scores"
 
     @property
     def _budget(self) -> int:

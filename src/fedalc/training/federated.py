@@ -19,6 +19,7 @@ from fedalc.data.dataset import Split
 from fedalc.data.federation import Clients, form_clients
 from fedalc.engines import Engine, make_engine
 from fedalc.engines.traffic import Ledger
+from fedalc.errors import FedalcError
 from fedalc.labels.knowledge import LabelKnowledge, learn_labels
 from fedalc.methods import Method, make_method
 from fedalc.models.class_embeddings import unit_rows
@@ -129,10 +130,28 @@ class FederatedTraining:
         for statistic, mean in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
             statistic.copy_(mean)
         generator = torch_generator(settings.seed, "server step", t)
-        self.model.W = self.method.server_step(result.put_into(self.model), result.labels, generator)
+        self.model.W = self._server_step(result.put_into(self.model), result.labels, generator)
         if self.average is not None:
             self.average.update(self.model.values, t)
         return loss
+
+    def _server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """Take the method's step on W. A registered method may be wrong, so the first step is checked."""
+        before = W.clone() if self.round_number == 1 else W
+        after = self.method.server_step(W, labels, generator)
+        if not isinstance(after, Tensor) or after.shape != before.shape or after.dtype != before.dtype:
+            found = f"{tuple(after.shape)} of {after.dtype}" if isinstance(after, Tensor) else type(after).__name__
+            raise self._wrong_step(f"returned {found}, and W is {tuple(before.shape)} of {before.dtype}")
+        if self.round_number == 1 and len(after):
+            lengths = after[:, self.method.parts[0]].norm(dim=1)
+            if bool(torch.isfinite(lengths).all()) and float((lengths - 1).abs().max()) > 1e-3:
+                raise self._wrong_step("returned rows whose length is not 1")
+            if not self.method.trains_rows and not torch.equal(before, after):
+                raise self._wrong_step("changes W, but the method does not declare trains_rows = True")
+        return after
+
+    def _wrong_step(self, what: str) -> FedalcError:
+        return FedalcError(f"the server step of {self.settings.method} {what}; see fedalc.testing.check_method")
 
     @torch.no_grad()
     def _solve(self, clients: np.ndarray) -> float:

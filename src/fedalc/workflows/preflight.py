@@ -5,8 +5,9 @@ from __future__ import annotations
 import psutil
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import encoder_facts
 from fedalc.core import distributed
-from fedalc.core.registry import ORACLES
+from fedalc.core.registry import ENCODERS, ORACLES
 from fedalc.data import Dataset, Images
 from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
@@ -46,8 +47,9 @@ def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> Non
     if pictures and settings.method in ORACLES:
         raise ConfigError(f"{settings.method} is for sparse features, but {dataset} has pictures", "method")
     if pictures != settings.encoder.is_image and settings.method not in ORACLES:
-        has = "pictures: use resnet18, resnet50 or resnet-small" if pictures else "no pictures: use linear or mlp"
-        raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}", "encoder.name")
+        fitting = " or ".join(name for name in ENCODERS if encoder_facts(name).pictures == pictures)
+        has = "pictures" if pictures else "no pictures"
+        raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}: use {fitting}", "encoder.name")
 
 
 def check_memory(settings: Experiment, data: Dataset) -> None:

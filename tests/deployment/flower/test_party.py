@@ -22,7 +22,7 @@ from fedalc.deployment.flower.census import Census, question, take_census
 from fedalc.deployment.flower.client_app import PARTY_ERROR
 from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.connections import Parties, Patience
-from fedalc.deployment.flower.engine import FlowerStrategy
+from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.flower.limits import sample_problem
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.wire import pack
@@ -78,7 +78,7 @@ def train_message(parties: Nodes, method: str = "fedavg", settings: dict[str, An
     federated = begin_training(
         experiment_settings,
         census.roster,
-        lambda m: FlowerStrategy(talk, census, m, experiment_settings),
+        lambda m: FlowerEngine(talk, census, m, experiment_settings),
         census.knowledge,
     )
     federated.run_round()

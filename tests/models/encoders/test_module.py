@@ -80,16 +80,23 @@ def test_a_module_is_taken_as_it_is_trained_saved_and_loaded(tmp_path: Path) -> 
     start = network[0].weight.detach().clone()
     run = fedalc.train(dataset=data, encoder=network, folder=tmp_path / "run", **FEW)
     assert torch.equal(network[0].weight, start), "the user's module was changed"
-    assert run.settings.encoder.name == "Sequential" and run.settings.encoder.dim == 6
+    name = run.settings.encoder.name
+    assert name.startswith("Sequential-") and run.settings.encoder.dim == 6
     model = run.model
     assert isinstance(model, fedalc.TrainedModel)
     trained = dict(model.model.encoder.named_parameters())["module.0.weight"]
     assert trained.shape == start.shape and not torch.equal(trained, start)
     again = fedalc.load_run(tmp_path / "run").model
     assert np.array_equal(again.predict(data.test.features)[0], model.predict(data.test.features)[0])
-    ENCODERS._registered.pop("Sequential")
-    with pytest.raises(fedalc.FedalcError, match=r"unknown encoder 'Sequential'.*--plugin"):
+    other = nn.Sequential(nn.Linear(data.feature_count, 9), nn.Tanh(), nn.Linear(9, 6))
+    assert fedalc.train(dataset=data, encoder=other, **FEW).settings.encoder.name != name
+    again = fedalc.load_run(tmp_path / "run").model
+    assert np.array_equal(again.predict(data.test.features)[0], model.predict(data.test.features)[0])
+    ENCODERS._registered.pop(name)
+    with pytest.raises(fedalc.FedalcError, match=rf"unknown encoder '{name}'.*--plugin"):
         fedalc.load_run(tmp_path / "run")
+    fedalc.register_encoder(name)(network)
+    assert fedalc.load_run(tmp_path / "run").model.feature_count == data.feature_count
 
 
 def test_pictures() -> None:

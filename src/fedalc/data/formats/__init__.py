@@ -19,6 +19,7 @@ __all__ = [
     "Format",
     "Parsed",
     "ReadOptions",
+    "check_format_class",
     "errors_named",
     "file_format",
     "folder_format",
@@ -29,18 +30,18 @@ __all__ = [
 T = TypeVar("T")
 
 
-def _check(item: Any) -> None:
+def check_format_class(item: Any) -> type[Format]:
     if not (isinstance(item, type) and issubclass(item, Format)):
         raise ConfigError(f"{item!r:.60} is not a format: register a class that extends fedalc.data.formats.Format")
+    return item
 
 
-register_format: Callable[[str], Callable[[T], T]] = registering(FORMATS, _check)
+register_format: Callable[[str], Callable[[T], T]] = registering(FORMATS)
 
 
 def formats() -> Iterator[Format]:
     """Return one object of each format, in the order in which they are asked."""
     for name in reversed(list(FORMATS)):
-        _check(FORMATS[name])
         data_format: Format = FORMATS[name]()
         data_format.name = name
         yield data_format

@@ -109,8 +109,8 @@ class Format:
         files: dict[str, Path] = {}
         for split in ("test", "train", "validation"):
             paths = self.candidates(folder, split)
-            if len(paths) > 1:
-                names = ", ".join(path.name for path in paths)
+            if len(named := self._named(folder, split) or paths) > 1:
+                names = ", ".join(path.name for path in named)
                 raise DataError(f"several files could be the {split} split: {names}. Leave one", folder)
             if paths:
                 files[split] = paths[0]
@@ -120,12 +120,15 @@ class Format:
 
     def candidates(self, folder: Path, split: str) -> list[Path]:
         """Return the files that could be a split: by their names first, then by `recognises_file`."""
+        return [path for path in self._named(folder, split) if self.recognises_file(path)]
+
+    def _named(self, folder: Path, split: str) -> list[Path]:
+        """Return the files whose names say that they are a split, in this format or in another with the same suffix."""
         if not self.suffixes:
             return []
         names = "|".join(name for name, named_split in _SPLIT_OF.items() if named_split == split)
         pattern = re.compile(f".*?({names}){self._ending}", re.IGNORECASE)
-        by_name = (path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name) and path.is_file())
-        return [path for path in by_name if self.recognises_file(path)]
+        return [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name) and path.is_file()]
 
     def looks_for(self, split: str = "train") -> str:
         """Return which file, or files, of a folder hold a split, for error messages."""

@@ -53,7 +53,7 @@ OUTCOME = ("labels", "loss")
 ATTEMPTS = 3  # at a round to which too few parties have answered
 
 
-class FlowerStrategy(Engine):
+class FlowerEngine(Engine):
     """`max_norm`: refuse longer changes of θ (default: 100 times the usual length)."""
 
     clients_keep_rows = False  # a party may restart at any time, so each message brings its rows

@@ -10,7 +10,7 @@ from fedalc.core.interrupt import Interrupt
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.census import Census, who_is_in
 from fedalc.deployment.flower.connections import Parties
-from fedalc.deployment.flower.engine import FlowerStrategy
+from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.flower.held_out import ServerData
 from fedalc.deployment.flower.measuring import PartyEvaluation
 from fedalc.evaluation.evaluate import evaluate
@@ -68,7 +68,7 @@ class PartyTraining(Training):
         due = done > 0 and (done % self.settings.selection.every == 0 or done == self.rounds)
         if due and not any(record["round"] == done for record in history.read(folder / "history.jsonl")):
             strategy = self.federated.engine
-            assert isinstance(strategy, FlowerStrategy)
+            assert isinstance(strategy, FlowerEngine)
             self._evaluate(strategy.loss / len(self.federated.method.parts))
 
     def _account(self) -> Account:
@@ -77,8 +77,8 @@ class PartyTraining(Training):
     def _begin_phase(self, train: Split) -> FederatedTraining:
         return begin_training(self.settings, self.census.roster, self._strategy, self.census.knowledge)
 
-    def _strategy(self, method: Method) -> FlowerStrategy:
-        return FlowerStrategy(self.parties, self.census, method, self.settings, self.max_norm)
+    def _strategy(self, method: Method) -> FlowerEngine:
+        return FlowerEngine(self.parties, self.census, method, self.settings, self.max_norm)
 
     def _evaluate(self, loss: float) -> None:
         self._save_if_due(force=True)  # parties may fail during the evaluation, and the round is done

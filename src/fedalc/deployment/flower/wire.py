@@ -17,7 +17,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.model import Model
 
-VERSION = 2  # of these messages: 1 had no run id
+VERSION = 3  # of these messages: 1 had no run id, 2 no options of a method
 RAW = "raw"  # format of arrays: little-endian numbers, row by row, so that nothing has to be parsed
 SENT = "sent"  # in place of the path of pretrained weights, because θ and the statistics are sent
 LONGEST_SETTINGS = 100_000  # characters
@@ -140,7 +140,7 @@ def task(settings: Experiment, run: str, **more: Any) -> ConfigRecord:
 def _for_parties(settings: Experiment) -> str:
     """Return the settings that parties need, as JSON: no files, no privacy, nothing that only the server does."""
     every = settings.to_dict()
-    sections = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing")
+    sections = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "options")
     sent = {key: every[key] for key in sections}
     if settings.encoder.pretrained is not None:
         sent["encoder"]["pretrained"] = SENT

@@ -10,7 +10,7 @@ from torch import Generator
 from fedalc.config.schema import EncoderSettings
 from fedalc.core.registry import ENCODERS, registering
 from fedalc.data.images.images import PICTURES_AT_ONCE, Images
-from fedalc.models.encoders.base import Batch, Encoder, check_encoder, encoder_class, register_module
+from fedalc.models.encoders.base import Batch, Encoder, register_module
 from fedalc.models.encoders.chance import Chance, Dropout
 from fedalc.models.encoders.image import ImageEncoder, picture_bytes
 from fedalc.models.encoders.image_rows import PictureRows
@@ -18,7 +18,7 @@ from fedalc.models.encoders.side_by_side import SideBySide
 from fedalc.models.encoders.sparse_rows import SparseRows, scale_rows
 from fedalc.models.encoders.text import TextEncoder
 
-register_encoder = registering(ENCODERS, check_encoder)
+register_encoder = registering(ENCODERS)
 
 
 def make_batch(
@@ -31,7 +31,7 @@ def make_batch(
 
 def make_encoder(feature_count: int, settings: EncoderSettings, generator: Generator, copies: int = 1) -> Encoder:
     """Build one encoder, or several side by side with different random starts."""
-    encoders = [encoder_class(settings.name)(feature_count, settings, generator) for _ in range(copies)]
+    encoders = [ENCODERS[settings.name](feature_count, settings, generator) for _ in range(copies)]
     return encoders[0] if copies == 1 else SideBySide(encoders)
 
 

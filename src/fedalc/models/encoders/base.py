@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -51,6 +53,14 @@ class ModuleEncoder(Encoder):
     Memory: a block of `block_rows` instances as a dense tensor, instances × features.
     """
 
+    family = "module"
+    ignores = ("start",)
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {  # the module's layers would have to support other values
+        "dropout": (0.0,),
+        "shortcut": (False,),
+        "precision": ("full",),
+        "pretrained": (None,),
+    }
     made_from: ClassVar[Any]  # a class of modules, or a module
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
@@ -64,12 +74,21 @@ class ModuleEncoder(Encoder):
                 torch.manual_seed(int(torch.randint(1 << 62, (1,), generator=generator, device="cpu")))
                 self.module = self.made_from(feature_count, settings)
         _check_layers(self.module, settings.name)
+        self.eval()
 
     def forward(self, rows: Batch, chance: Chance | None = None, pixels: Tensor | None = None) -> Tensor:
-        if isinstance(rows, SparseRows):
-            h = self.module(rows.dense())
-        else:
-            h = self.module(rows.pixels(chance) if pixels is None else pixels)
+        if pixels is None:
+            pixels = rows.pixels(chance) if isinstance(rows, PictureRows) else None
+        given = rows.dense() if isinstance(rows, SparseRows) else pixels
+        assert given is not None
+        try:
+            h = self.module(given)
+        except Exception as error:
+            shape = " × ".join(map(str, given.shape))
+            raise ConfigError(
+                f"the encoder {self.settings.name} failed on a tensor of {shape}: {type(error).__name__}: {error}",
+                "encoder.name",
+            ) from error
         if not isinstance(h, Tensor) or h.shape != (len(rows), self.settings.dim):
             shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
             raise ConfigError(
@@ -78,6 +97,10 @@ class ModuleEncoder(Encoder):
                 "encoder.dim",
             )
         return unit_rows(h) if self.settings.output == "unit" else h
+
+    def train(self, mode: bool = True) -> ModuleEncoder:
+        """Stay in evaluation mode: what a module draws in training mode would differ between engines."""
+        return super().train(False)
 
 
 def _check_layers(module: nn.Module, name: str) -> None:
@@ -95,28 +118,35 @@ def _check_layers(module: nn.Module, name: str) -> None:
                 "extend fedalc.Encoder and call chance.drop",
                 "encoder.name",
             )
+    parameters = list(module.named_parameters(remove_duplicate=False))
+    if not parameters:
+        raise ConfigError(f"{name} has no parameters, so there is nothing to train", "encoder.name")
+    if len({id(value) for _, value in parameters}) < len(parameters):
+        raise ConfigError(f"{name} uses one parameter in two places, which cannot be saved", "encoder.name")
+    for parameter, value in parameters:
+        if not value.requires_grad:
+            raise ConfigError(f"{name} has a frozen parameter, {parameter}: all parameters are trained", "encoder.name")
 
 
-def encoder_class(name: str) -> type[Encoder]:
-    """Return the class of an encoder. Wraps a user's module."""
-    registered = ENCODERS[name]
-    if isinstance(registered, type) and issubclass(registered, Encoder):
-        return registered
-    pictures = bool(getattr(registered, "pictures", False))
-    return type("ModuleEncoder", (ModuleEncoder,), {"made_from": registered, "pictures": pictures})
-
-
-def check_encoder(encoder: Any) -> None:
-    """Refuse to register anything but a torch module or a class of torch modules."""
+def as_encoder_class(encoder: Any) -> type[Encoder]:
+    """Return the class that builds an encoder: the class itself, or one that wraps a user's module or class of them."""
     is_class = isinstance(encoder, type) and issubclass(encoder, nn.Module)
     if not (is_class or isinstance(encoder, nn.Module)):
         raise ConfigError(f"{encoder!r:.60} is not an encoder: register a torch.nn.Module, or a class of them")
+    if is_class and issubclass(encoder, Encoder):
+        return encoder
+    named = encoder if is_class else type(encoder)
+    facts = {fact: getattr(named, fact) for fact in ("help", "pictures") if hasattr(named, fact)}
+    origin = {"__module__": named.__module__, "__qualname__": named.__qualname__, "__doc__": named.__doc__}
+    return type(named.__name__, (ModuleEncoder,), {"made_from": encoder, **facts, **origin})
 
 
 def register_module(module: nn.Module) -> dict[str, Any]:
-    """Register a module under the name of its class, and return the [encoder] settings that select it."""
-    check_encoder(module)
-    name = re.sub(r"\W", "", type(module).__name__) or "Module"
+    """Register a module and return the [encoder] settings that select it. The name tells modules apart that differ in
+    class, layers or shapes: a model that was trained with one must not be loaded into another."""
+    shapes = [(name, tuple(value.shape)) for name, value in module.state_dict().items()]
+    structure = hashlib.sha256(repr((type(module).__qualname__, repr(module), shapes)).encode()).hexdigest()[:8]
+    name = f"{re.sub(r'[^A-Za-z]', '', type(module).__name__) or 'Module'}-{structure}"
     ENCODERS.register(name, module)
     return {"name": name, "dim": _width(module)}
 

@@ -40,6 +40,7 @@ class ImageEncoder(Encoder):
     """A ResNet and a linear map."""
 
     pictures = True
+    for_parties = True
     family = "resnet"
     ignores = ("embedding", "hidden")
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"shortcut": (False,), "start": ("he", "framework")}

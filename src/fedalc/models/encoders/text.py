@@ -25,6 +25,7 @@ class TextEncoder(Encoder):
     ignores: ClassVar[tuple[str, ...]] = ("norm",)
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"pretrained": (None,)}
     takes_some_features = True
+    for_parties = True
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__(feature_count, settings, generator)

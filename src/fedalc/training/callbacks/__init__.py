@@ -14,7 +14,7 @@ from fedalc.training.callbacks.base import Callback, checked_callbacks, part_wat
 from fedalc.training.callbacks.history import HistoryWriter
 
 
-def check_callback_class(item: Any) -> None:
+def check_callback_class(item: Any) -> type[Callback]:
     """Refuse what cannot be built by name: it must extend Callback and need no arguments."""
     if not (isinstance(item, type) and issubclass(item, Callback)):
         raise ConfigError(f"{item!r:.60} cannot be registered as a callback: it must be a class that extends Callback")
@@ -24,16 +24,18 @@ def check_callback_class(item: Any) -> None:
         raise ConfigError(
             f"{item.__qualname__} cannot be registered as a callback: it must be built without arguments ({error})"
         ) from None
+    return item
 
 
-register_callback = registering(CALLBACKS, check_callback_class)
+register_callback = registering(CALLBACKS)
 
 
 def make_callback(name: str) -> Callback:
     """Build a registered callback. An unknown name is an error that lists the known ones."""
-    kind = CALLBACKS[CALLBACKS.check(name, "callback")]
-    check_callback_class(kind)  # an installed package has not passed `register_callback`
-    return kind()
+    if problem := CALLBACKS.problem(name):
+        raise ConfigError(problem, "--callback")
+    callback: Callback = CALLBACKS[name]()
+    return callback
 
 
 __all__ = [
