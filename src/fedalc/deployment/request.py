@@ -23,7 +23,7 @@ WHEN_RESUMED = (
     "epsilon-budget",
     "privacy-ledger",
 )
-"""The options that may change when a run is resumed. What it trains stays as it is in its folder."""
+"""The options that may change when a run is resumed. All other settings come from its folder."""
 _OPTIONS = {"num-parties": "parties", "num-server-rounds": "rounds", "settings": "config"}
 
 

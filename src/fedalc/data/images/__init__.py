@@ -1,1 +1,1 @@
-"""Pictures in the place of features: decoded once, kept small, read block by block."""
+"""Pictures instead of features: decoded once to small copies, and read block by block."""

@@ -51,7 +51,7 @@ class Small(NamedTuple):
 
 
 def small_copies(
-    place: Place,
+    storage: Place,
     names: Sequence[str],
     size: int,
     broken: Literal["refuse", "skip"] = "refuse",
@@ -73,22 +73,22 @@ def small_copies(
     archive is read front to back.
     """
     need_pillow()
-    wanted = [safe_name(name, place.path) for name in names]
+    wanted = [safe_name(name, storage.path) for name in names]
     if len(set(wanted)) != len(wanted):
-        raise DataError("a picture is listed twice", place.path)
+        raise DataError("a picture is listed twice", storage.path)
 
     def make(writer: Writer) -> None:
-        _make(place, wanted, size, broken, writer, progress, threads, first)
+        _make(storage, wanted, size, broken, writer, progress, threads, first)
 
     # Another version of Pillow may decode differently, or decode more files.
-    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), str(place.path.resolve()), *wanted))
+    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), str(storage.path.resolve()), *wanted))
     wait = wait or broken == "skip"
-    copies = kept_copies(key, place.stamp(wanted), len(wanted), size, make, cache, tell, wait)
-    _report(copies, wanted, place.path, broken, tell)
+    copies = kept_copies(key, storage.stamp(wanted), len(wanted), size, make, cache, tell, wait)
+    _report(copies, wanted, storage.path, broken, tell)
     usable = np.ones(len(wanted), dtype=bool)
     usable[list(copies.broken)] = False
     if not usable.any():
-        raise DataError("none of its pictures can be used", place.path)
+        raise DataError("none of its pictures can be used", storage.path)
     return Images(copies.pixels, wanted, copies.digests, arrivals=copies.arrivals)[usable], usable
 
 
@@ -124,7 +124,7 @@ def need_pillow() -> None:
 
 
 def _make(
-    place: Place,
+    storage: Place,
     names: Sequence[str],
     size: int,
     broken: str,
@@ -138,7 +138,7 @@ def _make(
 
     def encoded() -> Generator[tuple[int, bytes], None, None]:
         order = writer.arrivals.in_order(chain(first, range(len(names))))
-        for file in place.files(names[row] for row in order):
+        for file in storage.files(names[row] for row in order):
             missing.discard(file.name)
             yield rows[file.name], file.read_start(LARGEST_FILE + 1)
 
@@ -146,7 +146,7 @@ def _make(
     with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, threads)) as made:
         for done, small in enumerate(made, 1):
             if small.broken and broken == "refuse":
-                raise _refused(names[small.row], small.broken, place.path)
+                raise _refused(names[small.row], small.broken, storage.path)
             if small.broken:
                 writer.note_broken(small.row, small.broken)
             else:
@@ -155,7 +155,7 @@ def _make(
                 progress(done, len(names))
     for name in sorted(missing):
         if broken == "refuse":
-            raise _refused(name, _absent(len(missing)), place.path)
+            raise _refused(name, _absent(len(missing)), storage.path)
         writer.note_broken(rows[name], "is not there")
 
 
@@ -227,21 +227,23 @@ def _of_eight_bits(image: Any) -> Any:
     return image
 
 
-def _report(copies: Copies, names: Sequence[str], place: Path, broken: str, tell: Callable[[str], None] | None) -> None:
+def _report(
+    copies: Copies, names: Sequence[str], source: Path, broken: str, tell: Callable[[str], None] | None
+) -> None:
     """Report broken pictures: found now, or by an earlier process that skipped them."""
     if not copies.broken:
         return
     row, why = next(iter(sorted(copies.broken.items())))
     if broken == "refuse":
-        raise _refused(names[row], _absent(1) if why == "is not there" else why, place)
+        raise _refused(names[row], _absent(1) if why == "is not there" else why, source)
     if tell is not None:
-        tell(left_out(place, [f"{names[row]} {why}" for row, why in sorted(copies.broken.items())], len(names)))
+        tell(left_out(source, [f"{names[row]} {why}" for row, why in sorted(copies.broken.items())], len(names)))
 
 
-def left_out(place: Path, broken: Sequence[str], pictures: int) -> str:
+def left_out(source: Path, broken: Sequence[str], pictures: int) -> str:
     """Return a note that names the first few pictures left out."""
     more = len(broken) - _NAMED_IN_A_NOTE
-    return f"{place}: {len(broken)} of {pictures} pictures left out: {'; '.join(broken[:_NAMED_IN_A_NOTE])}" + (
+    return f"{source}: {len(broken)} of {pictures} pictures left out: {'; '.join(broken[:_NAMED_IN_A_NOTE])}" + (
         f"; and {more} more" if more > 0 else ""
     )
 
@@ -250,5 +252,5 @@ def _absent(count: int) -> str:
     return "is not there" if count == 1 else f"is not there, nor are {count - 1} others"
 
 
-def _refused(name: str, why: str, place: Path) -> DataError:
-    return DataError(f'{name} {why}. Get it again, or leave broken pictures out (images.broken = "skip")', place)
+def _refused(name: str, why: str, source: Path) -> DataError:
+    return DataError(f'{name} {why}. Get it again, or leave broken pictures out (images.broken = "skip")', source)
