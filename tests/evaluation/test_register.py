@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -119,13 +120,34 @@ def test_what_cannot_be_registered() -> None:
         register_metric("mine")(3)  # type: ignore[type-var]
     with pytest.raises(ConfigError, match=r"unknown metric 'F2'; there are P@1, .*, mAP\."):
         fedalc.experiment({"selection": {"metric": "F2"}})
-    with pytest.raises(ConfigError, match=r"PSP@5 is for the test set; there are P@1, P@3"):
+    with pytest.raises(ConfigError, match="PSP@5 is for the test set"):
         fedalc.experiment({"selection": {"metric": "PSP@5"}})
 
 
-def test_its_facts_are_found_however_it_was_registered() -> None:
+def test_its_facts_are_found_however_it_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry point returns the function itself."""
-    METRICS._registered["plain"] = lambda top, truth: 1.0
+    points = {"plain": EntryPoint("plain", "tests.evaluation.test_register:precision", "fedalc.metrics")}
+    monkeypatch.setitem(METRICS.__dict__, "_entry_points", points)
     assert find_metric("plain").larger_is_better and find_metric("plain").needs == "top"
     register_metric("mine")(precision)
-    assert find_metric("mine").help == "P@5, by another way."
+    assert find_metric("mine").help == "P@5, implemented differently."
+
+
+def test_one_function_can_be_two_metrics() -> None:
+    def depth(top: np.ndarray, truth: csr_matrix) -> float:
+        return float(top.shape[1])
+
+    register_metric("depth@2", k=2)(depth)
+    register_metric("depth@4", k=4, larger_is_better=False)(depth)
+    found = ranking_metrics(np.array([[0, 1, 2, 3, 4]]), csr_matrix(np.ones((1, 5))))
+    assert (found["depth@2"], found["depth@4"]) == (2.0, 4.0)
+    assert find_metric("depth@2").larger_is_better and not find_metric("depth@4").larger_is_better
+
+
+def test_a_builtin_is_no_trouble_and_a_broken_package_costs_only_its_own_metric(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points = {"broken": EntryPoint("broken", "no_such_module:f", "fedalc.metrics")}
+    monkeypatch.setitem(METRICS.__dict__, "_entry_points", points)
+    with pytest.warns(UserWarning, match="the metric 'broken' of 'no_such_module:f' cannot be loaded"):
+        assert ranking_metrics(np.array([[0]]), csr_matrix(np.ones((1, 1))))["P@1"] == 100

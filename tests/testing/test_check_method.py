@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -173,8 +174,29 @@ class Demanding(Pushing):
         strength: float
 
 
-class Misspelt(Pushing):
-    sections: ClassVar[Any] = ("regulariser",)
+class Doubling(Pushing):
+    def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
+        return 2 * super().weights(counts, labels)
+
+
+class Late(Pushing):
+    """Counts its steps in the object, and acts on the third."""
+
+    def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        self.__dict__["steps"] = self.__dict__.get("steps", 0) + 1
+        return W if self.__dict__["steps"] != 3 else torch.nn.functional.normalize(W + W.roll(1, 0), dim=1)
+
+
+class Nothing(Pushing):
+    def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Any:
+        return None
+
+
+class Unsaid(Pushing):
+    """Uses label correlations without saying so."""
+
+    def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        return descend(W, self.from_labels(lambda known: AllPairs(repel_within(1.0), known)), 0.1)
 
 
 @pytest.mark.usefixtures("registered")
@@ -182,19 +204,33 @@ class Misspelt(Pushing):
     ("method", "said"),
     [
         (Drawing, "W after round 1 differs"),
-        (Stretching, "rows of W are not of length 1"),
-        (Moving, "though the method says trains_rows = False"),
+        (Stretching, "returned rows whose length is not 1"),
+        (Moving, "does not declare trains_rows = True"),
         (Remembering, "saved and restored"),
         (Counting, "the losses are"),
         (Silent, "has no help"),
-        (Misspelt, "there is no regulariser"),
-        (Demanding, "the option strength has no default"),
+        (Doubling, "sum to 2.0"),
+        (Late, "saved and restored"),
+        (Nothing, "returned NoneType"),
+        (Unsaid, "declare uses_labels = True"),
+        (Demanding, "options.strength: Field required"),
     ],
 )
 def test_a_wrong_method_is_found_out(method: type[fedalc.Method], said: str) -> None:
     fedalc.register_method(method.__name__)(method)
     with pytest.raises(AssertionError, match=said):
         fedalc.testing.check_method(method)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    "facts",
+    [{"sections": ("regulariser",)}, {"colour": "red"}, {"ignores": ("server.weights",)}, {"defaults": 5}, {"help": 3}],
+    ids=str,
+)
+def test_wrong_facts_are_refused_at_once(facts: dict[str, Any]) -> None:
+    with pytest.raises(fedalc.ConfigError, match="declares wrong facts: " + next(iter(facts))):
+        fedalc.register_method("wrong")(type("Wrong", (Pushing,), facts))
 
 
 @pytest.mark.usefixtures("registered")

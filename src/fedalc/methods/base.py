@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -87,10 +88,14 @@ class Method(MethodFacts, ABC):
         sum of the square loss over the m owners of an instance is the centralised loss ‖g - Σ a_u w_u‖²
         (docs/exact.md).
         """
-        if self.settings.client.loss == "hinge":
-            return (self.settings.client.margin - scores).clamp(min=0).square()
-        weight = self.label_weights[labels]
-        return self.share(labels, instances) * lengths - 2 * weight * scores + weight.square()
+        match self.settings.client.loss:
+            case "hinge":
+                return (self.settings.client.margin - scores).clamp(min=0).square()
+            case "square":
+                weight = self.label_weights[labels]
+                return self.share(labels, instances) * lengths - 2 * weight * scores + weight.square()
+            case other:
+                assert_never(other)  # mypy finds a loss that is in the settings and not here
 
     def share(self, labels: Tensor, instances: Tensor) -> Tensor:
         """Return the share 1/m of ‖g(x)‖² that one owner counts. `client.set_size` says how well m is known."""
@@ -149,9 +154,13 @@ class Method(MethodFacts, ABC):
 
     def weights(self, counts: Tensor, labels: np.ndarray) -> Tensor:
         """Return the weight p_u of each participating client, from its number of instances and its label. Sum: 1."""
-        if self.settings.server.weights == "uniform":
-            return torch.full_like(counts, 1 / len(counts))
-        return counts / counts.sum()
+        match self.settings.server.weights:
+            case "uniform":
+                return torch.full_like(counts, 1 / len(counts))
+            case "samples":
+                return counts / counts.sum()
+            case other:
+                assert_never(other)
 
     @abstractmethod
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -99,6 +99,23 @@ def test_a_module_is_taken_as_it_is_trained_saved_and_loaded(tmp_path: Path) -> 
     assert fedalc.load_run(tmp_path / "run").model.feature_count == data.feature_count
 
 
+def test_a_module_stays_in_evaluation_mode() -> None:
+    class Dropping(nn.Module):
+        dim = 6
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(20, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(self.layer(x), 0.5, training=self.training)
+
+    data = small_dataset()
+    first, second = (fedalc.train(dataset=data, encoder=Dropping().eval().train(), **FEW) for _ in range(2))
+    assert np.array_equal(*(first.model.predict(data.test.features)[0] for _ in range(2)))
+    assert second.settings == first.settings
+
+
 def test_pictures() -> None:
     class Tiny(nn.Module):
         pictures: ClassVar[bool] = True

@@ -84,9 +84,9 @@ class ModuleEncoder(Encoder):
         try:
             h = self.module(given)
         except Exception as error:
-            shape = " × ".join(map(str, given.shape))
+            size = " × ".join(map(str, given.shape))
             raise ConfigError(
-                f"the encoder {self.settings.name} failed on a tensor of {shape}: {type(error).__name__}: {error}",
+                f"the encoder {self.settings.name} failed on a tensor of {size}: {type(error).__name__}: {error}",
                 "encoder.name",
             ) from error
         if not isinstance(h, Tensor) or h.shape != (len(rows), self.settings.dim):
