@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class FedalcError(Exception):
-    """Something the user can put right. The message stands on its own, without a traceback."""
+    """An error that the user can fix. Its message is complete: no traceback is needed."""
 
 
 class DataError(FedalcError):

@@ -16,7 +16,7 @@ from fedalc.errors import FedalcError, Interrupted
 
 
 def main() -> None:
-    """The console script: errors meant for a person become one line and exit code 2, an interruption 130."""
+    """Run a command. A FedalcError becomes one line and exit code 2, an interruption exit code 130."""
     # Threads that wait for work by spinning slow everything down on a shared machine. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _note(warnings.showwarning)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _note(otherwise: Callable[..., None]) -> Callable[..., None]:
-    """What warnings are shown by: those meant for a person as a line of their own, without the place in the code."""
+    """Return a function that prints user warnings as one line, without the place in the code."""
 
     def show(message: Any, category: type[Warning], *where: Any, **how: Any) -> None:
         if category is not UserWarning:
@@ -60,7 +60,7 @@ def _note(otherwise: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_another() -> bool:
-    """Whether this is one of several processes and not the first."""
+    """Return whether this is one of several processes, but not the first."""
     return started_as().rank > 0
 
 

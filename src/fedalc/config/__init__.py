@@ -1,1 +1,1 @@
-"""Settings: what there is to set, which settings go together, and how an experiment is put together."""
+"""Settings: their schema, the checks across sections, and how an experiment is built from presets, files and options."""

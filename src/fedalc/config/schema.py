@@ -195,7 +195,7 @@ class SelectionSettings(Settings):
 
     validation: Share = 0.1  # share of train, if the dataset has no validation data; 0: keep the last round
     metric: Annotated[str, AfterValidator(known_metric)] = "P@1"
-    every: Count = 5  # evaluate every so many rounds
+    every: Count = 5  # rounds between evaluations
     patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
     keep: Literal["best", "last"] = "best"  # last: validation only draws curves
     refit: bool = True  # then train on all of train for the chosen number of rounds

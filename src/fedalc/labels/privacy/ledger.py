@@ -133,7 +133,7 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """To read from the start and append to. With its first line in it, whoever comes first."""
+        """Open the file to read and append. Creates it with its first line if needed."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
