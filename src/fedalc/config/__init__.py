@@ -1,1 +1,1 @@
-"""Settings: their schema, the checks across sections, and how an experiment is built from presets, files and options."""
+"""Settings: their schema, the checks across sections, and how presets, files and options become an experiment."""
