@@ -173,7 +173,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fedalc.compare("fedavg", folder="c"),
         r"expected a list of names, such as \['fedavg'\]",
     ),
-    "no methods": (lambda: fedalc.compare([], folder="c"), "there is none"),
+    "no methods": (lambda: fedalc.compare([], folder="c"), "expected at least one method name"),
     "seeds as text": (lambda: fedalc.compare(["fedavg"], folder="c", seeds="0"), "seeds: expected whole numbers"),  # type: ignore[arg-type]
     "settings as text": (lambda: fedalc.experiment("demo"), "expected a dict of settings"),  # type: ignore[arg-type]
     "an override": (lambda: fedalc.experiment(overrides=[5]), "expected key=value, found 5"),  # type: ignore[list-item]

@@ -121,7 +121,7 @@ def test_parties_are_told_what_concerns_them_and_no_more() -> None:
     settings = experiment({"method": "fedalc", **secret})
     written = str(task(settings, "run-1")["settings"])
     assert set(json.loads(written)) == {
-        "method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "server",
+        "method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "options", "server",
     }  # fmt: skip
     assert "/home" not in written and "7.25" not in written
     read, _ = read_task(RecordDict({"task": task(settings, "run-1")}), "cpu")
