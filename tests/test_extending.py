@@ -19,11 +19,14 @@ def name_of(example: str) -> str:
     return named[1] if named else "unnamed.py"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_every_example_runs_as_a_file(example: str, tmp_path: Path) -> None:
     (tmp_path / name_of(example)).write_text(example)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, name_of(example)], cwd=tmp_path, env=environment, check=True)
+    command = [sys.executable, name_of(example)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_page_names_every_way_in() -> None:
