@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 _number = count()
+
+# Some virtual machines announce matrix instructions (AMX) that they cannot run, and a product in bfloat16 then ends the
+# process. The tests do without them.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 @pytest.fixture(scope="session")
