@@ -76,7 +76,7 @@ def test_one_round(set_size: str) -> None:
     changes["server"] = {"ema": 0.0}
     assert_equal(1, method="fedalc-oneshot", **changes)
     ours, literal = (
-        training.engine.sums(training.model.W, training.federation.clients)
+        training.engine.sums(training.model, training.federation.clients)
         for engine in ("fused", "clients")
         for training in [federated(settings(engine, method="fedalc-oneshot", **changes), TRAIN)]
     )

@@ -149,7 +149,11 @@ def _check_square_loss(settings: Experiment) -> None:
     if solves_one_objective(settings.method, settings.server.optimizer):
         for possible, need in (
             (square, 'client.loss = "square"'),
-            (linear, 'encoder.name = "linear"' + ("" if one_round else ", or an mlp with encoder.shortcut")),
+            (
+                linear,
+                'encoder.name = "linear" or "random-features"'
+                + ("" if one_round else ", or an mlp with encoder.shortcut"),
+            ),
             (settings.encoder.output == "raw", 'encoder.output = "raw"'),
             (not facts.trains_rows, "a method with fixed class embeddings"),
             ("server.weights" not in facts.ignores, "clients weighted by their instances"),

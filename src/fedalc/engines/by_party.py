@@ -63,8 +63,8 @@ class PartyByParty(Engine):
         """Return what the party sends."""
         return self.inner.run(model, clients, chance, round_number)
 
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        return self.inner.sums(W, participants)
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        return self.inner.sums(model, participants)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.lengths.tensors()
