@@ -25,6 +25,7 @@ from fedalc.engines.base import RoundResult, Sums
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.methods import Method
 from fedalc.models.encoders import Batch, Chance, Design, SparseRows, TextEncoder
+from fedalc.models.encoders.sparse_rows import ColumnsOf
 from fedalc.models.model import Model
 
 SMALL = 3  # in a label with fewer than SMALL × `fewest` records, one of SMALL has to contribute
@@ -170,15 +171,13 @@ class CarefulEngine(ClientsEngine):
 
     @torch.no_grad()
     def _lengths(self, model: Model, instances: np.ndarray) -> list[np.ndarray]:
-        """Return the length of each part of the instances' designs: the features, and each of the encoder's columns."""
+        """Return the length of each part of the instances' designs: the features, and what `_column_squares` tells."""
         encoder = model.encoder
         lengths = [np.sqrt(self._squares[instances])] if encoder.uses_features else []
-        blocks = [encoder.columns(cast(SparseRows, self._rows(part, model.W))) for part in self._parts(instances)]
-        columns = [
-            np.concatenate([_squares(part).sqrt().cpu().numpy() for part in parts])
-            for parts in zip(*blocks, strict=True)
-        ]
-        return lengths + columns
+        blocks = (cast(SparseRows, self._rows(part, model.W)) for part in self._parts(instances))
+        squares = [_column_squares(block, encoder.columns) for block in blocks]
+        columns = (torch.cat(parts).sqrt().cpu().numpy() for parts in zip(*squares, strict=True))
+        return [*lengths, *columns]
 
 
 class _Influence:
@@ -277,9 +276,16 @@ class _WatchedRows:
             self._influence.product(squares, product)
         return product
 
-    def beside(self, columns: Sequence[Tensor], with_features: bool = True) -> _WatchedRows:
-        squares = [*(self._squares if with_features else ()), *map(_squares, columns)]
-        return _WatchedRows(self.rows, self.rows.beside(columns, with_features), squares, self._influence)
+    def beside(self, columns_of: ColumnsOf, with_features: bool = True) -> _WatchedRows:
+        squares = [*(self._squares if with_features else ()), *_column_squares(self.rows, columns_of)]
+        return _WatchedRows(self.rows, self.rows.beside(columns_of, with_features), squares, self._influence)
+
+
+def _column_squares(rows: SparseRows, columns_of: ColumnsOf) -> list[Tensor]:
+    """Return sums of squares for each of an encoder's columns: of their values, and of what they differ from those of
+    an instance without features. The server knows the latter and can subtract them."""
+    pairs = zip(columns_of(rows), columns_of(rows.nothing()), strict=True)
+    return [_squares(values) for columns, known in pairs for values in (columns, columns - known)]
 
 
 def _squares(values: Tensor) -> Tensor:

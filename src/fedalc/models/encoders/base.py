@@ -68,8 +68,7 @@ class Encoder(EncoderFacts, nn.Module):
 
     def design(self, rows: SparseRows) -> SparseRows | Design:
         """Return what θ is multiplied with: the features of the rows (if `uses_features`), then `columns`."""
-        columns = self.columns(rows)
-        return rows.beside(columns, self.uses_features) if columns else rows
+        return rows.beside(self.columns, self.uses_features)
 
 
 class ModuleEncoder(Encoder):

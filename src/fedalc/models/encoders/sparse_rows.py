@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ from scipy.sparse import csr_matrix, issparse
 from torch import Tensor
 
 from fedalc.core.sparse_products import WeightedBags
+
+ColumnsOf = Callable[["SparseRows"], Sequence[Tensor]]
+"""Computes dense columns for instances, as matrices with a row for each instance."""
 
 
 class SparseRows:
@@ -48,9 +51,16 @@ class SparseRows:
             return _SparseProduct.apply(self, weight, columns)
         return (self._dense if columns is None else torch.cat([self._dense, columns], dim=1)) @ weight
 
-    def beside(self, columns: Sequence[Tensor], with_features: bool = True) -> Design:
-        """Return these rows with dense columns to their right; without the rows if `with_features` is false."""
-        return Design(self if with_features else None, torch.cat(list(columns), dim=1))
+    def beside(self, columns_of: ColumnsOf, with_features: bool = True) -> SparseRows | Design:
+        """Return these rows and, to their right, dense columns, if there are any; without the rows if `with_features`
+        is false."""
+        columns = columns_of(self)
+        return Design(self if with_features else None, torch.cat(list(columns), dim=1)) if columns else self
+
+    def nothing(self) -> SparseRows:
+        """Return one instance without any feature."""
+        empty = csr_matrix((1, self.feature_count), dtype=np.float32)
+        return SparseRows(empty, np.zeros(1), self.dtype, self.keys.device)
 
     def dense(self) -> Tensor:
         """Return instances × features as a dense tensor, for users' encoders. Not cached."""
