@@ -33,7 +33,7 @@ class RandomFeatures(Linear):
     Memory: features × M numbers, drawn when first used, and a block of `block_rows` × M.
     """
 
-    help = "one matrix for sparse features beside random nonlinear ones; for few or dense features"
+    help = "one matrix for sparse features and random nonlinear functions of them"
     ignores = ("norm", "embedding", "hidden")
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
