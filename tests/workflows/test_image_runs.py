@@ -78,7 +78,7 @@ def test_oracles_have_no_use_for_pictures(method: str) -> None:
         fedalc.train(data=MOSAICS, method=method)
 
 
-@pytest.mark.parametrize("encoder", ["linear", "mlp"])
+@pytest.mark.parametrize("encoder", ["linear", "mlp", "random-features"])
 def test_text_encoders_have_no_use_for_pictures(encoder: str) -> None:
     said = f"^encoder.name: {encoder} does not fit: mosaics has pictures: use resnet50 or resnet18 or resnet-small$"
     with pytest.raises(ConfigError, match=said):
@@ -86,7 +86,7 @@ def test_text_encoders_have_no_use_for_pictures(encoder: str) -> None:
 
 
 def test_a_resnet_has_no_use_for_text() -> None:
-    said = "^encoder.name: resnet-small does not fit: small has no pictures: use mlp or linear$"
+    said = "^encoder.name: resnet-small does not fit: small has no pictures: use mlp or linear or random-features$"
     with pytest.raises(ConfigError, match=said):
         fedalc.train(data=small_dataset(), encoder=ENCODER)
 

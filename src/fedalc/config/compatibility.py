@@ -172,7 +172,11 @@ def _check_solver(settings: Experiment) -> None:
         loss = (convex, "client.loss logistic, squared-hinge or softmax (for square use cg or fedalc-oneshot)")
         for possible, need in (
             loss if newton else (settings.client.loss == "square", 'client.loss = "square"'),
-            (linear, 'encoder.name = "linear"' + ("" if one_round or newton else ", or an mlp with encoder.shortcut")),
+            (
+                linear,
+                'encoder.name = "linear" or "random-features"'
+                + ("" if one_round or newton else ", or an mlp with encoder.shortcut"),
+            ),
             (settings.encoder.output == "raw", 'encoder.output = "raw"'),
             (not facts.trains_rows, "a method with fixed class embeddings"),
             ("server.weights" not in facts.ignores, "clients weighted by their instances"),

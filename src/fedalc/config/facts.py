@@ -84,6 +84,10 @@ def check_declared(method: type[MethodFacts]) -> None:
         raise ConfigError(f"the method {method.__name__} declares wrong facts: {problem}")
 
 
+#: Settings of [encoder] for the encoder random-features alone.
+OF_RANDOM_FEATURES = ("random_features", "activation", "scale", "linear_part")
+
+
 class EncoderFacts:
     """The facts of an encoder (`fedalc.models.encoders`)."""
 
@@ -91,7 +95,8 @@ class EncoderFacts:
     help: ClassVar[str] = ""
     #: Does it take pictures? Otherwise it takes rows of features.
     pictures: ClassVar[bool] = False
-    #: Is it one matrix? Then conjugate gradients and fedalc-oneshot can solve for it.
+    #: Is it one matrix θ, times what `Encoder.design` returns? Then conjugate gradients and fedalc-oneshot can solve
+    #: for it.
     linear: ClassVar[bool] = False
     #: Settings of [encoder] that it ignores.
     ignores: ClassVar[tuple[str, ...]] = ()

@@ -64,6 +64,12 @@ class EncoderSettings(Settings):
     precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16
     norm: Literal["group", "frozen", "batch"] = "group"  # of a ResNet: docs/images.md
     pretrained: str | None = None  # weights to start a ResNet from: a name on the hub, or a folder
+    constant: NotNegative = 0.0  # linear and random-features: the value of one more column, an intercept; 0: none
+    # random-features only: [x, √(2/M) f(Rx)], R drawn from the run's seed (docs/exact.md).
+    random_features: Count = 2048  # M
+    activation: Literal["relu", "cosine"] = "relu"  # f; cosine: cos(Rx + b)
+    scale: Positive = 1.0  # R's entries are standard normal, times this
+    linear_part: bool = True  # keep x itself beside the random features
 
     @property
     def is_image(self) -> bool:

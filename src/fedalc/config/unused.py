@@ -34,6 +34,10 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # with pictures, validation computes mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
     ("encoder.dropout encoder.shortcut encoder.precision encoder.norm encoder.pretrained", {"method": FEDERATED}),
+    (
+        "encoder.constant encoder.random_features encoder.activation encoder.scale encoder.linear_part",
+        {"method": FEDERATED},
+    ),
     ("encoder.start", {"encoder.name": TAKES_FEATURES}),
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
     ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),

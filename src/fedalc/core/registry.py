@@ -143,6 +143,7 @@ ENCODERS = Registry(
     {
         "mlp": "fedalc.models.encoders.text:MLP",
         "linear": "fedalc.models.encoders.text:Linear",
+        "random-features": "fedalc.models.encoders.random_features:RandomFeatures",
         "resnet50": "fedalc.models.encoders.image:ResNet50",
         "resnet18": "fedalc.models.encoders.image:ResNet18",
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",

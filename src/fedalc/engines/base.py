@@ -71,13 +71,14 @@ def moved_along(encoder: Encoder, direction: Tensor) -> Encoder:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums that clients with a linear encoder and a square loss send, added up over all clients.
+    """The sums that clients with a linear encoder and a square loss send, added up over all clients. x is what θ is
+    multiplied with, `Encoder.design`: the features, or more columns.
 
     The objective is tr(θᵀ G θ) - 2 tr(θᵀ B) + constant, G = Σ x xᵀ/m, B = Σ_u a_u (Σ_j x_j) w_uᵀ.
     """
 
-    gram: Tensor  # G, features × features
-    cross: Tensor  # B, features × D
+    gram: Tensor  # G, `Encoder.width` rows and columns
+    cross: Tensor  # B, `Encoder.width` × D
     constant: float  # Σ over pairs of a_u²
     pairs: int
     traffic: Ledger
@@ -108,8 +109,8 @@ class Engine(ABC):
         """Run the participants on the model, and leave the model unchanged."""
 
     @abstractmethod
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        """Return the sums that determine θ, given the class embeddings (methods of one round)."""
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        """Return the sums that determine θ, given the design and the class embeddings (methods of one round)."""
 
     def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
         """Return H p, the second derivative of Σ p_u R_u by θ times a direction, for a linear encoder."""

@@ -18,7 +18,6 @@ from scipy.sparse import csc_matrix, csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.facts import encoder_facts
 from fedalc.core import distributed
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags
@@ -41,6 +40,7 @@ class ColumnPass:
     pairs: csc_matrix  # instances × labels: 1 + the number of the pair's entry in `client`
     client: Tensor  # p_u / n_u for each (instance, label) pair, in the order of the federation's labels
     rest_counts: Tensor  # how often each instance counts in the part over all labels
+    constant: float  # of the encoder: the last row of θ, if it is not 0
 
     @classmethod
     def of(cls, federation: Federation, method: Method, settings: Experiment) -> ColumnPass | None:
@@ -50,7 +50,7 @@ class ColumnPass:
             loss is not None
             and loss.separable
             and method.has_axes
-            and encoder_facts(settings.encoder.name).linear
+            and settings.encoder.name == "linear"
             and settings.encoder.output == "raw"
             and settings.client.sample == 1
             and settings.client.negatives is None
@@ -82,6 +82,7 @@ class ColumnPass:
             numbered.tocsc(),
             client,
             rest_counts,
+            settings.encoder.constant,
         )
 
     @torch.no_grad()
@@ -90,7 +91,7 @@ class ColumnPass:
         gradient = torch.zeros_like(theta)
         total = torch.zeros((), dtype=torch.float64, device=theta.device)
         for columns, pairs in self._blocks(W):
-            scores = self.rows @ theta[:, columns]
+            scores = self._forward(theta[:, columns])
             slope = self.loss.slope(scores).mul_(self.rest_counts.unsqueeze(1))
             total += self.loss.rest(scores).mul_(self.rest_counts).sum()
             with torch.enable_grad():
@@ -99,7 +100,7 @@ class ColumnPass:
                 (pull,) = torch.autograd.grad(own.sum(), score)
             total += (own.detach() * pairs.weight).sum()
             slope.index_put_((pairs.instance, pairs.column), pull * pairs.weight, accumulate=True)
-            gradient[:, columns] = self.transposed @ slope
+            gradient[:, columns] = self._backward(slope)
         return gradient, total
 
     @torch.no_grad()
@@ -107,12 +108,23 @@ class ColumnPass:
         """Return the second derivative of Σ_u p_u R_u by θ, times the direction."""
         product = torch.zeros_like(theta)
         for columns, pairs in self._blocks(W):
-            scores, moved = self.rows @ theta[:, columns], self.rows @ direction[:, columns]
+            scores, moved = self._forward(theta[:, columns]), self._forward(direction[:, columns])
             curved = self.loss.curve(scores, moved).mul_(self.rest_counts.unsqueeze(1))
             at = (pairs.instance, pairs.column)
             curved.index_put_(at, self.loss.own_curve(scores[at]) * moved[at] * pairs.weight, accumulate=True)
-            product[:, columns] = self.transposed @ curved
+            product[:, columns] = self._backward(curved)
         return product
+
+    def _forward(self, theta: Tensor) -> Tensor:
+        """[x, constant] θ for all instances."""
+        if not self.constant:
+            return self.rows @ theta
+        return (self.rows @ theta[:-1]).add_(theta[-1], alpha=self.constant)
+
+    def _backward(self, pull: Tensor) -> Tensor:
+        """The transpose of `_forward`."""
+        product = self.transposed @ pull
+        return torch.cat([product, self.constant * pull.sum(0, keepdim=True)]) if self.constant else product
 
     def _blocks(self, W: Tensor) -> Iterator[tuple[Tensor, _Pairs]]:
         """Yield blocks of labels: their columns of θ, and their positive pairs."""

@@ -22,6 +22,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -37,7 +38,7 @@ from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Chance, Encoder
+from fedalc.models.encoders import Chance, Encoder, SparseRows, make_batch
 from fedalc.models.model import Model
 
 
@@ -152,8 +153,9 @@ class FusedEngine(Engine):
         return value, pull
 
     @torch.no_grad()
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums of all clients at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
+        W, encoder = model.W, model.encoder
         instances = distributed.own_part(np.arange(self.federation.labels.shape[0]))
         labels = self.federation.labels[instances]
         features = self.federation.features[instances].astype(getattr(np, self.settings.dtype))
@@ -161,16 +163,20 @@ class FusedEngine(Engine):
         instance = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
         shares = self.method.share(label, torch.from_numpy(instances).to(W.device)[instance])
         counted = W.new_zeros(len(instances)).index_add_(0, instance, shares)
-        weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
-        gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
         weights = self.method.label_weights[label]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         targets = WeightedBags(label, starts, weights) @ W
-        cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
+        gram, cross = W.new_zeros(0, 0), W.new_zeros(0, W.shape[1])
+        if encoder.uses_features:
+            weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
+            gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
+            cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
+        if len(gram) < encoder.width:
+            gram, cross = self._with_columns(encoder, features, counted, targets, gram, cross)
         constant = weights.square().sum()
         distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
+        traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users)
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     @cached_property
@@ -186,6 +192,27 @@ class FusedEngine(Engine):
         traffic = Ledger.of_round(model.theta, model.W, len(participants), False, users)
         change = gradient.mul_(self.settings.client.learning_rate)
         return RoundResult([change], *no_rows(model.W), loss.item(), traffic)
+
+    def _with_columns(
+        self, encoder: Encoder, features: csr_matrix, counted: Tensor, targets: Tensor, gram: Tensor, cross: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return both sums with the dense columns of the design added to those of the features, block by block."""
+        first, size = len(gram), encoder.width
+        whole, both = gram.new_zeros(size, size), cross.new_zeros(size, cross.shape[1])
+        whole[:first, :first], both[:first] = gram, cross
+        for start in range(0, features.shape[0], self.settings.block_rows):
+            rows = slice(start, start + self.settings.block_rows)
+            x = features[rows]
+            batch = make_batch(x, np.arange(x.shape[0]), gram.dtype, gram.device)
+            assert isinstance(batch, SparseRows)
+            columns = torch.cat(list(encoder.columns(batch)), dim=1)
+            weighted = columns * counted[rows].unsqueeze(1)
+            whole[first:, first:] += columns.T @ weighted
+            both[first:] += columns.T @ targets[rows]
+            if first:
+                whole[:first, first:] += WeightedBags.from_csr(x.T.tocsr(), gram.dtype, gram.device) @ weighted
+        whole[first:, :first] = whole[:first, first:].T
+        return whole, both
 
     def _take(self, participants: np.ndarray, chance: Chance, model: Model) -> tuple[Portion, Iterable[Block]]:
         """Return the instances of the round, in blocks. If all take part, they are built once and reused."""
@@ -209,9 +236,9 @@ class FusedEngine(Engine):
             gradient = learnt.grad.add_(learnt.detach(), alpha=settings.weight_decay).mul_(settings.learning_rate)
             learnt.grad = None
             if learnt is not parameter:
-                rows = torch.from_numpy(portion.features).to(gradient.device).unsqueeze(0)
+                rows = model.encoder.rows_for(torch.from_numpy(portion.features).to(gradient.device))
                 gradient = torch.sparse_coo_tensor(
-                    rows, gradient, parameter.shape, is_coalesced=True, check_invariants=False
+                    rows.unsqueeze(0), gradient, parameter.shape, is_coalesced=True, check_invariants=False
                 )
             change.append(gradient)
         return change

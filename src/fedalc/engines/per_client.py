@@ -17,7 +17,7 @@ from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Batch, Chance, make_batch
+from fedalc.models.encoders import Batch, Chance, SparseRows, make_batch
 from fedalc.models.model import Model
 
 
@@ -77,18 +77,18 @@ class ClientsEngine(Engine):
         return moving.grad, Ledger.of_curvature(direction, self.federation.user_count(participants))
 
     @torch.no_grad()
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        features, weights = self.federation.features, self.method.label_weights
-        size = features.shape[1]
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        W, weights, size = model.W, self.method.label_weights, model.encoder.width
         gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
         constant = 0.0
         for client in watched("clients", participants.tolist(), len(participants)):
             held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
-            for start in range(0, len(held), self.settings.block_rows):
-                part = held[start : start + self.settings.block_rows]
+            for part in self._parts(held):
                 instances = torch.from_numpy(part).to(W.device)
                 own = torch.full_like(instances, label)
-                x = torch.from_numpy(features[part].toarray()).to(W)
+                rows = self._rows(part, W)
+                assert isinstance(rows, SparseRows)  # no encoder of pictures is linear
+                x = model.encoder.design(rows).dense()
                 gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
                 cross += torch.outer(x.sum(0), weights[label] * W[label])
             constant += len(held) * weights[label].item() ** 2

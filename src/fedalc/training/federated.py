@@ -163,7 +163,7 @@ class FederatedTraining:
     @torch.no_grad()
     def _solve(self, clients: np.ndarray) -> float:
         """Solve for θ at once: the clients' sums determine it."""
-        sums = self.engine.sums(self.model.W, clients)
+        sums = self.engine.sums(self.model, clients)
         (theta,) = self.model.theta
         theta.copy_(sums.solve(self.settings.server.ridge))
         self.ledger.add(sums.traffic)

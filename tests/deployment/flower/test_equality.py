@@ -55,6 +55,32 @@ def test_in_float64_with_minibatches_and_some_clients_a_round(
     assert_equal(tmp_path, train, parties, method, SETTINGS | local)
 
 
+DESIGNS = {
+    "linear": {},
+    "constant": {"encoder.constant": 0.7},
+    "random": {"encoder.name": "random-features", "encoder.random_features": 6, "encoder.constant": 0.7},
+    "random alone": {"encoder.name": "random-features", "encoder.random_features": 6, "encoder.linear_part": False},
+}
+
+
+@pytest.mark.parametrize("design", ["constant", "random", "random alone"])
+@pytest.mark.parametrize("method", ["fedalc", "fedmlh"])
+def test_linear_encoders(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, design: str
+) -> None:
+    """Parties draw R themselves, the same for all of them."""
+    linear = {"encoder.name": "linear", "encoder.dropout": 0.0, "dtype": "float64", "seed": 5}
+    assert_equal(tmp_path, train, parties, method, SETTINGS | linear | DESIGNS[design])
+
+
+@pytest.mark.parametrize("design", ["constant", "random"])
+def test_conjugate_gradients_on_more_columns(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], design: str
+) -> None:
+    square = {"client.set_size": "exact", "server.optimizer": "cg", "dtype": "float64"}
+    assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square | DESIGNS[design])
+
+
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "server.optimizer": "cg", "dtype": "float64"}
@@ -62,6 +88,9 @@ def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[s
 
 
 @pytest.mark.parametrize("set_size", ["exact", "expected"])
-def test_one_round(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
+@pytest.mark.parametrize("design", DESIGNS)
+def test_one_round(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str, design: str
+) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "dtype": "float64"}
-    assert_equal(tmp_path, train, parties, "fedalc-oneshot", LINEAR | square)
+    assert_equal(tmp_path, train, parties, "fedalc-oneshot", LINEAR | square | DESIGNS[design])

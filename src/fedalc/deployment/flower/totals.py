@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedalc.deployment.flower.norm_screen import Change
 from fedalc.deployment.flower.roster import Roster
@@ -50,8 +49,8 @@ class ChangeTotal:
 class SumsTotal:
     """The sums that a one-round method needs."""
 
-    def __init__(self, W: Tensor, labels_of: LabelsOf, roster: Roster) -> None:
-        size = roster.feature_count
+    def __init__(self, model: Model, labels_of: LabelsOf, roster: Roster) -> None:
+        W, size = model.W, model.encoder.width
         self.W = W
         self.labels_of = labels_of
         self.roster = roster
@@ -69,7 +68,7 @@ class SumsTotal:
         self.parties.add(change.party)
 
     def result(self, traffic: Ledger) -> Sums:
-        size = self.roster.feature_count
+        size = len(self.cross)
         gram = torch.zeros(size, size, dtype=self.W.dtype)
         gram[torch.triu_indices(size, size).unbind()] = self.half.to(self.W.dtype)
         gram = (gram + gram.triu(1).T).to(self.W.device)
