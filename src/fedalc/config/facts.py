@@ -62,7 +62,7 @@ class MethodFacts:
 
 
 #: Sections that act only on the methods that name them in `sections`.
-METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec")
+METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec", "omikuji", "napkinxc")
 
 
 def check_declared(method: type[MethodFacts]) -> None:

@@ -230,3 +230,15 @@ class SleecSettings(Settings):
     cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
     threshold: Share = 0.01  # share of the weights, the smallest, set to zero
     nearest: Count = 25  # NN: neighbours whose labels count
+
+
+class OmikujiSettings(Settings):
+    """The package omikuji (centralised), with its default settings. docs/oracles.md."""
+
+    model: Literal["parabel", "bonsai"] = "parabel"
+
+
+class NapkinxcSettings(Settings):
+    """The package napkinXC (centralised), with its default settings. docs/oracles.md."""
+
+    model: Literal["plt", "br"] = "plt"  # a probabilistic label tree, or one-vs-rest

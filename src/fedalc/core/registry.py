@@ -119,6 +119,8 @@ ORACLES = Registry(
     {
         "sleec": "fedalc.oracles.sleec:Sleec",
         "ovr": "fedalc.oracles.one_vs_rest:OneVsRest",
+        "omikuji": "fedalc.oracles.omikuji:Omikuji",
+        "napkinxc": "fedalc.oracles.napkinxc:NapkinXC",
     },
     "fedalc.oracles:check_oracle_class",
 )
