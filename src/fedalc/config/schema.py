@@ -112,7 +112,7 @@ class ServerSettings(Settings):
     epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay in each round
     solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then adam trains the mlp
-    ridge: NotNegative = 1.0  # cg and fedalc-oneshot: penalty ridge·‖θ‖²
+    ridge: NotNegative = 1.0  # cg, fedalc-oneshot and fed3r: penalty ridge·‖θ‖²
     ema: Share = 0.0  # moving average of the weights, for evaluation and the saved model
     weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -125,7 +125,8 @@ class ServerSettings(Settings):
 class EmbeddingSettings(Settings):
     """How the class embeddings W start."""
 
-    start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: docs/exact.md
+    # by-frequency: docs/exact.md; simplex and codewords: fedetf and feduv in docs/method.md
+    start: Literal["orthogonal", "random", "by-frequency", "simplex", "codewords"] = "orthogonal"
 
 
 class HashingSettings(Settings):

@@ -100,10 +100,12 @@ class FusedEngine(Engine):
         features = self.federation.features[instances].astype(getattr(np, self.settings.dtype))
         label = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)  # of each (instance, label) pair
         instance = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
-        shares = self.method.share(label, torch.from_numpy(instances).to(W.device)[instance])
-        counted = W.new_zeros(len(instances)).index_add_(0, instance, shares)
-        weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
-        gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
+        gram = W.new_zeros(0, 0)
+        if self.method.sends_gram:
+            shares = self.method.share(label, torch.from_numpy(instances).to(W.device)[instance])
+            counted = W.new_zeros(len(instances)).index_add_(0, instance, shares)
+            weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
+            gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
         weights = self.method.label_weights[label]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         targets = WeightedBags(label, starts, weights) @ W
@@ -111,7 +113,8 @@ class FusedEngine(Engine):
         constant = weights.square().sum()
         distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
+        size, sends_gram = features.shape[1], self.method.sends_gram
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram)
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     def _take(self, participants: np.ndarray, chance: Chance, model: Model) -> tuple[Portion, Iterable[Block]]:

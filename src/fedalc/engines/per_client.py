@@ -61,8 +61,8 @@ class ClientsEngine(Engine):
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
         features, weights = self.federation.features, self.method.label_weights
-        size = features.shape[1]
-        gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
+        size, sends_gram = features.shape[1], self.method.sends_gram
+        gram, cross = W.new_zeros((size, size) if sends_gram else (0, 0)), W.new_zeros(size, W.shape[1])
         constant = 0.0
         for client in watched("clients", participants.tolist(), len(participants)):
             held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
@@ -71,11 +71,12 @@ class ClientsEngine(Engine):
                 instances = torch.from_numpy(part).to(W.device)
                 own = torch.full_like(instances, label)
                 x = torch.from_numpy(features[part].toarray()).to(W)
-                gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
+                if sends_gram:
+                    gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
                 cross += torch.outer(x.sum(0), weights[label] * W[label])
             constant += len(held) * weights[label].item() ** 2
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users)
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:

@@ -26,7 +26,7 @@ class NapkinXC(PackagedOracle):
     package = "napkinxc"
     reads_safely = False
     help = "the package napkinXC: a probabilistic label tree, or one-vs-rest"
-    colour = "#762A83"  # dark purple
+    colour = "#871E87"  # dark purple
     sections = ("napkinxc",)
 
     @staticmethod

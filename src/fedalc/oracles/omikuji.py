@@ -29,7 +29,7 @@ class Omikuji(PackagedOracle):
     kind = "omikuji"
     package = "omikuji"
     help = "label trees of the package omikuji: Parabel or Bonsai"
-    colour = "#1B7837"  # dark green
+    colour = "#2D5A00"  # dark green
     sections = ("omikuji",)
 
     @staticmethod

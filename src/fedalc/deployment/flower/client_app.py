@@ -130,7 +130,8 @@ def sums(message: Message, context: Context) -> RecordDict:
     work = _Work.read(message, context)
     if not work.method.one_round:
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
-    check_memory(work.federation.feature_count**2 * (work.dtype.itemsize + 28))
+    size = work.federation.feature_count if work.method.sends_gram else 0
+    check_memory(size**2 * (work.dtype.itemsize + 28))
     unit = torch.eye(work.label_count, dtype=work.dtype, device=work.settings.device)
     total = work.engine.sums(unit, work.federation.clients)  # with unit rows, column u of `cross` is label u's own sum
     work.log_left_out()

@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import for_labels
 from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.plugins import load_inherited_plugins
@@ -69,6 +70,7 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
             f"{count} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
     data = server_data(census.roster, held_out, say)
+    settings = for_labels(settings, data.label_count)
     check_memory(settings, data)
     parties.say(described(settings, count))
     followers = [Spoken(settings.rounds)]

@@ -1,0 +1,42 @@
+"""FedETF (Li et al., "No Fear of Classifier Biases", ICCV 2023, arXiv 2303.10058): W is a fixed simplex.
+
+Our reading: the rows alone. The paper's loss compares all labels, which positive-only clients cannot; here the
+clients' loss is `client.loss`.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.errors import ConfigError
+from fedalc.methods.fedavg import FedAvgFixed
+
+
+class FedETF(FedAvgFixed):
+    """W is a simplex equiangular tight frame: the cosine of any two rows is -1/(C - 1), as small as C rows allow.
+
+    That needs D ≥ C - 1. With more labels the rows come in runs of D + 1, each a simplex, and a warning says so.
+    """
+
+    help = "averaging with class embeddings fixed at the corners of a simplex"
+    colour = "#00B300"  # bright green
+    defaults = {"embeddings": {"start": "simplex"}}
+
+    @classmethod
+    def check(cls, settings: Experiment) -> None:
+        if settings.embeddings.start != "simplex":
+            raise ConfigError(f'{settings.method} is start = "simplex"; others: fedavg-fixed', "embeddings.start")
+
+    def start(self, generator: torch.Generator) -> Tensor:
+        dim = self.settings.encoder.dim
+        if self.label_count - 1 > dim:
+            warnings.warn(
+                f"{self.label_count} labels have no simplex in encoder.dim = {dim}: {self.settings.method} uses one "
+                f"for every {dim + 1} labels. encoder.dim = {self.label_count - 1} gives one for all",
+                stacklevel=2,
+            )
+        return super().start(generator)
