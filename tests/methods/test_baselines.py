@@ -173,14 +173,12 @@ def test_fedetf_says_when_there_is_no_simplex_for_all() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_method(fedalc.experiment({"method": "fedetf", "encoder": {"dim": 6}}), 7).start(seeded())
-    with pytest.raises(ConfigError, match=r"embeddings\.start: fedetf is"):
-        fedalc.experiment({"method": "fedetf", "embeddings": {"start": "random"}})
 
 
 # --- feduv ---
 
 
-@pytest.mark.parametrize(("rows", "dim"), [(2, 1), (4, 2), (7, 6), (30, 16), (200, 64), (300, 65)])
+@pytest.mark.parametrize(("rows", "dim"), [(1, 1), (2, 1), (4, 2), (7, 6), (30, 16), (200, 64), (300, 65)])
 def test_codewords_differ_in_a_quarter_of_their_places(rows: int, dim: int) -> None:
     W = codeword_rows(rows, dim, seeded(3), torch.float64)
     signs = W * dim**0.5
@@ -191,8 +189,11 @@ def test_codewords_differ_in_a_quarter_of_their_places(rows: int, dim: int) -> N
 
 
 def test_more_codewords_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"encoder\.dim: too small for 5 codewords"):
+    with pytest.raises(ConfigError, match=r"encoder\.dim: there are no 5 different codewords of 2 bits"):
         codeword_rows(5, 2, seeded(), torch.float64)
+    with pytest.warns(UserWarning, match="small for 79 codewords: some differ in only 1 places"):
+        W = codeword_rows(79, 8, seeded(), torch.float64)
+    assert len(W.unique(dim=0)) == 79
     monkeypatch.setattr("fedalc.models.class_embeddings.LOOKED_AT", 10)  # as with very many labels
     with pytest.raises(ConfigError, match=r"encoder\.dim: too small for 50 codewords: use 223"):
         codeword_rows(50, 222, seeded(), torch.float64)
@@ -243,8 +244,19 @@ def test_a_round_of_feduv_literally(engine: str) -> None:
     assert torch.allclose(training.model.theta[0], theta.detach() - 0.5 * theta.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_feduv_has_its_own_loss_and_rows() -> None:
+@pytest.mark.parametrize("method", ["fedetf", "feduv"])
+def test_the_rows_are_the_methods_own(method: str) -> None:
+    drawn = [
+        make_method(fedalc.experiment({"method": method, "embeddings": start}), 9).start(seeded())
+        for start in ({}, {"start": "random"})
+    ]
+    assert torch.equal(*drawn)
+    rows = {"fedetf": "simplex", "feduv": "codewords"}[method]
+    assert fedalc.experiment({"method": method}).embeddings.start == rows
+    same = make_method(fedalc.experiment({"method": "fedavg-fixed", "embeddings": {"start": rows}}), 9).start(seeded())
+    assert torch.equal(same, drawn[0])
+
+
+def test_feduv_has_its_own_loss() -> None:
     with pytest.raises(ConfigError, match=r"client\.loss: feduv has a loss of its own"):
         fedalc.experiment({"method": "feduv", "client": {"loss": "square"}})
-    with pytest.raises(ConfigError, match=r"embeddings\.start: feduv is"):
-        fedalc.experiment({"method": "feduv", "embeddings": {"start": "random"}})

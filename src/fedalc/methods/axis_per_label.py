@@ -19,7 +19,7 @@ class AxisPerLabel(FedAvgFixed):
     one_round = True
     axis_per_label = True
     shards_rows = False
-    ignores = {"encoder.dim": {}, "embeddings.start": {}}
+    ignores = {"encoder.dim": {"engine": ("flower",)}, "embeddings.start": {}}
     defaults = {
         "rounds": 1,
         "encoder": {"name": "linear", "start": "zero", "features": "unit"},

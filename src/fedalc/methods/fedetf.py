@@ -11,9 +11,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from fedalc.config.experiment import Experiment
-from fedalc.errors import ConfigError
 from fedalc.methods.fedavg import FedAvgFixed
+from fedalc.models.class_embeddings import simplex_rows
 
 
 class FedETF(FedAvgFixed):
@@ -24,12 +23,9 @@ class FedETF(FedAvgFixed):
 
     help = "averaging with class embeddings fixed at the corners of a simplex"
     colour = "#00B300"  # bright green
+    shards_rows = False
+    ignores = {"embeddings.start": {}}
     defaults = {"embeddings": {"start": "simplex"}}
-
-    @classmethod
-    def check(cls, settings: Experiment) -> None:
-        if settings.embeddings.start != "simplex":
-            raise ConfigError(f'{settings.method} is start = "simplex"; others: fedavg-fixed', "embeddings.start")
 
     def start(self, generator: torch.Generator) -> Tensor:
         dim = self.settings.encoder.dim
@@ -39,4 +35,4 @@ class FedETF(FedAvgFixed):
                 f"for every {dim + 1} labels. encoder.dim = {self.label_count - 1} gives one for all",
                 stacklevel=2,
             )
-        return super().start(generator)
+        return simplex_rows(self.label_count, dim, generator, getattr(torch, self.settings.dtype))

@@ -29,13 +29,11 @@ class FedUV(FedAvgFixed):
     help = "averaging with secret codewords as fixed class embeddings"
     colour = "#3333FF"  # bright blue
     shards_rows = False
-    ignores = {"client.margin": {}}
+    ignores = {"client.margin": {}, "embeddings.start": {}}
     defaults = {"embeddings": {"start": "codewords"}}
 
     @classmethod
     def check(cls, settings: Experiment) -> None:
-        if settings.embeddings.start != "codewords":
-            raise ConfigError(f'{settings.method} is start = "codewords"; others: fedavg-fixed', "embeddings.start")
         if settings.client.loss != "hinge":
             raise ConfigError(f"{settings.method} has a loss of its own, max(0, 1 - s): leave it out", "client.loss")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,8 +112,8 @@ def simplex_rows(
     return W.rows
 
 
-APART = 4
-"""Two codewords differ in at least one of so many places."""
+ATTEMPTS = 200
+"""How often codewords are drawn again before they may be nearer to each other by one place."""
 
 
 def codeword_rows(
@@ -124,7 +125,7 @@ def codeword_rows(
     secret: bytes | None = None,
 ) -> Tensor:
     """Return random codewords of ±1, divided by √dim. Two of them differ in a quarter of the places or more, so their
-    cosine is 1/2 at most.
+    cosine is 1/2 at most. (For less, with a warning, if `dim` is so small that no such codewords are found.)
 
     Row u is a keyed hash (SHAKE-256) of u: who does not know `secret` cannot compute it, even from other rows. Without
     a secret the generator draws one. Rows that are too near are drawn again. If there are too many to compare all
@@ -134,14 +135,18 @@ def codeword_rows(
         secret = bytes(torch.randint(256, (32,), generator=generator).tolist())
     signs = torch.stack([_codeword(secret, label, 0, dim) for label in range(rows)])
     if operations(rows, rows, dim) <= LOOKED_AT:
-        for attempt in range(1, 1000):
-            near = _too_near(signs)
-            if not len(near):
-                break
+        if 2**dim < rows:
+            raise ConfigError(f"there are no {rows} different codewords of {dim} bits", "encoder.dim")
+        apart, attempt, wanted = math.ceil(dim / 4), 0, math.ceil(dim / 4)
+        while len(near := _too_near(signs, apart)):
+            attempt += 1
+            apart -= attempt % ATTEMPTS == 0 and apart > 1
             for label in near.tolist():
                 signs[label] = _codeword(secret, label, attempt, dim)
-        else:
-            raise ConfigError(f"too small for {rows} codewords that differ in a quarter of it", "encoder.dim")
+        if apart < wanted:
+            warnings.warn(
+                f"encoder.dim = {dim} is small for {rows} codewords: some differ in only {apart} places", stacklevel=2
+            )
     elif 2 * math.log(rows) - math.log(2) - dim / 8 > math.log(1e-9):
         raise ConfigError(f"too small for {rows} codewords: use {math.ceil(16 * math.log(rows) + 160)}", "encoder.dim")
     return (signs[slice(0, rows) if own is None else own].double() / math.sqrt(dim)).to(dtype)
@@ -153,11 +158,11 @@ def _codeword(secret: bytes, label: int, attempt: int, dim: int) -> Tensor:
     return torch.from_numpy(2 * bits.astype(np.int8) - 1)
 
 
-def _too_near(signs: Tensor) -> Tensor:
-    """Return the rows that differ from an earlier row in less than a quarter of the places."""
+def _too_near(signs: Tensor, apart: int) -> Tensor:
+    """Return the rows that differ from an earlier row in fewer than `apart` places."""
     rows, dim = signs.shape
     numbers, near = signs.float(), torch.zeros(rows, dtype=torch.bool)
-    largest = dim - 2 * math.ceil(dim / APART)  # the product of two rows that differ in just enough places
+    largest = dim - 2 * apart  # the product of two rows that differ in just enough places
     for block in blocks(rows, 4 * rows, DEFAULT_BUDGET):
         products = numbers[block] @ numbers[: block.stop].T
         earlier = torch.ones_like(products, dtype=torch.bool).tril(block.start - 1)
