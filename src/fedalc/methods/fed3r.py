@@ -2,8 +2,8 @@
 
 Ridge regression from the clients' sums, in one round; without the last step it is AFL (arXiv 2405.16240). Our reading:
 the papers have one label per instance and frozen features of a pretrained network. Here x is the scaled feature row,
-an instance with m labels is m examples, as its m owners know nothing of each other, and the penalty is
-`server.ridge` (1, as for fedalc-oneshot; the paper has 0.01 for other features).
+an instance with m labels is m examples, as its m owners know nothing of each other, and the penalty is `server.ridge`
+(1, as for fedalc-oneshot). That columns are scaled to length 1 is how we know Fed3R; we could not check its text.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """FedUV (Hosseini et al., "Federated Learning of User Verification Models Without Sharing Embeddings", 2104.08776).
 
-Class embeddings are secret codewords of an error-correcting code, so that a client learns nothing of the others'. Our
-reading: random codewords with a checked minimum distance, of length D, in place of a BCH code; the score is a cosine.
+Each user draws a secret codeword of an error-correcting code, and the model learns to map the user's data to it. Our
+reading: random codewords of length D with a checked minimum distance, in place of such a code; the score is a cosine.
 
 What the secrecy is worth here: a client is sent its own row and cannot compute the others' from it. The server has all
-rows, because it scores with them. With the clients' key (collection.key) the codewords are drawn under it: a stranger
-who has the settings cannot draw them, but every holder of the key can. Without a key they follow from `seed`, so who
-has the settings has the codewords; in a deployment every party has the settings.
+rows, unlike in the paper, because it scores with them: in the paper users only verify themselves. With the clients' key
+(collection.key) the codewords are drawn under it: a stranger who has the settings cannot draw them, but every holder of
+the key can. Without a key they follow from `seed`, so who has the settings has the codewords; in a deployment every
+party has the settings.
 """
 
 from __future__ import annotations

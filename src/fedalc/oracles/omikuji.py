@@ -16,7 +16,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.dataset import Split
 from fedalc.oracles.packaged import PackagedOracle, Ranked
 
-# Bonsai has wide, shallow trees of unbalanced clusters. The values are those of Annif's documentation.
+# Bonsai has wide, shallow trees of unbalanced clusters. The values are those of Annif's projects.
 BONSAI: dict[str, Any] = {"cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
 
 
