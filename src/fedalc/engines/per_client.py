@@ -98,7 +98,7 @@ class ClientsEngine(Engine):
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
                 counted = self._counted(client, instances)
                 loss = sum(
-                    self._add_gradient(local, row, client, part, next(blocks), chance, counted)
+                    self._add_gradient(local, row, client, part, next(blocks), chance, counted, round_number)
                     for part in self._parts(instances)
                 )
                 optimizer.step()
@@ -128,6 +128,7 @@ class ClientsEngine(Engine):
         rows: Batch,
         chance: Chance,
         counted: float,
+        round_number: int,
     ) -> float:
         """Add the gradient of the instances' summed loss, divided by `counted`. Return the sum."""
         g = local.encoder(rows, chance)
@@ -137,9 +138,18 @@ class ClientsEngine(Engine):
             self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)
             for part in self.method.parts
         ]
+        if self.method.set_loss is not None:
+            losses.append(self._rest(g, local.W, own, held, round_number))
         loss = torch.stack(losses).sum()
         (loss / counted).backward()
         return loss.item()
+
+    def _rest(self, g: Tensor, W: Tensor, own: Tensor, instances: Tensor, round_number: int) -> Tensor:
+        """Return the client's share of the loss's part over all labels, for each instance."""
+        assert self.method.set_loss is not None
+        labels, factor = self.method.compared_labels(round_number)
+        scores = g @ (W if labels is None else W[labels]).T
+        return self.method.rest_share(own, instances) * factor * self.method.set_loss.rest(scores)
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
         """Return the divisor of a batch's loss: its size, or for a sample its expected size, as it may be empty."""

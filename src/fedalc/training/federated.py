@@ -67,7 +67,8 @@ def begin_training(
     method = make_method(settings, federation.label_count, knowledge)
     engine = engine_for(method)
     model = _start_model(settings, method, federation.feature_count)
-    optimizer = make_optimizer(model.theta, settings, int(federation.counts.sum()))
+    columns = method.has_axes and (method.set_loss is None or method.set_loss.separable)
+    optimizer = make_optimizer(model.theta, settings, int(federation.counts.sum()), columns)
     average = AveragedWeights(model.values, settings.server.ema) if settings.server.ema else None
     ledger = Ledger() if knowledge is None else Ledger(knowledge.bytes_down, knowledge.bytes_up)
     if not method.trains_rows and not method.one_round and engine.clients_keep_rows:

@@ -1,0 +1,110 @@
+"""The gradient of a linear encoder whose labels have an axis each, a few labels at a time.
+
+With one-hot rows of W the score of label u depends on one column of θ, so the columns can be computed in any order. A
+block of columns stays in the processor's cache while all instances pass: three to four times as fast as one pass with
+all columns.
+
+Memory: the sparse instances twice, and instances × `columns` numbers three times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csc_matrix, csr_matrix
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.config.facts import encoder_facts
+from fedalc.core import distributed
+from fedalc.core.progress_events import watched
+from fedalc.core.sparse_products import WeightedBags
+from fedalc.data.federation import Federation
+from fedalc.methods import Method
+from fedalc.methods.losses import SetLoss
+
+COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class ColumnPass:
+    """All instances of this process, with every client taking part."""
+
+    method: Method
+    loss: SetLoss
+    rows: WeightedBags
+    transposed: WeightedBags
+    instances: Tensor
+    pairs: csc_matrix  # instances × labels: 1 + the number of the pair's entry in `client`
+    client: Tensor  # p_u / n_u for each (instance, label) pair, in the order of the federation's labels
+    rest_counts: Tensor  # how often each instance counts in the part over all labels
+
+    @classmethod
+    def of(cls, federation: Federation, method: Method, settings: Experiment) -> ColumnPass | None:
+        """Return the pass, or None if the settings need the general one."""
+        loss = method.set_loss
+        possible = (
+            loss is not None
+            and loss.separable
+            and method.has_axes
+            and encoder_facts(settings.encoder.name).linear
+            and settings.encoder.output == "raw"
+            and settings.client.sample == 1
+            and settings.client.negatives is None
+            and settings.client.weight_decay == 0
+            and federation.users is None
+        )
+        if not possible or loss is None:
+            return None
+        like = torch.empty(0, dtype=getattr(torch, settings.dtype), device=settings.device)
+        chosen = distributed.own_part(np.arange(federation.labels.shape[0]))
+        features, labels = federation.features[chosen], federation.labels[chosen]
+        counts = torch.from_numpy(federation.counts[federation.clients]).to(like)
+        weights = method.weights(counts, federation.label_of[federation.clients]) / counts
+        of_label = like.new_zeros(federation.label_count)
+        of_label[torch.from_numpy(federation.label_of[federation.clients]).to(like.device)] = weights
+        label = torch.from_numpy(labels.indices.astype(np.int64)).to(like.device)
+        instance = torch.from_numpy(np.repeat(np.arange(len(chosen)), np.diff(labels.indptr))).to(like.device)
+        instances = torch.from_numpy(chosen).to(like.device)
+        client = of_label[label]
+        rest_counts = like.new_zeros(len(chosen))
+        rest_counts.index_add_(0, instance, method.rest_share(label, instances[instance]) * client)
+        numbered = csr_matrix((np.arange(1, labels.nnz + 1), labels.indices, labels.indptr), shape=labels.shape)
+        return cls(
+            method,
+            loss,
+            WeightedBags.from_csr(features, like.dtype, like.device),
+            WeightedBags.from_csr(features.T.tocsr(), like.dtype, like.device),
+            instances,
+            numbered.tocsc(),
+            client,
+            rest_counts,
+        )
+
+    @torch.no_grad()
+    def gradient(self, theta: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient of Σ_u p_u R_u by θ, and its value."""
+        gradient = torch.zeros_like(theta)
+        total = torch.zeros((), dtype=torch.float64, device=theta.device)
+        axis = W.argmax(1)
+        labels = range(0, len(W), COLUMNS)
+        for start in watched("labels", labels, len(W), lambda start: min(COLUMNS, len(W) - start)):
+            block = slice(start, min(start + COLUMNS, len(W)))
+            columns = axis[block]
+            scores = self.rows @ theta[:, columns]
+            slope = self.loss.slope(scores).mul_(self.rest_counts.unsqueeze(1))
+            total += self.loss.rest(scores).mul_(self.rest_counts).sum()
+            pairs = self.pairs[:, block].tocoo()
+            at = torch.from_numpy(pairs.row.astype(np.int64)).to(theta.device)
+            column = torch.from_numpy(pairs.col.astype(np.int64)).to(theta.device)
+            weight = self.client[torch.from_numpy(pairs.data - 1).to(theta.device)]
+            with torch.enable_grad():
+                score = scores[at, column].requires_grad_()
+                own = self.method.loss(score, score, column + start, self.instances[at])
+                (pull,) = torch.autograd.grad(own.sum(), score)
+            total += (own.detach() * weight).sum()
+            slope.index_put_((at, column), pull * weight, accumulate=True)
+            gradient[:, columns] = self.transposed @ slope
+        return gradient, total
