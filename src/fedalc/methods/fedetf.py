@@ -1,7 +1,7 @@
 """FedETF (Li et al., "No Fear of Classifier Biases", ICCV 2023, arXiv 2303.10058): W is a fixed simplex.
 
-Our reading: the rows alone. The paper's loss compares all labels, which positive-only clients cannot; here the
-clients' loss is `client.loss`.
+Our reading: the rows alone, with the clients' loss of `client.loss`. The paper has a balanced softmax over all labels;
+`client.loss = "softmax"` is the nearest.
 """
 
 from __future__ import annotations
