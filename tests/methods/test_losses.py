@@ -86,6 +86,27 @@ def test_slopes_are_derivatives(loss: str) -> None:
     (expected,) = torch.autograd.grad(rest(scores).sum(), scores)
     torch.testing.assert_close(SET_LOSSES[loss].slope(scores.detach()), expected)
     assert torch.autograd.gradcheck(rest, (scores,))
+    moved = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    step, slope = 1e-6, SET_LOSSES[loss].slope
+    numeric = (slope(scores.detach() + step * moved) - slope(scores.detach() - step * moved)) / (2 * step)
+    torch.testing.assert_close(SET_LOSSES[loss].curve(scores.detach(), moved), numeric, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dim", [9, 4])
+def test_curvature_is_the_second_derivative(loss: str, dim: int) -> None:
+    """The product H p of both engines equals the derivative of the dense, centralised gradient along p."""
+    for engine in ("fused", "clients"):
+        training = made(engine, loss, encoder={"name": "linear", "start": "he", "dim": dim})
+        (theta,) = training.model.theta
+        direction = torch.randn(*theta.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        total = centralised(X @ theta @ training.model.W.T, loss)
+        (slope,) = torch.autograd.grad(total, theta, create_graph=True)
+        (expected,) = torch.autograd.grad((slope * direction).sum(), theta)
+        found, traffic = training.engine.curvature(training.model, direction, training.federation.clients)
+        torch.testing.assert_close(found, expected / PAIRS, rtol=1e-9, atol=1e-12)
+        size, clients = theta.numel() * 8, len(training.federation.clients)
+        assert (traffic.down, traffic.up) == (2 * size * clients, size * clients)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -185,7 +206,7 @@ def test_newton_goes_on_after_a_restart() -> None:
         ({"method": "fedalc-oneshot", "client": {"loss": "logistic"}}, 'needs client.loss = "square"'),
         ({"method": "fedalc-exact", "client": {"loss": "softmax", "negatives": 5}}, "a bias"),
         ({"method": "fedalc-exact", "client": {"loss": "logistic"}}, "a quadratic only with client.loss"),
-        ({"method": "fedavg-fixed", "server": {"optimizer": "newton"}}, "convex only with a loss over all labels"),
+        ({"method": "fedavg-fixed", "server": {"optimizer": "newton"}}, "convex only with client.loss logistic"),
         ({"method": "fedalc-exact", "engine": "flower", "client": {"loss": "logistic"}}, "real parties cannot"),
     ],
     ids=str,

@@ -168,7 +168,8 @@ def _check_solver(settings: Experiment) -> None:
     if settings.server.optimizer in ("cg", "newton") and not one_round and settings.rounds < 2:
         raise ConfigError(f"{settings.server.optimizer} takes its first step in round 2: use at least 2", "rounds")
     if solves_one_objective(settings.method, settings.server.optimizer):
-        loss = (settings.client.loss != "hinge", "a loss over all labels, such as squared-hinge")
+        convex = settings.client.loss not in ("hinge", "square")
+        loss = (convex, "client.loss logistic, squared-hinge or softmax (for square use cg or fedalc-oneshot)")
         for possible, need in (
             loss if newton else (settings.client.loss == "square", 'client.loss = "square"'),
             (linear, 'encoder.name = "linear"' + ("" if one_round or newton else ", or an mlp with encoder.shortcut")),

@@ -9,6 +9,7 @@ Memory: the sparse instances twice, and instances × `columns` numbers three tim
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,23 +89,48 @@ class ColumnPass:
         """Return the gradient of Σ_u p_u R_u by θ, and its value."""
         gradient = torch.zeros_like(theta)
         total = torch.zeros((), dtype=torch.float64, device=theta.device)
+        for columns, pairs in self._blocks(W):
+            scores = self.rows @ theta[:, columns]
+            slope = self.loss.slope(scores).mul_(self.rest_counts.unsqueeze(1))
+            total += self.loss.rest(scores).mul_(self.rest_counts).sum()
+            with torch.enable_grad():
+                score = scores[pairs.instance, pairs.column].requires_grad_()
+                own = self.method.loss(score, score, pairs.label, self.instances[pairs.instance])
+                (pull,) = torch.autograd.grad(own.sum(), score)
+            total += (own.detach() * pairs.weight).sum()
+            slope.index_put_((pairs.instance, pairs.column), pull * pairs.weight, accumulate=True)
+            gradient[:, columns] = self.transposed @ slope
+        return gradient, total
+
+    @torch.no_grad()
+    def curvature(self, theta: Tensor, direction: Tensor, W: Tensor) -> Tensor:
+        """Return the second derivative of Σ_u p_u R_u by θ, times the direction."""
+        product = torch.zeros_like(theta)
+        for columns, pairs in self._blocks(W):
+            scores, moved = self.rows @ theta[:, columns], self.rows @ direction[:, columns]
+            curved = self.loss.curve(scores, moved).mul_(self.rest_counts.unsqueeze(1))
+            at = (pairs.instance, pairs.column)
+            curved.index_put_(at, self.loss.own_curve(scores[at]) * moved[at] * pairs.weight, accumulate=True)
+            product[:, columns] = self.transposed @ curved
+        return product
+
+    def _blocks(self, W: Tensor) -> Iterator[tuple[Tensor, _Pairs]]:
+        """Yield blocks of labels: their columns of θ, and their positive pairs."""
         axis = W.argmax(1)
         labels = range(0, len(W), COLUMNS)
         for start in watched("labels", labels, len(W), lambda start: min(COLUMNS, len(W) - start)):
             block = slice(start, min(start + COLUMNS, len(W)))
-            columns = axis[block]
-            scores = self.rows @ theta[:, columns]
-            slope = self.loss.slope(scores).mul_(self.rest_counts.unsqueeze(1))
-            total += self.loss.rest(scores).mul_(self.rest_counts).sum()
             pairs = self.pairs[:, block].tocoo()
-            at = torch.from_numpy(pairs.row.astype(np.int64)).to(theta.device)
-            column = torch.from_numpy(pairs.col.astype(np.int64)).to(theta.device)
-            weight = self.client[torch.from_numpy(pairs.data - 1).to(theta.device)]
-            with torch.enable_grad():
-                score = scores[at, column].requires_grad_()
-                own = self.method.loss(score, score, column + start, self.instances[at])
-                (pull,) = torch.autograd.grad(own.sum(), score)
-            total += (own.detach() * weight).sum()
-            slope.index_put_((at, column), pull * weight, accumulate=True)
-            gradient[:, columns] = self.transposed @ slope
-        return gradient, total
+            instance, column = (torch.from_numpy(a.astype(np.int64)).to(W.device) for a in (pairs.row, pairs.col))
+            weight = self.client[torch.from_numpy(pairs.data - 1).to(W.device)]
+            yield axis[block], _Pairs(instance, column, column + start, weight)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The (instance, label) pairs of a block of labels. `column`: the label's place in the block."""
+
+    instance: Tensor
+    column: Tensor
+    label: Tensor
+    weight: Tensor

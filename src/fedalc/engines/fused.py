@@ -30,7 +30,7 @@ from fedalc.core.blocks import blocks as budget_blocks
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, moved_along, no_rows
 from fedalc.engines.column_pass import ColumnPass
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.prefetch import one_ahead
@@ -103,6 +103,39 @@ class FusedEngine(Engine):
             label = torch.from_numpy(labels).to(W.device)
             rows = self._rows(W[place(label)], row_gradient, label, weights)
         return RoundResult(self._change(model, encoder, portion), *rows, total.item(), traffic)
+
+    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+        (theta,) = model.theta
+        traffic = Ledger.of_curvature(theta, self.federation.user_count(participants))
+        if self._by_columns is not None:
+            product = self._by_columns.curvature(theta.detach(), direction, model.W)
+        else:
+            product = self._curvature(model, direction, participants)
+        distributed.sum_over([product])
+        return product, traffic
+
+    def _curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> Tensor:
+        """H p block by block: the scores at θ, their change along the direction, and back."""
+        loss, W = self.method.set_loss, model.W
+        assert loss is not None
+        counts = torch.from_numpy(self.federation.counts[participants]).to(W)
+        share = self.method.weights(counts, self.federation.label_of[participants]) / counts
+        chance = Chance(self.settings, 0, W)
+        along = moved_along(model.encoder, direction)
+        (moving,) = along.parameters()
+        for block in self._take(participants, chance, model)[1]:
+            change = along(block.rows, chance)
+            with torch.no_grad():
+                g, moved = model.encoder(block.rows, chance), change.detach()
+                rest_share = self.method.rest_share(block.label, block.instances[block.instance])
+                weight = torch.zeros_like(g[:, 0]).index_add_(0, block.instance, rest_share * share[block.client])
+                pull = (weight.unsqueeze(1) * loss.curve(g @ W.T, moved @ W.T)) @ W
+                own = loss.own_curve(products_at(g, W, block.instance, block.label))
+                own = own * products_at(moved, W, block.instance, block.label) * share[block.client]
+                pull += WeightedBags(block.label, block.starts, own) @ W
+            torch.autograd.backward(change, pull)
+        assert moving.grad is not None
+        return moving.grad
 
     @torch.no_grad()
     def _rest(self, g: Tensor, W: Tensor, counts: Tensor, round_number: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, moved_along, no_rows
 from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
@@ -57,6 +57,24 @@ class ClientsEngine(Engine):
         sent, users = model.theta + model.statistics, self.federation.user_count(participants)
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(change, *rows, loss, traffic, statistics=statistics)
+
+    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+        counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        weights = self.method.weights(counts, self.federation.label_of[participants]).tolist()
+        along = moved_along(model.encoder, direction)
+        (moving,) = along.parameters()
+        for client, weight in watched("clients", zip(participants.tolist(), weights, strict=True), len(participants)):
+            row, held = model.W[self.federation.label_of[client]], self.federation.instances_of(client)
+            for part in self._parts(held):
+                rows = self._rows(part, row)
+                change = along(rows)
+                g = model.encoder(rows).detach().requires_grad_()
+                loss = self._loss(g, model.W, row, client, part, 0)
+                (slope,) = torch.autograd.grad(loss, g, create_graph=True)
+                (pull,) = torch.autograd.grad((slope * change.detach()).sum(), g)
+                torch.autograd.backward(change, pull * (weight / len(held)))
+        assert moving.grad is not None
+        return moving.grad, Ledger.of_curvature(direction, self.federation.user_count(participants))
 
     @torch.no_grad()
     def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
@@ -131,18 +149,23 @@ class ClientsEngine(Engine):
         round_number: int,
     ) -> float:
         """Add the gradient of the instances' summed loss, divided by `counted`. Return the sum."""
-        g = local.encoder(rows, chance)
-        own = torch.full_like(rows.keys, int(self.federation.label_of[client]))
+        loss = self._loss(local.encoder(rows, chance), local.W, row, client, instances, round_number)
+        (loss / counted).backward()
+        return loss.item()
+
+    def _loss(
+        self, g: Tensor, W: Tensor, row: Tensor, client: int, instances: np.ndarray, round_number: int
+    ) -> Tensor:
+        """Return the summed loss of a client's instances, from the encoder's outputs g."""
         held = torch.from_numpy(instances).to(row.device)
+        own = torch.full_like(held, int(self.federation.label_of[client]))
         losses = [
             self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)
             for part in self.method.parts
         ]
         if self.method.set_loss is not None:
-            losses.append(self._rest(g, local.W, own, held, round_number))
-        loss = torch.stack(losses).sum()
-        (loss / counted).backward()
-        return loss.item()
+            losses.append(self._rest(g, W, own, held, round_number))
+        return torch.stack(losses).sum()
 
     def _rest(self, g: Tensor, W: Tensor, own: Tensor, instances: Tensor, round_number: int) -> Tensor:
         """Return the client's share of the loss's part over all labels, for each instance."""

@@ -35,8 +35,17 @@ class SetLoss(ABC):
         """Return the derivative of `rest` by each score."""
 
     @abstractmethod
+    def curve(self, scores: Tensor, moved: Tensor) -> Tensor:
+        """Return the change of `slope` when the scores change by `moved`, to first order: its second derivative times
+        `moved`. Where the slope has a kink, one of its two sides."""
+
+    @abstractmethod
     def own(self, score: Tensor, share: Tensor) -> Tensor:
         """Return the part of one owner's label, for each pair."""
+
+    def own_curve(self, score: Tensor) -> Tensor:
+        """Return the second derivative of `own`."""
+        return torch.zeros_like(score)
 
 
 class Logistic(SetLoss):
@@ -47,6 +56,10 @@ class Logistic(SetLoss):
 
     def slope(self, scores: Tensor) -> Tensor:
         return torch.sigmoid(scores)
+
+    def curve(self, scores: Tensor, moved: Tensor) -> Tensor:
+        chance = torch.sigmoid(scores)
+        return chance * (1 - chance) * moved
 
     def own(self, score: Tensor, share: Tensor) -> Tensor:
         return -score  # log(1 + e^-s) - log(1 + e^s)
@@ -61,8 +74,14 @@ class SquaredHinge(SetLoss):
     def slope(self, scores: Tensor) -> Tensor:
         return (1 + scores).clamp_(min=0).mul_(2)
 
+    def curve(self, scores: Tensor, moved: Tensor) -> Tensor:
+        return 2 * moved * (scores > -1)
+
     def own(self, score: Tensor, share: Tensor) -> Tensor:
         return (1 - score).clamp(min=0).square() - (1 + score).clamp(min=0).square()
+
+    def own_curve(self, score: Tensor) -> Tensor:
+        return 2 * ((score < 1).to(score) - (score > -1).to(score))
 
 
 class Softmax(SetLoss):
@@ -76,6 +95,10 @@ class Softmax(SetLoss):
 
     def slope(self, scores: Tensor) -> Tensor:
         return scores.softmax(1)
+
+    def curve(self, scores: Tensor, moved: Tensor) -> Tensor:
+        chance = scores.softmax(1)
+        return chance * (moved - (chance * moved).sum(1, keepdim=True))
 
     def own(self, score: Tensor, share: Tensor) -> Tensor:
         return -share * score

@@ -1,9 +1,9 @@
-"""Newton steps for a convex objective, solved by conjugate gradients. One gradient from the clients per round.
+"""Newton steps for a convex objective, solved by conjugate gradients. Each round asks the clients for one sum.
 
-A Newton step d minimises the quadratic model gᵀd + ½ dᵀHd at θ. Conjugate gradients need products H p, and those follow
-from gradients: H p ≈ (∇(θ + εp) - ∇(θ)) / ε. So a round asks for the gradient at θ, or at θ + εp, and clients do the same
-work in both. If each label has an axis of its own, the objective is a sum over the columns of θ, and every column takes
-its own steps, as if it were solved alone.
+A Newton step d minimises the quadratic model gᵀd + ½ dᵀHd at θ. The first round of a step asks for the gradient g, the
+others for a product H p with the next direction p: as much work for a client as a gradient. If each label has an axis
+of its own, the objective is a sum over the columns of θ, and every column takes its own steps, as if it were solved
+alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from torch import Tensor
 from fedalc.config.schema import ServerSettings
 
 ENOUGH = 1e-4  # ends a step: the squared length of the residual, beside that of the gradient
-PROBE = 0.1  # the longest probe εp, beside the length of θ
 
 
 class NewtonCG:
-    """`columns`: whether the columns of θ are independent. Memory: θ seven times."""
+    """`columns`: whether the columns of θ are independent. Memory: θ six times."""
 
     def __init__(
         self, theta: list[Tensor], settings: ServerSettings, pairs: int, client_rate: float, columns: bool
@@ -30,29 +29,31 @@ class NewtonCG:
         self.steps = settings.newton_rounds
         self._state: dict[str, Tensor] = {}
 
+    @property
+    def direction(self) -> Tensor | None:
+        """The p of the product H p that the next round computes. None: it computes the gradient."""
+        return self._state.get("direction")
+
     @torch.no_grad()
     def aim(self) -> None:
-        """Move θ to where the clients compute the gradient. Between rounds θ is the best point so far."""
+        """Move θ to where the clients work: within a step, to where it began. Between rounds θ includes the step."""
         if "direction" in self._state:
-            self.theta.copy_(self._state["base"] + self._epsilon() * self._state["direction"])
+            self.theta.copy_(self._state["base"])
 
     @torch.no_grad()
     def apply(self, change: list[Tensor], loss: float) -> float:
-        """Take a step. Return the objective, penalty included; within a Newton step, that of the quadratic model."""
+        """Begin a Newton step with the gradient at θ. Where the last step went past the minimum along its line, go back
+        to it first. Return the objective, penalty included."""
         gradient = change[0] / self.client_rate + 2 * self.penalty * self.theta
-        if "direction" in self._state:
-            return self._curve(gradient)
         objective = loss + self.penalty * self.theta.double().square().sum().item()
-        return self._begin(gradient, objective)
-
-    def _begin(self, gradient: Tensor, objective: float) -> float:
-        """Begin a Newton step at θ, or halve the last one if it went uphill."""
         s = self._state
-        if s and objective > s["objective"].item() * (1 + 1e-6):
-            s["step"].mul_(0.5)
-            self.theta.copy_(s["base"] + s["step"])
-            return s["objective"].item()
         last = s.get("step", torch.zeros_like(self.theta))
+        if s:
+            before, after = self._dot(s["gradient"], last), self._dot(gradient, last)  # slopes at both ends: < 0, ?
+            too_far = (after > 0) & (before < 0)
+            kept = torch.where(too_far, before / (before - after).where(too_far, 1), 1)
+            self.theta.copy_(s["base"] + kept * last)
+            gradient = s["gradient"] + kept * (gradient - s["gradient"])  # exact while the curvature is constant
         self._state = {
             "base": self.theta.detach().clone(),
             "gradient": gradient,
@@ -60,16 +61,17 @@ class NewtonCG:
             "residual": -gradient,
             "direction": -gradient,
             "step": torch.zeros_like(gradient),
-            "reach": self._length(last),
             "done": torch.tensor(0),
         }
         return objective
 
-    def _curve(self, gradient: Tensor) -> float:
-        """Take one step of conjugate gradients, and end the Newton step if it is solved well enough."""
+    @torch.no_grad()
+    def curve(self, product: Tensor) -> float:
+        """Take one step of conjugate gradients, and end the Newton step if it is solved well enough. `product`: the
+        clients' H p. θ moves along. Return the objective of the quadratic model."""
         s = self._state
         direction, residual = s["direction"], s["residual"]
-        curved = (gradient - s["gradient"]) / self._epsilon()
+        curved = product + 2 * self.penalty * direction
         before, curvature = self._dot(residual, residual), self._dot(direction, curved)
         moves = (before > 0) & (curvature > 0)
         length = torch.where(moves, before / curvature.where(moves, 1), 0)
@@ -82,26 +84,13 @@ class NewtonCG:
         model = s["objective"].item() + 0.5 * (s["step"].double() * (s["gradient"] - residual).double()).sum().item()
         first = s["gradient"].double().square().sum()
         if s["done"] >= self.steps or residual.double().square().sum() <= ENOUGH * first:
-            self._state = {name: s[name] for name in ("base", "objective", "step")}
+            self._state = {name: s[name] for name in ("base", "gradient", "objective", "step")}
         return model
-
-    def _epsilon(self) -> Tensor:
-        """The ε of a probe: as long as the last Newton step, within bounds that rounding and θ's length set."""
-        s = self._state
-        base = self._length(s["base"])
-        longest = PROBE * base.where(base > 0, 1)
-        shortest = longest * (1e-2 if self.theta.dtype == torch.float32 else 1e-5)
-        reach = torch.minimum(torch.maximum(s["reach"].where(s["reach"] > 0, longest), shortest), longest)
-        length = self._length(s["direction"])
-        return torch.where(length > 0, reach / length.where(length > 0, 1), 1)
 
     def _dot(self, a: Tensor, b: Tensor) -> Tensor:
         """The inner product, of each column or of the whole matrices."""
         product = a * b
         return product.sum(0, keepdim=True) if self.columns else product.sum()
-
-    def _length(self, a: Tensor) -> Tensor:
-        return self._dot(a, a).sqrt()
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self._state)
