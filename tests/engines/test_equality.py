@@ -32,7 +32,7 @@ SMALL = {
 CONSTANT: dict[str, Any] = {"name": "linear", "constant": 0.7}
 RANDOM: dict[str, Any] = {"name": "random-features", "random_features": 9, "constant": 0.7}
 DESIGNS = [{"name": "linear"}, CONSTANT, RANDOM, {**RANDOM, "activation": "cosine", "linear_part": False}]
-BY_STEPS = [method for method in METHODS if method != "fedalc-oneshot"]  # which has a linear encoder and one round
+BY_STEPS = [method for method in METHODS if not METHODS[method].one_round]  # the others have a linear encoder
 
 
 def settings(engine: str, **changes: Any) -> Any:
@@ -57,7 +57,7 @@ def test_every_method(method: str, weights: str, participation: float) -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
-@pytest.mark.parametrize("method", BY_STEPS)
+@pytest.mark.parametrize("method", [method for method in BY_STEPS if method != "feduv"])  # which has its own loss
 def test_every_method_with_the_square_loss(method: str, set_size: str, participation: float) -> None:
     client = {"loss": "square", "set_size": set_size, "label_power": 0.3}
     # Not adam, as with dropout.
@@ -89,6 +89,12 @@ def test_one_round(set_size: str, design: dict[str, Any]) -> None:
     assert torch.allclose(ours.cross, literal.cross, rtol=1e-12, atol=1e-14)
     assert ours.constant == pytest.approx(literal.constant, rel=1e-12)
     assert ours.pairs == literal.pairs == TRAIN.labels.nnz
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+def test_one_round_with_an_axis_per_label(method: str) -> None:
+    server = {"weights": "samples", "ema": 0.0}
+    assert_equal(1, method=method, encoder={"name": "linear"}, client={"set_size": "ignored"}, server=server)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])

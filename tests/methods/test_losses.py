@@ -1,4 +1,4 @@
-"""Losses over all labels: owners of positive examples give the centralised loss and gradient, and Newton steps solve it.
+"""Losses over all labels: owners of positives give the centralised loss and gradient, and Newton steps solve it.
 
 The centralised side is computed here densely and literally, with every label of every instance."""
 
@@ -177,7 +177,14 @@ def test_newton_reaches_the_centralised_solution(encoder: str, loss: str) -> Non
         (slope,) = torch.autograd.grad(value, point)
         return value.item(), slope.numpy().ravel()
 
-    found = minimize(objective, np.zeros(theta.numel()), jac=True, method="L-BFGS-B", options={"maxiter": 2000, "gtol": 1e-9, "ftol": 1e-15})
+    options = {"maxiter": 2000, "gtol": 1e-9, "ftol": 1e-15}
+    found = minimize(objective, np.zeros(theta.numel()), jac=True, method="L-BFGS-B", options=options)
+        objective,
+        np.zeros(theta.numel()),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 2000, "gtol": 1e-9, "ftol": 1e-15},
+    )
     assert objective(theta.detach().numpy().ravel())[0] == pytest.approx(found.fun, rel=1e-7)
     assert reported == pytest.approx(found.fun / PAIRS, rel=1e-4)
     assert np.abs(theta.detach().numpy().ravel() - found.x).max() < 2e-3 * np.abs(found.x).max()

@@ -33,6 +33,8 @@ from fedalc.config.schema import (
     HashingSettings,
     ImageSettings,
     MethodName,
+    NapkinxcSettings,
+    OmikujiSettings,
     OvrSettings,
     PresetName,
     PrivacySettings,
@@ -80,6 +82,8 @@ class Experiment(Settings):
     selection: SelectionSettings = SelectionSettings()
     ovr: OvrSettings = OvrSettings()
     sleec: SleecSettings = SleecSettings()
+    omikuji: OmikujiSettings = OmikujiSettings()
+    napkinxc: NapkinxcSettings = NapkinxcSettings()
     options: dict[str, Option] = {}  # of a registered method: docs/extending.md
 
     @model_validator(mode="wrap")

@@ -31,6 +31,10 @@ class MethodFacts:
     trains_rows: ClassVar[bool] = False
     #: Does it solve for the model in one round, from the clients' sums?
     one_round: ClassVar[bool] = False
+    #: Of a method of one round: do clients send Σ x xᵀ/m beside Σ x?
+    sends_gram: ClassVar[bool] = True
+    #: Does every label need an axis of its own? Then encoder.dim is the number of labels, whatever the settings say.
+    axis_per_label: ClassVar[bool] = False
     #: Does the server learn from label correlations? (The square loss and W's start may need label counts as well.)
     uses_labels: ClassVar[bool] = False
     #: The sections of METHOD_SECTIONS that act on this method. All other sections act on every method.
@@ -62,7 +66,7 @@ class MethodFacts:
 
 
 #: Sections that act only on the methods that name them in `sections`.
-METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec")
+METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec", "omikuji", "napkinxc")
 
 
 def check_declared(method: type[MethodFacts]) -> None:

@@ -76,6 +76,13 @@ def experiment(
     return Experiment.model_validate(values, context={"file": file})
 
 
+def for_labels(settings: Experiment, labels: int) -> Experiment:
+    """Return the settings for data with this many labels: some methods need an axis for each."""
+    if not method_facts(settings.method).axis_per_label or settings.encoder.dim == labels:
+        return settings
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": labels})})
+
+
 def _fill_in(values: dict[str, Any], method: str) -> None:
     """Add the settings that follow from the method and the loss, unless the user has set them."""
     client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})

@@ -102,7 +102,7 @@ class ClientSettings(Settings):
     loss: LossName = "hinge"
     negatives: Count | None = None  # logistic, squared-hinge: compare with this many random labels in each round
     margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # hinge: the score that a pair should reach
-    set_size: Literal["exact", "expected", "ignored"] = "exact"  # not for hinge: what a client knows of m (docs/exact.md)
+    set_size: Literal["exact", "expected", "ignored"] = "exact"  # what a client knows of m (docs/exact.md)
     label_power: Share = 0.0  # square: label u has weight (n_u + label_offset)^-label_power, largest 1
     label_offset: NotNegative = 30.0
 
@@ -123,7 +123,7 @@ class ServerSettings(Settings):
     weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay in each round
     solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then adam trains the mlp
     newton_rounds: Count = 5  # newton: at most this many conjugate gradients for a Newton step
-    ridge: NotNegative = 1.0  # cg, newton and fedalc-oneshot: penalty ridge·‖θ‖²
+    ridge: NotNegative = 1.0  # cg, newton, fedalc-oneshot and fed3r: penalty ridge·‖θ‖²
     ema: Share = 0.0  # moving average of the weights, for evaluation and the saved model
     weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -136,7 +136,8 @@ class ServerSettings(Settings):
 class EmbeddingSettings(Settings):
     """How the class embeddings W start."""
 
-    start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: docs/exact.md
+    # by-frequency: docs/exact.md; simplex and codewords: fedetf and feduv in docs/method.md
+    start: Literal["orthogonal", "random", "by-frequency", "simplex", "codewords"] = "orthogonal"
 
 
 class HashingSettings(Settings):
@@ -241,3 +242,15 @@ class SleecSettings(Settings):
     cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
     threshold: Share = 0.01  # share of the weights, the smallest, set to zero
     nearest: Count = 25  # NN: neighbours whose labels count
+
+
+class OmikujiSettings(Settings):
+    """The package omikuji (centralised), with its default settings. docs/oracles.md."""
+
+    model: Literal["parabel", "bonsai"] = "parabel"
+
+
+class NapkinxcSettings(Settings):
+    """The package napkinXC (centralised), with its default settings. docs/oracles.md."""
+
+    model: Literal["plt", "br"] = "plt"  # a probabilistic label tree, or one-vs-rest

@@ -168,15 +168,17 @@ class FusedEngine(Engine):
         targets = WeightedBags(label, starts, weights) @ W
         gram, cross = W.new_zeros(0, 0), W.new_zeros(0, W.shape[1])
         if encoder.uses_features:
-            weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
-            gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
+            if self.method.sends_gram:
+                weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
+                gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
             cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
-        if len(gram) < encoder.width:
+        if len(cross) < encoder.width:
             gram, cross = self._with_columns(encoder, features, counted, targets, gram, cross)
         constant = weights.square().sum()
         distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users)
+        sends_gram = self.method.sends_gram
+        traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, sends_gram)
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     @cached_property
@@ -197,9 +199,11 @@ class FusedEngine(Engine):
         self, encoder: Encoder, features: csr_matrix, counted: Tensor, targets: Tensor, gram: Tensor, cross: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return both sums with the dense columns of the design added to those of the features, block by block."""
-        first, size = len(gram), encoder.width
-        whole, both = gram.new_zeros(size, size), cross.new_zeros(size, cross.shape[1])
-        whole[:first, :first], both[:first] = gram, cross
+        first, size = len(cross), encoder.width
+        whole, both = cross.new_zeros(size, size), cross.new_zeros(size, cross.shape[1])
+        both[:first] = cross
+        if self.method.sends_gram:
+            whole[:first, :first] = gram
         for start in range(0, features.shape[0], self.settings.block_rows):
             rows = slice(start, start + self.settings.block_rows)
             x = features[rows]
@@ -212,7 +216,7 @@ class FusedEngine(Engine):
             if first:
                 whole[:first, first:] += WeightedBags.from_csr(x.T.tocsr(), gram.dtype, gram.device) @ weighted
         whole[first:, :first] = whole[:first, first:].T
-        return whole, both
+        return (whole if self.method.sends_gram else gram), both
 
     def _take(self, participants: np.ndarray, chance: Chance, model: Model) -> tuple[Portion, Iterable[Block]]:
         """Return the instances of the round, in blocks. If all take part, they are built once and reused."""

@@ -79,7 +79,8 @@ class ClientsEngine(Engine):
     @torch.no_grad()
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         W, weights, size = model.W, self.method.label_weights, model.encoder.width
-        gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
+        sends_gram = self.method.sends_gram
+        gram, cross = W.new_zeros((size, size) if sends_gram else (0, 0)), W.new_zeros(size, W.shape[1])
         constant = 0.0
         for client in watched("clients", participants.tolist(), len(participants)):
             held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
@@ -89,11 +90,12 @@ class ClientsEngine(Engine):
                 rows = self._rows(part, W)
                 assert isinstance(rows, SparseRows)  # no encoder of pictures is linear
                 x = model.encoder.design(rows).dense()
-                gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
+                if sends_gram:
+                    gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
                 cross += torch.outer(x.sum(0), weights[label] * W[label])
             constant += len(held) * weights[label].item() ** 2
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users)
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
@@ -152,9 +154,7 @@ class ClientsEngine(Engine):
         (loss / counted).backward()
         return loss.item()
 
-    def _loss(
-        self, g: Tensor, W: Tensor, row: Tensor, client: int, instances: np.ndarray, round_number: int
-    ) -> Tensor:
+    def _loss(self, g: Tensor, W: Tensor, row: Tensor, client: int, instances: np.ndarray, round_number: int) -> Tensor:
         """Return the summed loss of a client's instances, from the encoder's outputs g."""
         held = torch.from_numpy(instances).to(row.device)
         own = torch.full_like(held, int(self.federation.label_of[client]))

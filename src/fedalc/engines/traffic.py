@@ -28,11 +28,14 @@ class Ledger:
         self.up += other.up
 
     @classmethod
-    def of_sums(cls, features: int, number: int, clients: int, users: int | None = None) -> Ledger:
+    def of_sums(
+        cls, features: int, number: int, clients: int, users: int | None = None, sends_gram: bool = True
+    ) -> Ledger:
         """Return the traffic of a method of one round, with `number` bytes per number. Each client sends half of a
         symmetric features × features matrix, dense, as a masked sum must be, and a vector; it receives nothing. The
-        clients of a user send one matrix, their sum; without `users`, each client is a user."""
-        matrices = clients if users is None else users
+        clients of a user send one matrix, their sum; without `users`, each client is a user. Without `sends_gram` each
+        client sends only the vector."""
+        matrices = (clients if users is None else users) if sends_gram else 0
         return cls(0, number * (matrices * (features * (features + 1) // 2) + clients * features))
 
     @classmethod

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 import torch
@@ -28,8 +28,42 @@ from fedalc.labels.privacy import PrivateLabelSets
 from fedalc.methods.losses import SET_LOSSES, SetLoss
 from fedalc.methods.private_gradient import PrivateGradient
 from fedalc.methods.regularizers import NearestPairs, Objective, Potential, Regularizer
-from fedalc.models.class_embeddings import frequency_rows, orthogonal_rows, random_rows, unit_rows
+from fedalc.models.class_embeddings import (
+    codeword_rows,
+    frequency_rows,
+    orthogonal_rows,
+    random_rows,
+    simplex_rows,
+    unit_rows,
+)
 from fedalc.models.sharding import Shard, shard_of
+
+STARTS = {
+    "orthogonal": orthogonal_rows,
+    "random": random_rows,
+    "simplex": simplex_rows,
+    "codewords": codeword_rows,
+}
+
+
+class ClientSums(Protocol):
+    """The sums of all clients, for methods of one round (`engines.base.Sums`)."""
+
+    @property
+    def gram(self) -> Tensor:
+        """Σ x xᵀ/m, features × features. Empty without `sends_gram`."""
+
+    @property
+    def cross(self) -> Tensor:
+        """Σ_u a_u (Σ_j x_j) w_uᵀ, features × D."""
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of an instance and its label."""
+
+    def solve(self, ridge: float) -> Tensor: ...
+
+    def objective(self, theta: Tensor, ridge: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +108,7 @@ class Method(MethodFacts, ABC):
         return self.spread_out(self.label_count, generator)
 
     def spread_out(self, rows: int, generator: torch.Generator) -> Tensor:
-        draw = orthogonal_rows if self.settings.embeddings.start == "orthogonal" else random_rows
+        draw = STARTS[self.settings.embeddings.start]
         shard_rows = None if self.shard is None else self.shard.own
         return draw(rows, self.settings.encoder.dim, generator, getattr(torch, self.settings.dtype), shard_rows)
 
@@ -126,7 +160,9 @@ class Method(MethodFacts, ABC):
     def has_axes(self) -> bool:
         """Whether each label has an axis of its own, so that scores are the encoder's outputs in another order."""
         fixed = not self.trains_rows and self.sub_models(self.settings) == 1
-        return fixed and self.settings.embeddings.start == "by-frequency" and self.settings.encoder.dim >= self.label_count
+        return (
+            fixed and self.settings.embeddings.start == "by-frequency" and self.settings.encoder.dim >= self.label_count
+        )
 
     def share(self, labels: Tensor, instances: Tensor) -> Tensor:
         """Return the share 1/m of ‖g(x)‖² that one owner counts. `client.set_size` says how well m is known."""
@@ -192,6 +228,11 @@ class Method(MethodFacts, ABC):
                 return counts / counts.sum()
             case other:
                 assert_never(other)
+
+    def solve(self, sums: ClientSums) -> tuple[Tensor, float]:
+        """For methods of one round: return θ, from the clients' sums, and its loss."""
+        theta = sums.solve(self.settings.server.ridge)
+        return theta, sums.objective(theta, self.settings.server.ridge)
 
     @abstractmethod
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,8 @@ from fedalc.methods.fedavg import FedAvgFixed
 
 
 class FedALCExact(FedAvgFixed):
-    """A loss over all labels: square, logistic, squared hinge or softmax, on raw outputs. Label frequencies fix W, and rare labels get larger weights.
+    """A loss over all labels: square, logistic, squared hinge or softmax, on raw outputs. Label frequencies fix W.
+    With the square loss rare labels get larger weights.
 
     From the label collection it uses n (for W and the weights a_u) and m (exact, or the mean for each label).
     """

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import for_labels
 from fedalc.core import distributed
 from fedalc.core.seeds import torch_generator
 from fedalc.data.dataset import Split
@@ -52,6 +53,7 @@ def knowledge_for(
 
 def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | None = None) -> FederatedTraining:
     """Begin a training whose clients are all in this process."""
+    settings = for_labels(settings, train.labels.shape[1])
     federation = form_clients(train, settings.clients)
     return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge)
 
@@ -164,10 +166,11 @@ class FederatedTraining:
     def _solve(self, clients: np.ndarray) -> float:
         """Solve for θ at once: the clients' sums determine it."""
         sums = self.engine.sums(self.model, clients)
+        solution, loss = self.method.solve(sums)
         (theta,) = self.model.theta
-        theta.copy_(sums.solve(self.settings.server.ridge))
+        theta.copy_(solution)
         self.ledger.add(sums.traffic)
-        return sums.objective(theta, self.settings.server.ridge)
+        return loss
 
     def is_finite(self) -> bool:
         """Whether all numbers of θ are finite and the rows of W have their length."""

@@ -15,6 +15,7 @@ import torch
 from fedalc.config.resolve import experiment
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
+from fedalc.errors import ConfigError
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
 
@@ -40,7 +41,7 @@ def assert_equal(
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedalc-oneshot"])
+@pytest.mark.parametrize("method", [method for method in METHODS if not METHODS[method].one_round])
 def test_every_method(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, weights: str
 ) -> None:
@@ -94,3 +95,17 @@ def test_one_round(
 ) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "dtype": "float64"}
     assert_equal(tmp_path, train, parties, "fedalc-oneshot", LINEAR | square | DESIGNS[design])
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+def test_one_round_with_an_axis_per_label(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str
+) -> None:
+    assert_equal(tmp_path, train, parties, method, LINEAR | {"dtype": "float64", "encoder.dim": 7})
+
+
+def test_an_axis_per_label_has_to_be_asked_for(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]]
+) -> None:
+    with pytest.raises(ConfigError, match=r"encoder\.dim: fed3r needs an axis for each of the parties' labels: use 7"):
+        run(LocalGrid(parties), tmp_path / "run", asked("fed3r", LINEAR))

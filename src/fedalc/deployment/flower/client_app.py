@@ -134,7 +134,8 @@ def sums(message: Message, context: Context) -> RecordDict:
     if not work.method.one_round:
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
     encoder = work.encoder_shape()
-    check_memory(encoder.width**2 * (work.dtype.itemsize + 28) + encoder.drawn * work.dtype.itemsize)
+    gram = encoder.width**2 if work.method.sends_gram else 0
+    check_memory(gram * (work.dtype.itemsize + 28) + encoder.drawn * work.dtype.itemsize)
     unit = torch.eye(work.label_count, dtype=work.dtype, device=work.settings.device)
     # With unit rows, column u of `cross` is label u's own sum.
     total = work.engine.sums(Model(encoder, unit), work.federation.clients)

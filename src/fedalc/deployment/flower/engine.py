@@ -111,7 +111,7 @@ class FlowerEngine(Engine):
             exchange = self.parties.exchange("train.sums", 1)
             for party, labels in labels_of.items():
                 exchange.send(self.parties.node_of[party], self._content(labels))
-            total = SumsTotal(model, labels_of, self.roster)
+            total = SumsTotal(model, labels_of, self.roster, self.method.sends_gram)
             screen = NormScreen(Lengths())  # by length per instance
             read = partial(self._read_sums, labels_of, model.encoder.width)
             for reply in exchange.replies():
@@ -242,7 +242,7 @@ class FlowerEngine(Engine):
     def _read_sums(self, labels_of: LabelsOf, size: int, party: int, content: RecordDict) -> Change:
         labels, dtype = labels_of[party], self.settings.dtype
         wanted: dict[str, tuple[str, Shape]] = {
-            "gram": (dtype, (size * (size + 1) // 2,)),
+            "gram": (dtype, (size * (size + 1) // 2 if self.method.sends_gram else 0,)),
             "cross": (dtype, (size, len(labels))),
         }
         exactly(content, {"outcome": OUTCOME, "sums": None})

@@ -62,7 +62,8 @@ def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traf
     W = torch.empty(shape.labels, settings.encoder.dim, dtype=theta[0].dtype, device="meta")
     once = collection(settings, shape)
     if method.one_round:
-        each = Ledger.of_sums(theta[0].shape[0], theta[0].element_size(), shape.clients)
+        features, number = theta[0].shape[0], theta[0].element_size()
+        each = Ledger.of_sums(features, number, shape.clients, sends_gram=method.sends_gram)
         return Traffic(shape.clients, 1, once, each)
     if not method.trains_rows:
         once.rows_once(W, models * shape.clients)
