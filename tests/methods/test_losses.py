@@ -179,15 +179,35 @@ def test_newton_reaches_the_centralised_solution(encoder: str, loss: str) -> Non
 
     options = {"maxiter": 2000, "gtol": 1e-9, "ftol": 1e-15}
     found = minimize(objective, np.zeros(theta.numel()), jac=True, method="L-BFGS-B", options=options)
-        objective,
-        np.zeros(theta.numel()),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 2000, "gtol": 1e-9, "ftol": 1e-15},
-    )
     assert objective(theta.detach().numpy().ravel())[0] == pytest.approx(found.fun, rel=1e-7)
     assert reported == pytest.approx(found.fun / PAIRS, rel=1e-4)
     assert np.abs(theta.detach().numpy().ravel() - found.x).max() < 2e-3 * np.abs(found.x).max()
+
+
+@pytest.mark.parametrize("engine", ["fused", "clients"])
+@pytest.mark.parametrize("loss", ["logistic", "squared-hinge"])
+def test_the_first_newton_step_follows_from_sums(engine: str, loss: str) -> None:
+    """With a constant column: the step from θ = 0, in one round, equals one with the dense Hessian of all data."""
+    ridge, constant = 0.3, 0.7
+    encoder = {"name": "linear", "start": "zero", "dim": 9, "constant": constant}
+    training = made(engine, loss, encoder=encoder, server={"optimizer": "newton", "ridge": ridge})
+    reported = training.run_round()
+    design = torch.cat([X, torch.full((len(X), 1), constant, dtype=torch.float64)], dim=1)
+    W, (theta,) = training.model.W, training.model.theta
+    start = torch.zeros(theta.numel(), dtype=torch.float64)
+
+    def objective(flat: Tensor) -> Tensor:
+        point = flat.reshape(theta.shape)
+        return centralised(design @ point @ W.T, loss) + ridge * point.square().sum()
+
+    gradient = torch.func.grad(objective)(start)
+    hessian = torch.func.hessian(objective)(start)
+    step = torch.linalg.solve(hessian, -gradient)
+    torch.testing.assert_close(theta.detach().ravel(), step, rtol=1e-8, atol=1e-10)
+    model = objective(start) + gradient @ step + 0.5 * step @ hessian @ step
+    assert reported == pytest.approx(model.item() / PAIRS, rel=1e-9)
+    losses = [training.run_round() for _ in range(12)]
+    assert losses[-1] < losses[0]
 
 
 def test_newton_goes_on_after_a_restart() -> None:

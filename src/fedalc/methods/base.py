@@ -177,7 +177,7 @@ class Method(MethodFacts, ABC):
         client = self.settings.client
         if self.told is not None:
             return self._tensor(self.told.label_weights)
-        if client.label_power == 0:
+        if client.label_power == 0 or client.loss != "square":
             return self._tensor(np.ones(self.label_count))
         weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
         return self._tensor(weight / weight.max())

@@ -23,6 +23,8 @@ class SetLoss(ABC):
 
     separable: ClassVar[bool] = True
     """Is `rest` a sum over labels? Then a sample of the labels estimates it without bias."""
+    own_slope_at_zero: ClassVar[float] = -1.0
+    """The derivative of `own` at score 0."""
     counts_pairs: ClassVar[bool] = False
     """Does every owner count `rest` fully? Then an instance counts once for each of its labels."""
 
@@ -67,6 +69,8 @@ class Logistic(SetLoss):
 
 class SquaredHinge(SetLoss):
     """One-vs-rest squared hinge: max(0, 1 + s)² for labels that the instance lacks, max(0, 1 - s)² for the others."""
+
+    own_slope_at_zero = -4.0
 
     def rest(self, scores: Tensor) -> Tensor:
         return (1 + scores).clamp(min=0).square().sum(1)

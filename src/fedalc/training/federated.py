@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -125,6 +125,8 @@ class FederatedTraining:
     def _step(self, clients: np.ndarray) -> float:
         """Lines of Algorithm 1: the clients work, the server moves θ, then W."""
         settings, t = self.settings, self.round_number
+        if self._can_solve_first_step:
+            return self._solve_first_step(clients)
         self.server.aim()
         if isinstance(self.server, NewtonCG) and self.server.direction is not None:
             curved, traffic = self.engine.curvature(self.model, self.server.direction, clients)
@@ -171,6 +173,31 @@ class FederatedTraining:
         theta.copy_(solution)
         self.ledger.add(sums.traffic)
         return loss
+
+    @property
+    def _can_solve_first_step(self) -> bool:
+        """Whether the first Newton step follows from the clients' sums: at θ = 0 the curvature is the same for all
+        labels. It needs an axis per label, and a constant column, whose row of the sums has Σ x."""
+        loss, encoder = self.method.set_loss, self.settings.encoder
+        newton = isinstance(self.server, NewtonCG) and self.round_number == 1 and encoder.start == "zero"
+        return newton and self.method.has_axes and loss is not None and loss.separable and encoder.constant > 0
+
+    @torch.no_grad()
+    def _solve_first_step(self, clients: np.ndarray) -> float:
+        """Take the first Newton step at once. Return the objective of the quadratic model after it."""
+        sums, loss, ridge = self.engine.sums(self.model, clients), self.method.set_loss, self.settings.server.ridge
+        assert loss is not None
+        zero = torch.zeros(1, 1, dtype=torch.float64)
+        slope, curvature = loss.slope(zero.clone()).item(), loss.curve(zero, torch.ones_like(zero)).item()
+        columns = self.model.W.sum(0)  # one for the axis of a label, zero for an axis that no label has
+        totals = sums.gram[-1] / self.settings.encoder.constant  # Σ x over all instances
+        pull = slope * torch.outer(totals, columns) + loss.own_slope_at_zero * sums.cross
+        (theta,) = self.model.theta
+        theta.copy_(replace(sums, cross=-pull / curvature).solve(2 * ridge / curvature))
+        self.ledger.add(sums.traffic)
+        instances = totals[-1].item() / self.settings.encoder.constant
+        at_zero = loss.rest(zero).item() * instances * self.method.label_count  # Σ own is 0 there
+        return (at_zero + 0.5 * (theta * pull).sum().item()) / sums.pairs
 
     def is_finite(self) -> bool:
         """Whether all numbers of θ are finite and the rows of W have their length."""
