@@ -104,8 +104,9 @@ class Experiment(Settings):
 
     @property
     def needs_counts(self) -> bool:
-        sizes = self.client.set_size != "ignored" or self.client.label_power > 0
-        by_counts = (self.client.loss == "square" and sizes) or self.embeddings.start == "by-frequency"
+        weighted = self.client.loss == "square" and self.client.label_power > 0
+        sizes = self.client.set_size != "ignored" or weighted
+        by_counts = (self.client.loss != "hinge" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
 
     def __hash__(self) -> int:

@@ -122,7 +122,7 @@ def encoder_facts(name: str) -> type[EncoderFacts]:
 
 def solves_one_objective(method: str, optimizer: str | None) -> bool:
     """Return whether training solves the sum over all parties and instances exactly instead of by gradient steps."""
-    return optimizer == "cg" or method_facts(method).one_round
+    return optimizer in ("cg", "newton") or method_facts(method).one_round
 
 
 def known_method(name: Any) -> str:

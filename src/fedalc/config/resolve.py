@@ -82,10 +82,10 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
     if "epsilon" in values.get("privacy", {}):
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
     _choose_aggregation(values, method)
-    square = client.get("loss") == "square"
-    encoder.setdefault("output", "raw" if square else "unit")
+    all_labels = client.get("loss", "hinge") != "hinge"
+    encoder.setdefault("output", "raw" if all_labels else "unit")
     linear = encoder_facts(encoder["name"]).linear if "name" in encoder else False
-    if square and linear and encoder["output"] == "raw":
+    if all_labels and linear and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from fedalc.core.sparse_products import WeightedBags
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Chance
+from fedalc.models.encoders import Chance, Encoder
 from fedalc.models.model import Model
 
 
@@ -56,6 +57,16 @@ def mean_rows(labels: Tensor, copies: Tensor, weights: Tensor) -> tuple[Tensor, 
 def no_rows(W: Tensor) -> tuple[Tensor, Tensor]:
     """Return empty labels and rows: the method does not train rows."""
     return torch.empty(0, dtype=torch.int64, device=W.device), W[:0]
+
+
+def moved_along(encoder: Encoder, direction: Tensor) -> Encoder:
+    """Return a linear encoder with the direction as its θ: its output is the change of the encoder's output."""
+    along = copy.deepcopy(encoder)
+    (parameter,) = along.parameters()
+    with torch.no_grad():
+        parameter.copy_(direction)
+    parameter.grad = torch.zeros_like(parameter)
+    return along
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,10 @@ class Engine(ABC):
     @abstractmethod
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums that determine θ, given the design and the class embeddings (methods of one round)."""
+
+    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+        """Return H p, the second derivative of Σ p_u R_u by θ times a direction, for a linear encoder."""
+        raise ConfigError("this engine does not compute Newton steps", "server.optimizer")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the engine's state. Their names must differ from those of the training."""

@@ -19,9 +19,9 @@ class Ledger:
     down: int = 0
     up: int = 0
 
-    def rows_once(self, W: Tensor, clients: int) -> None:
-        """Count that each client receives its row before round 1: a fixed W is never sent again."""
-        self.down += clients * payload_bytes([W[0]])
+    def rows_once(self, W: Tensor, clients: int, rows: int = 1) -> None:
+        """Count that each client receives its row, or `rows` of them, before round 1: a fixed W is never sent again."""
+        self.down += clients * rows * payload_bytes([W[0]])
 
     def add(self, other: Ledger) -> None:
         self.down += other.down
@@ -44,3 +44,9 @@ class Ledger:
         copies = clients if users is None else users
         one_way = copies * payload_bytes(theta) + (clients * payload_bytes([W[0]]) if rows_travel else 0)
         return cls(one_way, one_way)
+
+    @classmethod
+    def of_curvature(cls, theta: Tensor, users: int) -> Ledger:
+        """Return the traffic of H p: each user receives θ and the direction p, and sends a product."""
+        once = users * payload_bytes([theta])
+        return cls(2 * once, once)

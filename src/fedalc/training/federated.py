@@ -25,6 +25,7 @@ from fedalc.methods import Method, make_method
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders import Chance, make_encoder
 from fedalc.models.model import Model, model_with
+from fedalc.training.newton import NewtonCG
 from fedalc.training.privacy_budget import planned_looks
 from fedalc.training.server_optimizers import AnyOptimizer, AveragedWeights, make_optimizer, sample_clients
 
@@ -65,11 +66,13 @@ def begin_training(
     method = make_method(settings, federation.label_count, knowledge)
     engine = engine_for(method)
     model = _start_model(settings, method, federation.feature_count)
-    optimizer = make_optimizer(model.theta, settings, int(federation.counts.sum()))
+    columns = method.has_axes and (method.set_loss is None or method.set_loss.separable)
+    optimizer = make_optimizer(model.theta, settings, int(federation.counts.sum()), columns)
     average = AveragedWeights(model.values, settings.server.ema) if settings.server.ema else None
     ledger = Ledger() if knowledge is None else Ledger(knowledge.bytes_down, knowledge.bytes_up)
     if not method.trains_rows and not method.one_round and engine.clients_keep_rows:
-        ledger.rows_once(model.W, len(federation.clients))
+        rows = 1 if method.set_loss is None else 0 if method.has_axes else method.label_count
+        ledger.rows_once(model.W, len(federation.clients), rows)
     return FederatedTraining(
         settings, federation, engine_for, knowledge, method, engine, model, optimizer, average, ledger
     )
@@ -121,6 +124,10 @@ class FederatedTraining:
         """Lines of Algorithm 1: the clients work, the server moves θ, then W."""
         settings, t = self.settings, self.round_number
         self.server.aim()
+        if isinstance(self.server, NewtonCG) and self.server.direction is not None:
+            curved, traffic = self.engine.curvature(self.model, self.server.direction, clients)
+            self.ledger.add(traffic)
+            return self.server.curve(curved)
         result = self.engine.run(self.model, clients, Chance(settings, t, self.model.W), t)
         self.ledger.add(result.traffic)
         loss = result.loss / len(self.method.parts)  # the mean over sub-models, comparable between methods
