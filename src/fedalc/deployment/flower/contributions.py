@@ -109,6 +109,7 @@ class CarefulEngine(ClientsEngine):
         rows: Batch,
         chance: Chance,
         counted: float,
+        round_number: int,
     ) -> float:
         self.limits.check_time()
         self._influence.begin(instances)
@@ -116,7 +117,7 @@ class CarefulEngine(ClientsEngine):
         if isinstance(rows, SparseRows):
             squares = torch.from_numpy(self._squares[instances]).to(rows.keys.device)
             watched = _WatchedRows(rows, rows, [squares], self._influence)
-        loss = super()._add_gradient(local, row, client, instances, watched, chance, counted)
+        loss = super()._add_gradient(local, row, client, instances, watched, chance, counted, round_number)
         self._influence.end()
         self._parts_left -= 1
         if self._parts_left == 0:
