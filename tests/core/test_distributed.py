@@ -56,6 +56,12 @@ CASES: dict[str, dict[str, Any]] = {
     "fedalc-fixed": {"method": "fedalc-fixed"},
     "fedalc-exact": {"method": "fedalc-exact", "server": {"optimizer": "cg", "ema": 0.0}, **SOLVED},
     "fedalc-oneshot": {"method": "fedalc-oneshot", "server": {"ema": 0.0}, **SOLVED},
+    "random features": {
+        "method": "fedalc-oneshot",
+        "server": {"ema": 0.0},
+        "client": {"loss": "square"},
+        "encoder": {"name": "random-features", "random_features": 9, "constant": 0.7, "start": "zero"},
+    },
     "fedmlh": {"method": "fedmlh", "hashing": {"tables": 2, "buckets": 40}},
     "flag": {"method": "flag"},
     # W starts at random: among orthogonal rows, which are the nearest ones is rounding

@@ -121,6 +121,10 @@ def test_curvature_is_the_second_derivative(loss: str, dim: int) -> None:
         {"clients": "labels", "embeddings": {"start": "orthogonal"}},
         {"server": {"optimizer": "newton", "newton_rounds": 3}},
         {"server": {"optimizer": "newton"}, "encoder": {"name": "linear", "dim": 4}},
+        {"server": {"optimizer": "newton"}, "encoder": {"name": "linear", "constant": 0.7}},
+        {"server": {"participation": 0.4}, "encoder": {"name": "linear", "constant": 0.7}},
+        {"server": {"optimizer": "newton"}, "encoder": {"name": "linear", "constant": 0.7, "dim": 4}},
+        {"server": {"optimizer": "newton"}, "encoder": {"name": "random-features", "random_features": 6}},
     ],
     ids=str,
 )
