@@ -117,7 +117,7 @@ def test_bad_settings_name_the_field(overrides: list[str], message: str) -> None
 @pytest.mark.parametrize(
     ("method", "overrides", "message"),
     [
-        ("fedalc-exact", ["client.loss=hinge"], "client.loss: fedalc-exact needs client.loss"),
+        ("fedalc-exact", ["client.loss=hinge"], "client.loss: fedalc-exact needs a loss over all labels"),
         ("fedalc-oneshot", ["client.loss=hinge"], "client.loss: "),
         ("fedalc-exact", ["encoder.name=mlp", "encoder.start=zero"], "encoder.start: "),
         ("fedalc-exact", ["encoder.output=unit"], "server.optimizer: the objective is a quadratic only with encoder."),

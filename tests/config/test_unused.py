@@ -175,6 +175,7 @@ IDLE = [
     ("client.loss=square", "client.margin", "0.9", "0.1"),
     ("client.loss=hinge", "client.set_size", "exact", "ignored"),
     ("client.loss=hinge", "client.label_power", "0", "0.5"),
+    ("client.loss=hinge", "client.negatives", "none", "3"),
     ("method=fedalc-exact", "server.learning_rate", "0.1", "7"),
     ("method=fedalc-exact", "server.weight_decay", "0", "0.1"),
     ("server.optimizer=sgd", "server.momentum", "0", "0.9"),

@@ -59,11 +59,18 @@ def train(
     out: Annotated[Path, typer.Option(help="folder for run folders")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="continue an interrupted run, given its folder")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
+    tune: Annotated[
+        bool | None,
+        typer.Option(
+            "--tune/--no-tune",
+            help="choose loss, penalty and features on held-out records; on if you give no method and no settings",
+        ),
+    ] = None,
     callback: Callbacks = None,
     quiet: Quiet = False,
 ) -> None:
     """Train one method, test it once and write a run folder."""
-    from fedalc.config.resolve import experiment
+    from fedalc.config.resolve import default_choice, experiment
     from fedalc.config.unused import names_of, note_without_effect
     from fedalc.runs.folder import SHEET, read_settings
 
@@ -75,14 +82,16 @@ def train(
     if epsilon is not None:
         asked["privacy"] = {"epsilon": epsilon}
     if resume is not None:
-        if asked or config or set_:
+        if asked or config or set_ or tune is not None:
             raise FedalcError("--resume takes its settings from the run folder: give no other settings")
         settings, folder = read_settings(resume), resume
     else:
-        settings = experiment(asked, file=config, overrides=set_ or ())
+        defaults = default_choice(asked, config, set_ or (), tune)
+        settings = experiment(asked, file=config, overrides=set_ or (), defaults=defaults)
         note_without_effect([settings], names_of(asked, set_ or ()))
         dataset_name = Path(settings.dataset).resolve().name
-        folder = out / (settings.name or f"{dataset_name}-{settings.method}-{settings.preset}-s{settings.seed}")
+        kind = "tuned" if settings.tuning.search else f"{settings.method}-{settings.preset}"
+        folder = out / (settings.name or f"{dataset_name}-{kind}-s{settings.seed}")
     # These load torch, which takes seconds. A mistyped setting is refused before that.
     from fedalc.report.tables import rich_table
     from fedalc.training.callbacks import make_callback

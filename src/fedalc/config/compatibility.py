@@ -60,6 +60,7 @@ def check(settings: Experiment) -> None:
     _check_aggregation(settings)
     _check_set_loss(settings)
     _check_solver(settings)
+    _check_tuning(settings)
     _check_sample(settings)
     _check_collection(settings)
 
@@ -196,6 +197,23 @@ def _check_solver(settings: Experiment) -> None:
         raise ConfigError("an encoder of several layers that starts at zero stays there; use he", "encoder.start")
     if settings.encoder.output == "unit" and (starts_at_zero or settings.encoder.shortcut):
         raise ConfigError("an output that starts at zero cannot be scaled to length 1: use raw", "encoder.output")
+
+
+def _check_tuning(settings: Experiment) -> None:
+    """Check what a search for settings needs."""
+    if not settings.tuning.search:
+        return
+    for possible, problem in (
+        (settings.method in ("fedalc-exact", "fedalc-oneshot"), "chooses settings of fedalc-exact and fedalc-oneshot"),
+        (encoder_facts(settings.encoder.name).linear, "is for linear encoders and random features"),
+        (settings.engine != "flower", "does not work with real parties yet"),
+        (settings.clients == "labels", 'needs clients = "labels"'),
+        (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
+        (settings.collection.correlations is None, "collects labels anew for each part of the data"),
+        (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
+    ):
+        if not possible:
+            raise ConfigError(f"the search {problem}; leave it out (--no-tune)", "tuning.search")
 
 
 def _check_collection(settings: Experiment) -> None:

@@ -43,6 +43,7 @@ from fedalc.config.schema import (
     ServerSettings,
     Settings,
     SleecSettings,
+    TuningSettings,
 )
 from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
 
@@ -80,6 +81,7 @@ class Experiment(Settings):
     collection: CollectionSettings = CollectionSettings()
     privacy: PrivacySettings = PrivacySettings()
     selection: SelectionSettings = SelectionSettings()
+    tuning: TuningSettings = TuningSettings()
     ovr: OvrSettings = OvrSettings()
     sleec: SleecSettings = SleecSettings()
     omikuji: OmikujiSettings = OmikujiSettings()

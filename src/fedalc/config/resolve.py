@@ -76,6 +76,28 @@ def experiment(
     return Experiment.model_validate(values, context={"file": file})
 
 
+PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget")  # do not ask for a method
+
+
+def default_choice(
+    settings: Mapping[str, Any], file: Path | None = None, overrides: Iterable[str] = (), tune: bool | None = None
+) -> dict[str, Any]:
+    """Return what a user gets who names no method: a search for the best exact settings, or without it (`tune` false)
+    the exact method in one round. Other settings that are not `PLAIN` mean a method of the paper, as ever."""
+    requested: dict[str, Any] = {}
+    for table in (_read_toml(as_path(file, "file")) if file else {}, settings):
+        _merge(requested, table)
+    for text in overrides:
+        _merge(requested, _parse_override(text))
+    if "method" in requested or set(requested) - {*PLAIN, "tuning"}:
+        return {} if tune is None else {"tuning": {"search": tune}}
+    if has_pictures(requested.get("dataset", Experiment.model_fields["dataset"].default)):
+        return {"method": "fedalc-exact"}
+    if tune is False:
+        return {"method": "fedalc-oneshot", "tuning": {"axes": True}, "server": {"ridge": 0.5}}
+    return {"method": "fedalc-exact", "tuning": {"search": True}}
+
+
 def for_labels(settings: Experiment, labels: int) -> Experiment:
     """Return the settings for data with this many labels: some methods need an axis for each."""
     if not method_facts(settings.method).axis_per_label or settings.encoder.dim == labels:

@@ -214,6 +214,13 @@ class SelectionSettings(Settings):
     test_curve: bool = False  # with validation = 0: draw curves on the test set
 
 
+class TuningSettings(Settings):
+    """How a run chooses settings by itself (docs/tuning.md). config.toml has what was chosen, and both off."""
+
+    search: bool = False  # choose loss, penalty, label power, features and D on held-out records
+    axes: bool = False  # without a search: an axis for each label (D = C), if that fits
+
+
 class OvrSettings(Settings):
     """One-vs-rest (centralised): a linear regression per label on all instances. docs/oracles.md."""
 

@@ -76,6 +76,8 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("privacy.clip privacy.sample_rate", {"privacy.mechanism": ("gradients",)}),
     ("selection.every selection.patience selection.keep selection.test_curve", {"method": FEDERATED}),
     ("selection.patience", {"selection.keep": ("best",)}),
+    ("tuning", {"method": FEDERATED}),
+    ("tuning.axes", {"tuning.search": (False,)}),
     ("selection.test_curve", {"selection.validation": (0,)}),
 )
 

@@ -48,6 +48,9 @@ class Result(BaseModel):
     percent. Oracles add the chosen `penalty`, the candidates `tried` (each with `penalty`, `value`, `unconverged`),
     `edge` ("smallest" or "largest" if the best is an extreme of these, so that one beyond may be better), and
     `unconverged` (labels whose solver stopped before it converged). null without validation data."""
+    tuning: dict[str, Any] | None = None
+    """The search for settings: what was `tried` (each with loss, features, penalty, value, metrics and cost), what was
+    `chosen`, the `metric`, and the `seconds`, `bytes_up` and `bytes_down` of the search. null without a search."""
     collapse: dict[str, float] | None = None
     """Of the class embeddings: `mean_cosine` and `max_cosine` (-1 to 1) and `effective_rank` (dimensions)."""
     clients: int = 0

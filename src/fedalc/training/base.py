@@ -57,6 +57,7 @@ class AnyTraining(ABC):
         self.writes = folder is not None and distributed.is_first()
         history = [HistoryWriter(folder)] if folder is not None and self.writes else []
         self.callbacks: tuple[Callback, ...] = (*history, *callbacks)
+        self.tuning: dict[str, Any] | None = None  # the search that chose the settings, as in result.json
 
     def prepare(self) -> Self:
         """Split the data and get ready for round 1. Refuses what cannot be trained, before anything is written."""
@@ -118,13 +119,14 @@ class AnyTraining(ABC):
             seed=settings.seed,
             metrics=metrics,
             selection=self.chosen,
+            tuning=self.tuning,
             labels=len(trained.held),
             labels_without_client=int((~trained.held).sum()),
             rounds_run=cost["rounds_run"],
             seconds=cost["seconds"],
             seconds_per_round=cost["seconds"] / max(cost["rounds_run"], 1),
-            bytes_up=cost["bytes_up"],
-            bytes_down=cost["bytes_down"],
+            bytes_up=cost["bytes_up"] + (self.tuning or {}).get("bytes_up", 0),
+            bytes_down=cost["bytes_down"] + (self.tuning or {}).get("bytes_down", 0),
             versions=versions(),
         )
 

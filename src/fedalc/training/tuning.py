@@ -1,25 +1,26 @@
 """Chooses the loss, penalty, label power, features and D of the exact methods on held-out records (docs/tuning.md).
 
-The search is small and stated. For each kind of features it solves the square loss for a few penalties: they all follow
-from the same sums of the clients, and so do all label powers, as a power only scales a label's scores. Then it tries
-the squared hinge and the logistic loss, each by Newton steps, and drops one that is clearly behind. A penalty is halved
-or doubled as long as that helps.
+The search is small. For each kind of features it solves the square loss for a few penalties: all follow from the
+same sums of the clients, and so do all label powers, as a power only scales a label's scores. Then it tries the squared
+hinge and the logistic loss by Newton steps, and drops one that is clearly behind. A penalty is halved or doubled as
+long as that helps.
 
-A setting is judged by `selection.metric` (P@k or nDCG@k) on held-out records. Positive-only parties can count it exactly:
-each ranks all labels for its own held-out records and counts the hits of its own label.
+Settings are judged by `selection.metric` (P@k or nDCG@k) on held-out records. Positive-only parties can count it
+exactly: each ranks all labels for its own held-out records and counts the hits of its own labels.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
@@ -28,113 +29,311 @@ from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset, Split
 from fedalc.engines.base import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
-from fedalc.errors import ConfigError, Interrupted
-from fedalc.evaluation.evaluate import evaluate
-from fedalc.evaluation.metrics import find_metric
-from fedalc.models.class_embeddings import frequency_rows
-from fedalc.models.encoders import scale_rows
+from fedalc.errors import Interrupted
+from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
+from fedalc.labels.knowledge import LabelKnowledge
+from fedalc.models.encoders import make_batch, scale_rows
 from fedalc.models.model import Model
 from fedalc.training.callbacks import Callback
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 
-POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-FIRST_PENALTY = {"square": 1.0, "squared-hinge": 0.5, "logistic": 0.05}
-FACTOR = 2.0  # between neighbouring penalties
-MOST_STEPS = 4  # penalties tried beyond the first, in each direction
-BEHIND = 1.5  # a loss whose first setting is this many points behind is dropped
-RECORDS = 3000  # held-out records that one choice should rest on; small data is split several times to reach it
-NEWTON_ROUNDS = (10, 15, 20, 25)  # rounds after which a Newton training is judged
-RANDOM_FEATURES_UP_TO = 2000  # features: sparse text with more of them gains little from random features
-LARGEST = 2**28  # numbers in θ (1 GiB in float32) up to which every label gets an axis of its own
+Loss = Literal["square", "squared-hinge", "logistic"]
+
+POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+FIRST_PENALTY: dict[Loss, float] = {"square": 1.0, "squared-hinge": 0.5, "logistic": 0.05}
+MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
+BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
+NEWTON_ROUNDS = (5, 10, 15)  # after which a Newton training is judged
+TO_THE_END = 25  # rounds of the final training, if the search saw it still improve
+LARGE = 10**9  # values × labels: above it a pass takes a second, and each loss gets one penalty by Newton steps
+RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
+LARGEST = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
+HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
+AT_ONCE = 2048  # instances scored at a time
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One setting that was tried, with its cost. `changes`: the settings that differ from the run's."""
+class Trial(BaseModel):
+    """One loss, kind of features and penalty, with the label power or number of rounds that was best for it."""
 
-    changes: dict[str, Any]
-    value: float  # of `selection.metric` on held-out records, in percent
-    metrics: dict[str, float]
-    rounds: int
-    seconds: float
-    bytes_up: int
-    bytes_down: int
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    loss: Loss
+    features: dict[str, str | float]
+    penalty: float
+    value: float = 0.0  # of the metric on held-out records, in percent
+    metrics: dict[str, float] = {}
+    rounds: int = 1
+    label_power: float = 0.0
+    also: dict[str, float] = {}  # the value with other powers or rounds
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def key(self) -> str:
+        return repr((self.loss, self.features, self.penalty))
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings that this trial stands for."""
+        square = self.loss == "square"
+        return {
+            "method": "fedalc-oneshot" if square else "fedalc-exact",
+            "rounds": self.rounds,
+            "encoder": dict(self.features),
+            "client": {"loss": self.loss, "label_power": self.label_power},
+            "server": {"optimizer": "cg" if square else "newton", "ridge": self.penalty},
+        }
 
 
 def with_axes(settings: Experiment, data: Dataset) -> Experiment:
-    """Return the settings with an axis for each label (D = C), if θ then has at most `LARGEST` numbers."""
-    fits = data.feature_count * data.label_count <= LARGEST and data.label_count**2 <= LARGEST
-    encoder = settings.encoder.model_copy(update={"dim": data.label_count} if fits else {})
-    return settings.model_copy(update={"encoder": encoder})
+    """Return the settings with an axis for each label (D = C), if θ and W then fit into `LARGEST` numbers each."""
+    if max(data.feature_count, data.label_count) * data.label_count > LARGEST:
+        return settings
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": data.label_count})})
+
+
+def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    """Return the settings with these changes, and everything that follows from them."""
+    kept = settings.to_dict()
+    values = {name: kept[name] for name in ("name", "dataset", "preset", "engine", "seed", "device", "dtype")}
+    values |= {name: kept[name] for name in ("block_rows", "memory_budget", "collection", "selection")}
+    values["encoder"] = {name: kept["encoder"][name] for name in ("dim", "features")}
+    values["client"] = {name: kept["client"][name] for name in ("set_size", "label_offset")}
+    for name, value in changes.items():
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return experiment({name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(eq=False)
+class _Part:
+    """One split of train into a part to train on and one to judge by."""
+
+    train: Split
+    held_out: Split
+    knowledge: dict[str, LabelKnowledge | None] = field(default_factory=dict)
+    sums: dict[str, tuple[FederatedTraining, Sums]] = field(default_factory=dict)  # by kind of features
 
 
 class Search:
-    """Tries settings on held-out records. `known`: trials of an interrupted search, which are not run again."""
+    """Tries settings and keeps what came of it. `known`: trials of an interrupted search, which are not run again.
+    `record` is called with each new trial.
+
+    Memory: the sums of each kind of features (features × features, and features × labels), θ a few times, and a block
+    of `AT_ONCE` × labels scores.
+    """
 
     def __init__(
         self,
         settings: Experiment,
         data: Dataset,
-        callbacks: Sequence[Callback],
         interrupt: Interrupt,
+        callbacks: Sequence[Callback] = (),
         known: Sequence[Trial] = (),
         record: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
-        self.settings = settings
+        self.settings = with_axes(settings, data)
         self.data = data
-        self.callbacks = callbacks
         self.interrupt = interrupt
+        self.callbacks = callbacks
+        self.record = record
         self.metric = settings.selection.metric
+        self.known = {trial.key: trial for trial in known}
         self.trials: list[Trial] = []
-        self._known = {repr(trial.changes): trial for trial in known}
-        self._record = record
-        if find_metric(self.metric).needs == "scores":
-            raise ConfigError("positive-only parties cannot compute it; use P@k or nDCG@k", "selection.metric")
 
-    def run(self) -> Experiment:
-        """Return the settings to train with on all of train."""
+    def run(self) -> Trial:
+        """Return the best trial."""
         for features in self._kinds_of_features():
             self._climb("square", features)
-        for loss in ("squared-hinge", "logistic"):
-            self._climb(loss, {"name": "linear", "constant": 1.0})
-        return self._changed(self.best.changes)
+        constant: dict[str, Any] = {"name": "linear", "constant": 1.0}
+        self._climb("squared-hinge", constant)
+        self._climb("logistic", constant)
+        return self.best
+
+    @property
+    def _is_large(self) -> bool:
+        return self.data.train.features.nnz * self.data.label_count > LARGE
 
     @property
     def best(self) -> Trial:
-        better = find_metric(self.metric).is_better
-        best = self.trials[0]
-        for trial in self.trials[1:]:
-            best = trial if better(trial.value, best.value) else best
-        return best
-
-    # --- what is tried ---
+        return max(self.trials, key=lambda trial: trial.value)
 
     def _kinds_of_features(self) -> Iterator[dict[str, Any]]:
         yield {"name": "linear"}
         if self.data.feature_count <= RANDOM_FEATURES_UP_TO:
             yield {"name": "random-features", "constant": 1.0}
 
-    def _climb(self, loss: str, encoder: dict[str, Any]) -> None:
-        """Halve or double the penalty while that helps, from the loss's first one."""
-        first = FIRST_PENALTY[loss]
-        value = self._try(loss, encoder, first)
-        if value < self.best.value - BEHIND:
+    def _climb(self, loss: Loss, features: dict[str, Any]) -> None:
+        """Try a penalty, then double or halve it as long as that helps."""
+        first = self._try(loss, features, FIRST_PENALTY[loss])
+        if first < self.best.value - BEHIND or (loss != "square" and self._is_large):
             return
-        for factor in (FACTOR, 1 / FACTOR):
-            reached, penalty = value, first
-            for _ in range(MOST_STEPS):
+        for factor in (2.0, 0.5):
+            best, penalty = first, FIRST_PENALTY[loss]
+            for _ in range(MOST_PENALTIES):
                 penalty *= factor
-                next_value = self._try(loss, encoder, penalty)
-                if next_value <= reached:
+                value = self._try(loss, features, penalty)
+                if value <= best:
                     break
-                reached = next_value
-            if reached > value:
+                best = value
+            if best > first:
                 return  # the other direction leads away from it
 
-    def _try(self, loss: str, encoder: dict[str, Any], penalty: float) -> float:
-        """Try a setting, on all splits. Return the best value of it."""
-        began = len(self.trials)
-        trials = self._square(encoder, penalty) if loss == "square" else self._newton(loss, encoder, penalty)
-        for trial in trials:
-            self.trials.append(trial)
-        return max(trial.value for trial in self.trials[began:])
+    def _try(self, loss: Loss, features: dict[str, Any], penalty: float) -> float:
+        trial = self.known.get(repr((loss, features, penalty)))
+        if trial is None:
+            trial = self._square(features, penalty) if loss == "square" else self._newton(loss, features, penalty)
+            self.record(trial)
+        self.trials.append(trial)
+        return trial.value
+
+    # --- the square loss: all penalties and powers from the same sums ---
+
+    def _square(self, features: dict[str, Any], penalty: float) -> Trial:
+        began, traffic = time.perf_counter(), Ledger()
+        self._tell(f"square loss, {features['name']}, penalty {penalty:g}", len(self._parts))
+        outcomes = []
+        for number, part in enumerate(self._parts, 1):
+            training, sums = self._sums(part, features, traffic)
+            (theta,) = training.model.theta
+            with torch.no_grad():
+                theta.copy_(sums.solve(penalty))
+            counts = torch.from_numpy(part.train.labels.getnnz(axis=0).astype(np.float64))
+            offset = self.settings.client.label_offset
+            weights = [(counts.clamp(min=1) + offset) ** -power for power in POWERS]
+            outcomes.append(self._judge(training, part, [w / w.max() for w in weights], traffic))
+            self._round_done(number)
+        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(POWERS))]
+        at = max(range(len(POWERS)), key=lambda at: means[at][self.metric])
+        also = {f"label_power {power:g}": mean[self.metric] for power, mean in zip(POWERS, means, strict=True)}
+        return self._trial(("square", features, penalty), means[at], also, began, traffic, label_power=POWERS[at])
+
+    def _sums(self, part: _Part, features: dict[str, Any], traffic: Ledger) -> tuple[FederatedTraining, Sums]:
+        """Return the clients' sums for these features. They are sent once."""
+        if repr(features) not in part.sums:
+            training = self._training(part, Trial(loss="square", features=features, penalty=1.0), traffic)
+            sums = training.engine.sums(training.model, training.federation.clients)
+            traffic.add(sums.traffic)
+            part.sums[repr(features)] = training, sums
+        return part.sums[repr(features)]
+
+    # --- other losses: Newton steps ---
+
+    def _newton(self, loss: Loss, features: dict[str, Any], penalty: float) -> Trial:
+        began, traffic, last = time.perf_counter(), Ledger(), NEWTON_ROUNDS[-1]
+        self._tell(f"{loss}, penalty {penalty:g}", last * len(self._parts))
+        outcomes = []
+        for number, part in enumerate(self._parts):
+            part.sums.clear()  # large, and no longer needed
+            trial = Trial(loss=loss, features=features, penalty=penalty, rounds=last)
+            training = self._training(part, trial, traffic)
+            by_round = []
+            for round_number in range(1, last + 1):
+                training.run_round()
+                self._round_done(number * last + round_number)
+                if round_number in NEWTON_ROUNDS:
+                    by_round += self._judge(training, part, [None], traffic)
+                    if round_number > NEWTON_ROUNDS[0] and by_round[-1][self.metric] < self.best.value - BEHIND:
+                        break
+            traffic.add(training.ledger)
+            outcomes.append(by_round)
+        seen = NEWTON_ROUNDS[: min(map(len, outcomes))]
+        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(seen))]
+        at = max(range(len(seen)), key=lambda at: means[at][self.metric])
+        also = {f"rounds {rounds}": mean[self.metric] for rounds, mean in zip(seen, means, strict=True)}
+        rounds = TO_THE_END if seen[at] == last else seen[at]
+        return self._trial((loss, features, penalty), means[at], also, began, traffic, rounds=rounds)
+
+    def _trial(
+        self,
+        what: tuple[Loss, dict[str, Any], float],
+        metrics: dict[str, float],
+        also: dict[str, float],
+        began: float,
+        traffic: Ledger,
+        **chosen: Any,
+    ) -> Trial:
+        loss, features, penalty = what
+        return Trial(
+            loss=loss,
+            features=features,
+            penalty=penalty,
+            value=metrics[self.metric],
+            metrics=metrics,
+            also=also,
+            seconds=time.perf_counter() - began,
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
+            **chosen,
+        )
+
+    # --- what both need ---
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        """The data's own validation data, or splits of train: as many as it takes for `ENOUGH` held-out records."""
+        train, how = self.data.train, self.settings.encoder.features
+        train = replace(train, features=scale_rows(train.features, how))
+        if self.data.validation is not None:
+            held_out = self.data.validation
+            return [_Part(train, replace(held_out, features=scale_rows(held_out.features, how)))]
+        size = min(round(HELD_OUT * len(train)), MOST)
+        order = numpy_generator(self.settings.seed, "tuning").permutation(len(train))
+        count = min(int(1 / HELD_OUT), -(-ENOUGH // max(size, 1)))
+        return [
+            _Part(
+                train.rows(np.sort(np.delete(order, np.s_[number * size : (number + 1) * size]))),
+                train.rows(np.sort(order[number * size : (number + 1) * size])),
+            )
+            for number in range(count)
+        ]
+
+    def _training(self, part: _Part, trial: Trial, traffic: Ledger) -> FederatedTraining:
+        settings = changed(self.settings, {**trial.changes, "client": {**trial.changes["client"], "label_power": 0.0}})
+        if "labels" not in part.knowledge:
+            part.knowledge["labels"] = knowledge_for(settings, part.train, self.data.label_names)
+            if (knowledge := part.knowledge["labels"]) is not None:
+                traffic.add(Ledger(knowledge.bytes_down, knowledge.bytes_up))
+        return simulated(settings, part.train, part.knowledge["labels"])
+
+    def _judge(
+        self, training: FederatedTraining, part: _Part, weights: Sequence[Tensor | None], traffic: Ledger
+    ) -> list[dict[str, float]]:
+        """Return the metrics on held-out records, for each weighting of the labels. Each client that has such records
+        receives θ, and sends the hits and gains of its label at each depth, for each weighting."""
+        top = _best_labels(training.model, training.held, part.held_out, weights)
+        clients = int((part.held_out.labels.getnnz(axis=0) > 0).sum())
+        traffic.add(Ledger(clients * payload_bytes(training.model.theta), clients * 16 * DEEPEST * len(weights)))
+        return [all_metrics(Ranked(labels, part.held_out.labels), with_scores=False) for labels in top]
+
+    def _tell(self, what: str, steps: int) -> None:
+        for callback in self.callbacks:
+            callback.phase(f"search: {what}", steps, 0)
+
+    def _round_done(self, number: int) -> None:
+        for callback in self.callbacks:
+            callback.round(number, float("nan"))
+        if self.interrupt.asked:
+            raise Interrupted("during the search for settings")
+
+
+@torch.no_grad()
+def _best_labels(model: Model, held: np.ndarray, split: Split, weights: Sequence[Tensor | None]) -> list[np.ndarray]:
+    """Return the best labels of each instance, for each weighting of the scores."""
+    W, absent = model.W, torch.from_numpy(~held).to(model.W.device)
+    k = min(DEEPEST, int(held.sum()))
+    found: list[list[np.ndarray]] = [[] for _ in weights]
+    one_hot = bool((W.count_nonzero(dim=1) == 1).all())
+    axis = W.argmax(1)
+    for start in range(0, len(split), AT_ONCE):
+        features = split.features[start : start + AT_ONCE]
+        g = model.encoder(make_batch(features, np.zeros(features.shape[0]), W.dtype, W.device))
+        scores = g[:, axis] if one_hot else g @ W.T
+        for place, weight in enumerate(weights):
+            weighted = scores if weight is None else scores * weight.to(scores)
+            found[place].append(weighted.masked_fill(absent, -torch.inf).topk(k).indices.cpu().numpy())
+    return [np.concatenate(parts) for parts in found]
+
+
+def _mean(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([outcome[name] for outcome in outcomes])) for name in outcomes[0]}

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.neighbour_search import check_affordable
-from fedalc.config.resolve import experiment, for_labels
+from fedalc.config.resolve import default_choice, experiment, for_labels
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core import distributed
 from fedalc.core.arguments import as_path
@@ -46,6 +46,7 @@ from fedalc.training.callbacks import Callback, checked_callbacks, part_watcher
 from fedalc.training.selection import Training
 from fedalc.workflows.load_model import load_model
 from fedalc.workflows.preflight import check_kind, check_memory, check_processes
+from fedalc.workflows.tune import settled
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def train(
     data_dir: Path | str | None = None,
     callbacks: Sequence[Callback] | Callback = (),
     epsilon_budget: float | None = None,
+    tune: bool | None = None,
     **keys: Any,
 ) -> Run:
     """Train one model and evaluate it on the test set once.
@@ -82,6 +84,9 @@ def train(
     `folder`, the run is written there as it proceeds, and can be resumed after an interruption. `callbacks` are objects
     of classes that extend `fedalc.Callback`. `epsilon_budget` refuses a run with differential privacy if it and all
     earlier runs on this data would spend more than this ε.
+
+    Without a method and other settings, fedalc searches for the best settings of its exact methods on held-out records
+    (docs/tuning.md). `tune=False` takes fixed ones instead, and `tune=True` searches with a method that you name.
     """
     if settings is not None and not isinstance(settings, Experiment):
         raise ConfigError(f"expected an Experiment, found {settings!r:.60}; settings are keywords: train(dataset=…)")
@@ -96,7 +101,7 @@ def train(
     if data is not None:
         describe(keys, data)
     if settings is None:
-        settings = experiment(keys)
+        settings = experiment(keys, defaults=default_choice(keys, tune=tune))
         note_without_effect([settings], given)
     if folder is not None and resume and (folder / "result.json").exists() and not (folder / "report.html").exists():
         if distributed.started_as().rank == 0:
@@ -161,6 +166,7 @@ def _train(
                 data = load_dataset(settings.dataset, data_dir, images=options)
         if not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=4)
+        settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
         settings = for_labels(settings, data.label_count)
         check_kind(settings, data)
         check_memory(settings, data)
@@ -170,6 +176,7 @@ def _train(
             training = OracleTraining(settings, data, folder, callbacks)
         else:
             training = Training(settings, data, folder, callbacks, epsilon_budget)
+        training.tuning = tuning
         training.prepare()  # refuses what cannot be trained, before anything is written
         training.check_budget(resume)
         return fill_folder(training, resume, overwrite)

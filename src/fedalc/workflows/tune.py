@@ -1,0 +1,109 @@
+"""The search for settings before a run: it keeps what it tried in the run folder, so that it can be resumed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedalc.config.experiment import Experiment
+from fedalc.config.schema import TuningSettings
+from fedalc.core import distributed
+from fedalc.core.atomic_files import write_text
+from fedalc.core.interrupt import Interrupt
+from fedalc.data.dataset import Dataset
+from fedalc.errors import ConfigError
+from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
+from fedalc.training.callbacks import Callback
+from fedalc.training.tuning import Search, Trial, changed, with_axes
+
+
+def settled(
+    settings: Experiment,
+    data: Dataset,
+    folder: Path | None,
+    resume: bool,
+    overwrite: bool,
+    callbacks: Sequence[Callback],
+) -> tuple[Experiment, dict[str, Any] | None, bool]:
+    """Return the settings to train with, what a search tried (as in result.json), and whether the folder is begun."""
+    if settings.tuning.search:
+        if distributed.here().count > 1:
+            raise ConfigError("the search runs in one process; leave it out (--no-tune)", "tuning.search")
+        chosen, tuning = _searched(settings, data, folder, resume, overwrite, callbacks)
+        return chosen, tuning, folder is not None
+    if settings.tuning.axes:
+        settings = _over(with_axes(settings, data))
+    trials = _read(folder) if folder is not None and resume else []
+    return settings, _summary(settings, trials) if trials else None, resume
+
+
+def _searched(
+    settings: Experiment,
+    data: Dataset,
+    folder: Path | None,
+    resume: bool,
+    overwrite: bool,
+    callbacks: Sequence[Callback],
+) -> tuple[Experiment, dict[str, Any]]:
+    with Interrupt() as interrupt, nullcontext() if folder is None else only_writer(folder):
+        known: list[Trial] = []
+        if folder is not None:
+            check_folder(folder, settings, resume, overwrite)
+            clear_leftovers(folder)
+            if resume:
+                known = _read(folder)
+            else:
+                open_folder(folder, settings)
+        for callback in callbacks:
+            callback.started(settings)
+        tried = list(known)
+        search = Search(settings, data, interrupt, callbacks, known, partial(_keep, folder, tried))
+        best = search.run()
+        chosen = _over(changed(search.settings, best.changes))
+        if folder is not None:
+            write_text(folder / "config.toml", chosen.to_toml())
+        return chosen, _summary(chosen, search.trials)
+
+
+def _over(settings: Experiment) -> Experiment:
+    """Return the settings with nothing left to choose: the model is trained on all of train."""
+    selection = settings.selection.model_copy(update={"validation": 0.0})
+    update = {"tuning": TuningSettings(), "selection": selection}
+    return settings.model_copy(update=update)
+
+
+def _keep(folder: Path | None, tried: list[Trial], trial: Trial) -> None:
+    tried.append(trial)
+    if folder is not None:
+        write_text(folder / TUNING, "".join(f"{one.model_dump_json()}\n" for one in tried))
+
+
+def _read(folder: Path) -> list[Trial]:
+    """Return the trials of an interrupted search. If they cannot be read, it starts over."""
+    try:
+        lines = (folder / TUNING).read_text(encoding="utf-8").splitlines()
+        return [Trial.model_validate_json(line) for line in lines]
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError, ValidationError):
+        warnings.warn(f"{folder / TUNING}: damaged; the search starts over", stacklevel=2)
+        return []
+
+
+def _summary(settings: Experiment, trials: Sequence[Trial]) -> dict[str, Any]:
+    best = max(trials, key=lambda trial: trial.value)
+    return {
+        "metric": settings.selection.metric,
+        "chosen": best.changes,
+        "value": best.value,
+        "seconds": sum(trial.seconds for trial in trials),
+        "bytes_up": sum(trial.bytes_up for trial in trials),
+        "bytes_down": sum(trial.bytes_down for trial in trials),
+        "tried": [trial.model_dump() for trial in trials],
+    }
