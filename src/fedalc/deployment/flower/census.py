@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,14 @@ from fedalc.config.experiment import Experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.deployment.flower.answers import exactly
-from fedalc.deployment.flower.connections import Parties
+from fedalc.deployment.flower.connections import Parties, content_of
+from fedalc.deployment.flower.held_out_records import HeldOutRecords
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
+from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.wire import BadMessage, config, read_json, task, unpack
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError, DataError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.join import distinct, join, set_sizes, too_many_labels
 from fedalc.labels.collection.messages import Messages, byte_order, protocol_from
@@ -40,13 +41,15 @@ from fedalc.training.federated import planned_looks
 class Census:
     """`set_sizes`: per party, the number of labels of each instance whose digest it sent (ascending, each once).
     `share`: the share of its instances that each party keeps out of training for evaluation. `run`: the run id that
-    digests and pseudonyms are hashed for; "" in a run of an early version without run ids."""
+    digests and pseudonyms are hashed for; "" in a run of an early version without run ids. `ranking`: the held-out
+    records, if parties rank labels for them; None also in runs of earlier versions."""
 
     roster: Roster
     knowledge: LabelKnowledge | None
     set_sizes: dict[int, np.ndarray]
     share: float
     run: str
+    ranking: HeldOutRecords | None = None
 
     def about(self, labels: np.ndarray) -> dict[str, Any]:
         """Return the part of a question that names the labels it is about."""
@@ -58,7 +61,7 @@ class Census:
         if self.knowledge is not None:
             assert isinstance(self.knowledge.labels, Correlations)
             tensors |= self.knowledge.labels.tensors()
-        return tensors
+        return tensors if self.ranking is None else tensors | self.ranking.tensors()
 
     def facts(self) -> dict[str, Any]:
         known, knowledge = self.knowledge, None
@@ -71,7 +74,9 @@ class Census:
                 "collection": known.collection,
                 "noise_multiplier": known.noise_multiplier,
             }
-        return {"roster": self.roster.facts(), "share": self.share, "run": self.run, "knowledge": knowledge}
+        ranking = None if self.ranking is None else self.ranking.facts()
+        facts = {"roster": self.roster.facts(), "share": self.share, "run": self.run}
+        return facts | {"knowledge": knowledge, "ranking": ranking}
 
     def save(self, run: Path) -> None:
         """Write it into a run folder, once, so that a resumed run need not ask again."""
@@ -101,18 +106,25 @@ class Census:
             saved = dict(facts["knowledge"])
             labels = Correlations.restored(tensors, saved.pop("instances"))
             knowledge = LabelKnowledge(labels, **saved)
-        return cls(roster, knowledge, sizes, facts["share"], str(facts.get("run", "")))
+        ranking = None if facts.get("ranking") is None else HeldOutRecords.restored(tensors, facts["ranking"])
+        return cls(roster, knowledge, sizes, facts["share"], str(facts.get("run", "")), ranking)
 
 
 def question(settings: Experiment, share: float, run: str) -> RecordDict:
-    """Return the content of both messages before round 1: `query.hello` and `query.label_sets`."""
+    """Return the content of all messages before round 1: `query.hello`, `query.label_sets`, `query.held_out`."""
     return RecordDict({"task": task(settings, run, share=share)})
 
 
 def take_census(
-    parties: Parties, settings: Experiment, share: float, run: str, most_labels: int = MOST_LABELS_PER_PARTY
+    parties: Parties,
+    settings: Experiment,
+    share: float,
+    run: str,
+    most_labels: int = MOST_LABELS_PER_PARTY,
+    ranks: bool = False,
 ) -> Census:
-    """Ask all connected nodes. Each party keeps `share` of its instances out of training.
+    """Ask all connected nodes. Each party keeps `share` of its instances out of training. `ranks`: whether parties will
+    rank labels for these.
 
     With noised counts (`privacy`), the census has only these: exact numbers of instances are neither kept nor logged,
     and the noised ones are logged later (`who_is_in`).
@@ -129,7 +141,8 @@ def take_census(
     if not settings.uses_labels:
         roster, _ = _roster(parties, known)
         parties.say(who_is_in(roster))
-        return Census(roster, None, {}, share, run)
+        ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
+        return Census(roster, None, {}, share, run, ranking)
     messages = _label_sets(parties, settings, share, run, known)
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
@@ -162,7 +175,8 @@ def take_census(
         roster = roster.noised(knowledge.labels.counts)
     else:
         parties.say(who_is_in(roster))
-    return Census(roster, knowledge, sizes, share, run)
+    ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
+    return Census(roster, knowledge, sizes, share, run, ranking)
 
 
 def who_is_in(roster: Roster) -> str:
@@ -209,36 +223,79 @@ def _label_sets(
     parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction]
 ) -> dict[int, Messages]:
     parties.say(f"asking {len(known)} parties for the digests of their instances")
-    exchange = parties.exchange("query.label_sets", 0)
-    for node in known:
-        exchange.send(node, question(settings, share, run))
+    counts = {node: who.counts for node, who in known.items()}
+    return _collected(parties, "label_sets", question(settings, share, run), known, counts, "left out", run)
+
+
+def _held_out_records(
+    parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction], roster: Roster
+) -> HeldOutRecords | None:
+    """Collect the digests of held-out records. A party whose digests cannot be used is not evaluated."""
+    counts = {node: who.held_out for node, who in known.items() if node in parties.party_of and any(who.held_out)}
+    if not counts:
+        return None
+    parties.say(f"asking {len(counts)} parties for the digests of their held-out instances")
+    messages = _collected(
+        parties, "held_out", question(settings, share, run), known, counts, "is not evaluated", run, share
+    )
+    if not messages:
+        return None
+    joined = join(messages.values(), max_labels=roster.label_count * len(roster.parties))
+    for note in joined.notes:
+        parties.say(f"held-out instances: {note}")
+    bytes_up = sum(m.digests.nbytes + m.labels.nbytes + m.pseudonyms.nbytes for m in messages.values())
+    records = HeldOutRecords.of(joined, roster, bytes_up)
+    parties.say(f"{len(records)} held-out instances at {len(records.parties)} parties, to rank labels for")
+    return records if len(records) else None
+
+
+def _collected(
+    parties: Parties,
+    kind: str,
+    content: RecordDict,
+    known: dict[int, Introduction],
+    counts: dict[int, list[int]],
+    otherwise: str,
+    run: str,
+    share: float | None = None,
+) -> dict[int, Messages]:
+    """Ask these nodes for digests of the instances with `counts`. `otherwise`: what the log says of bad answers.
+    `share`: that of held-out instances, if these are meant."""
+    exchange = parties.exchange(f"query.{kind}", 0)
+    for node in counts:
+        exchange.send(node, content)
     messages = {}
     for reply in exchange.replies():
         who = known[reply.node]
-        sent = parties.read(reply, 0, who.client, partial(_read_messages, who=who, run=run))
-        if sent is not None:
-            messages[reply.node] = sent
+        try:
+            messages[reply.node] = _read_messages(content_of(reply), who, counts[reply.node], run, share)
+        except (BadMessage, DataError) as error:
+            parties.note(0, who.client, otherwise, str(error))
     return messages
 
 
-def _read_messages(content: RecordDict, who: Introduction, run: str) -> Messages:
-    """Return a party's messages: of exactly the labels it has training instances of, at least one each."""
+def _read_messages(
+    content: RecordDict, who: Introduction, counts: list[int], run: str, share: float | None = None
+) -> Messages:
+    """Return a party's messages: of exactly the labels it has instances of, at least one each."""
     exactly(content, {"sender": ("client", "protocol"), "messages": None})
     sender = config(content, "sender", {"client": str, "protocol": str})
     protocol = protocol_from(read_json(sender["protocol"], "its protocol"))
     if protocol.run != run:
         raise BadMessage(f"digests for run id {protocol.run or 'none'}, and this run's is {run or 'none'}")
-    trained = {label for label, count in zip(who.labels, who.counts, strict=True) if count}
+    introduced = {label for label, count in zip(who.labels, counts, strict=True) if count}
     wanted = {
-        "pseudonyms": ("uint8", (len(trained), len(who.labels[0]))),
+        "pseudonyms": ("uint8", (len(introduced), len(who.labels[0]))),
         "digests": ("uint8", (None, protocol.digest_bytes)),
         "labels": ("uint32", (None,)),
     }
     messages = Messages(protocol, who.client, **unpack(content, "messages", wanted))
-    if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != trained:
+    if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != introduced:
         raise BadMessage("the labels of its messages are not those of its introduction")
     if empty := len(messages.labels_without_messages):
         raise BadMessage(f"claims {empty} labels without a message")
+    if share is not None and not held_out(messages.digests, share).all():
+        raise BadMessage("digests of instances that are not to be held out")
     return messages
 
 

@@ -1,6 +1,7 @@
 """A party's answers to the server's messages.
 
-A party runs engine `clients` on its own data: its labels are the clients, and it sees no other rows of W.
+A party runs engine `clients` on its own data: its labels are the clients. It sees no other rows of W, unless it ranks
+labels for its held-out records (`rank`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from scipy.sparse import csr_matrix
+from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.plugins import load_inherited_plugins
@@ -34,15 +37,19 @@ from fedalc.deployment.flower.wire import (
     read_json,
     read_task,
     unpack,
+    unpack_all_rows,
     unpack_encoder,
 )
 from fedalc.errors import FedalcError
+from fedalc.evaluation.metrics import CUTS, DEEPEST
+from fedalc.evaluation.owner_hits import RANKED_BY, count_hits
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.join import distinct
 from fedalc.labels.collection.keys import check_run_id
 from fedalc.methods import METHODS, Method, Told, make_method
 from fedalc.models.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
 from fedalc.models.model import Model
+from fedalc.models.scoring import Scorer
 from fedalc.workflows.train import image_options
 
 app = ClientApp()
@@ -95,9 +102,25 @@ def hello(message: Message, context: Context) -> RecordDict:
 @answers
 def label_sets(message: Message, context: Context) -> RecordDict:
     """Send the keyed digests of its training instances, each with the pseudonym of its label."""
+    return _digests(message, context, on_held_out=False)
+
+
+@app.query("held_out")
+@answers
+def held_out_records(message: Message, context: Context) -> RecordDict:
+    """Send the keyed digests of its held-out instances, each with the pseudonym of its label."""
+    return _digests(message, context, on_held_out=True)
+
+
+def _digests(message: Message, context: Context, on_held_out: bool) -> RecordDict:
     party, settings, question = _read(message, context)
     _, out = _apart(party, settings, question["share"])
-    sent = party.messages(_encoder(settings), np.flatnonzero(~out))
+    rows = np.flatnonzero(out == on_held_out)
+    if not len(rows):
+        raise BadMessage(
+            f"asks for digests of instances to {'hold out' if on_held_out else 'train on'}; there are none"
+        )
+    sent = party.messages(_encoder(settings), rows)
     arrays = {"pseudonyms": sent.pseudonyms, "digests": sent.digests, "labels": sent.labels}
     who = ConfigRecord({"client": sent.client, "protocol": json.dumps(asdict(sent.protocol))})
     return RecordDict({"messages": pack(arrays), "sender": who})
@@ -169,6 +192,31 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     if hinge:
         metrics["loss"] = float(losses.sum()) / pairs
     return RecordDict({"metrics": metrics})
+
+
+@app.evaluate("rank")
+@answers
+def rank(message: Message, context: Context) -> RecordDict:
+    """Rank all labels for its held-out records: send how often its own are among the top 1, 3, 5."""
+    nothing = RecordDict({"metrics": MetricRecord({"num-examples": 0})})
+    try:
+        work = _Work.read(message, context, on_held_out=True, **{"label-count": int})
+    except _NothingHeldOut:
+        return nothing
+    first, own = work.distinct_records()
+    if not enough_measured(own.getnnz(axis=1).astype(np.float64), work.limits.fewest):
+        log.info("no hits sent: too few records are held out")
+        return nothing
+    sizes, held = work.sizes(own), work.labels_with_client()
+    model = work.model_of_all_labels()
+    hits = np.zeros(len(RANKED_BY) if sizes is not None else len(CUTS))
+    for start in range(0, len(first), work.settings.block_rows):
+        work.limits.check_time()
+        rows = slice(start, start + work.settings.block_rows)
+        top, _ = Scorer(model, work.federation.features[first[rows]], held).top(DEEPEST)
+        hits += count_hits(top.numpy(), own[rows], None if sizes is None else sizes[rows])
+    sent = {"counts": hits[: len(CUTS)].astype(np.int64)}
+    return RecordDict({"hits": pack(sent if sizes is None else sent | {"gains": hits[len(CUTS) :]})})
 
 
 class _NothingHeldOut(Exception):
@@ -245,6 +293,64 @@ class _Work:
 
     def model(self) -> Model:
         """Return the model that was sent, if its shapes match the settings. It has rows for the party's labels only."""
+        shape = (self.label_count, self._width)
+        rows = unpack(self.message.content, "rows", {"rows": (self.settings.dtype, shape)})["rows"]
+        return self._model(torch.from_numpy(rows))
+
+    def model_of_all_labels(self) -> Model:
+        """Return the model that was sent, with the rows of all labels."""
+        count = self.all_label_count
+        check_memory(2 * count * self._width * self.dtype.itemsize)
+        return self._model(unpack_all_rows(self.message.content, "all-rows", self.settings.dtype, count, self._width))
+
+    @property
+    def all_label_count(self) -> int:
+        """The number of labels of all parties, as the server states it."""
+        count = int(self.question["label-count"])
+        self.limits.check("labels", count)
+        numbers = self.question["numbers"]
+        if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
+            raise BadMessage(f"numbers of labels that are not different ones of {count}")
+        return count
+
+    def distinct_records(self) -> tuple[np.ndarray, csr_matrix]:
+        """Return the first row of each record, in the order of digests, and records × all labels with ones at its
+        own labels. Rows with one digest are one record, as at the server."""
+        _, first = np.unique(self.records, return_index=True)
+        pairs, numbers = self.federation.labels.tocoo(), np.array(self.question["numbers"])
+        shape = (len(first), self.all_label_count)
+        own = csr_matrix((np.ones(pairs.nnz), (self.records[pairs.row], numbers[pairs.col])), shape)
+        own.data[:] = 1  # summed where a record has several rows
+        return first, own
+
+    def sizes(self, own: csr_matrix) -> np.ndarray | None:
+        """Return how many labels, at most 5, each held-out record has, if the server tells parties. Like the labels
+        that the question is about, they may not change during a run: two answers could differ by one record's part."""
+        facts = [b"".join(self.question["labels"]), np.array(self.question["numbers"]).tobytes()]
+        sizes = None
+        if self.settings.client.set_size == "exact":
+            sizes = unpack(self.message.content, "sizes", {"sizes": ("uint8", (own.shape[0],))})["sizes"]
+            if (sizes < np.minimum(own.getnnz(axis=1), DEEPEST)).any() or (sizes > DEEPEST).any():
+                raise BadMessage(f"a record with fewer labels than this party's own, or more than {DEEPEST}")
+            facts.append(sizes.tobytes())
+        problem = "asks to rank for other labels, or sends other set sizes, than before in this run"
+        check_unchanged(self.context, self.question["run"], {"ranking": fingerprint(*facts)}, problem)
+        return sizes
+
+    def labels_with_client(self) -> np.ndarray:
+        """Return which labels have a client: only these are ranked."""
+        absent = unpack(self.message.content, "absent", {"labels": ("int32", (None,))})["labels"]
+        held = np.ones(self.all_label_count, dtype=bool)
+        if len(absent) and not (absent.min() >= 0 and absent.max() < len(held)):
+            raise BadMessage(f"labels without a client that are not among the {len(held)} labels")
+        held[absent] = False
+        return held
+
+    @property
+    def _width(self) -> int:
+        return METHODS[self.settings.method].sub_models(self.settings) * self.settings.encoder.dim
+
+    def _model(self, rows: Tensor) -> Model:
         settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
         with torch.device("meta"):  # takes no memory; it is filled below, if what was sent fits
             encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
@@ -252,9 +358,7 @@ class _Work:
         at_once = min(settings.block_rows, int(self.federation.counts.max()))
         check_memory(at_once * picture_bytes(encoder, settings.images.size))
         sent = unpack_encoder(self.message.content, Model(encoder, torch.empty(0)))
-        width = copies * settings.encoder.dim
-        rows = unpack(self.message.content, "rows", {"rows": (settings.dtype, (self.label_count, width))})["rows"]
-        model = Model(encoder.to_empty(device=settings.device), torch.from_numpy(rows).to(settings.device))
+        model = Model(encoder.to_empty(device=settings.device), rows.to(settings.device))
         with torch.no_grad():
             for tensor, value in zip(encoder_tensors(model), sent, strict=True):
                 tensor.copy_(value)
