@@ -129,8 +129,8 @@ def test_patience_ends_the_run(tmp_path: Path, parties: Nodes) -> None:
 
 
 def odd_split(parties: Nodes) -> tuple[Split, Split]:
-    """Return (what parties have, each record once): records in two rows, records whose features are in no other, so that
-    all labels tie, and a label that only held-out records have."""
+    """Return (what parties have, each record once): records in two rows, records whose features are in no other, so
+    that all labels tie, and a label that only held-out records have."""
     base, other = random_split(60, 20, 7, seed=3, per_instance=3), random_split(60, 10, 7, seed=4)
     features = vstack([hstack([base.features, csr_matrix((60, 10))]), hstack([csr_matrix((60, 20)), other.features])])
     features = csr_matrix(features, dtype=np.float32)
@@ -405,20 +405,58 @@ def test_a_party_refuses_what_does_not_fit(tmp_path: Path, parties: Nodes) -> No
         (RecordDict({**content, "sizes": pack({"sizes": np.full_like(sizes, 6)})}), "more than 5"),
         (RecordDict({**content, "sizes": pack({"sizes": np.zeros_like(sizes)})}), "fewer labels than this party's own"),
         (RecordDict({**content, "sizes": pack({"sizes": sizes[1:]})}), "should be uint8"),
-        (changed(content, labels=labels[:1], numbers=numbers[:1]), "should be uint8|other labels"),
+        (changed(content, labels=labels[:1], numbers=numbers[:1]), "should be uint8|rank other labels"),
         (changed(content, **{"label-count": 6}), "different ones of 6|should be"),
         (changed(content, **{"label-count": 10**8}), "labels = 1e+08 is outside"),
         (changed(content, numbers=[0, 0, 0]), "not different ones of 7"),
         (RecordDict({**content, "absent": pack({"labels": np.array([7], dtype=np.int32)})}), "not among the 7 labels"),
+        (RecordDict({**content, "absent": pack({"labels": np.array([1], dtype=np.int32)})}), "rank other labels"),
         (RecordDict({**content, "all-rows": pack({"rows": np.zeros((7, 5))})}), "should be float64 7 × 6"),
         (RecordDict({**content, "all-rows": pack({"columns": np.full(7, 6, np.int32)})}), "axis outside 0 to 5"),
         (RecordDict({key: content[key] for key in content if key != "all-rows"}), "there are no all-rows"),
     ]
     for hostile, why in cases:
-        message = Message(hostile, 7, RANK)
-        message.metadata.__dict__["_message_id"] = "1"
-        reply = grid.app(message, Context(1, 7, grid.nodes[7], grid.states[7], {}))
+        reply = ask(grid, hostile)
         assert reply.has_error() and any(part in str(reply.error.reason) for part in why.split("|")), reply
+
+
+def ask(grid: LocalGrid, content: RecordDict, **config: Any) -> Message:
+    message = Message(content, 7, RANK)
+    message.metadata.__dict__["_message_id"] = "1"
+    return grid.app(message, Context(1, 7, {**grid.nodes[7], **config}, grid.states[7], {}))
+
+
+def with_rows(content: RecordDict, scale: float) -> RecordDict:
+    rows = np.frombuffer(content["all-rows"]["rows"].data).reshape(7, 6)
+    return RecordDict({**content, "all-rows": pack({"rows": scale * rows})})
+
+
+def test_a_party_ranks_with_so_many_models_of_a_run(tmp_path: Path, parties: Nodes) -> None:
+    grid = recorded(parties, tmp_path / "run", asked("fedavg-fixed", settings_for("fedavg-fixed"), **HELD_OUT))
+    content = next(m.content for m in grid.pushed if m.metadata.message_type == RANK and m.metadata.dst_node_id == 7)
+    limit = {"allow": "rankings=4"}
+    assert ask(grid, content, **limit).has_content(), "a question that it answered before"
+    assert ask(grid, with_rows(content, 2.0), **limit).has_content(), "after three rounds the fourth"
+    reply = ask(grid, with_rows(content, 3.0), **limit)
+    assert reply.has_error() and "rankings = 5 is outside 1 to 4" in str(reply.error.reason)
+
+
+def test_a_model_that_sees_one_record_only(tmp_path: Path, parties: Nodes, train: Split) -> None:
+    """All other records have g(x) = 0: the hits would be those of the one."""
+    settings = LINEAR | EVERY | {"dtype": "float64", "encoder.output": "raw"}
+    grid = recorded(parties, tmp_path / "run", asked("fedalc-exact", settings, **HELD_OUT))
+    content = next(m.content for m in grid.pushed if m.metadata.message_type == RANK and m.metadata.dst_node_id == 7)
+    split = union(train, parties)
+    own = np.isin(byte_order(hasher(parties).labels(NAMES)), OWNED[7])
+    records = split.features[np.flatnonzero(split.labels[:, np.flatnonzero(own)].getnnz(axis=1))]
+    rare = int(np.flatnonzero(records.getnnz(axis=0) == 1)[0])
+    theta = np.zeros((20, 8))
+    honest = ask(grid, content, fewest=8)
+    assert "hits" in honest.content
+    theta[rare] = 1.0
+    assert "hits" not in ask(grid, RecordDict({**content, "theta": pack({"0": theta})}), fewest=8).content
+    theta[:] = np.random.default_rng(1).normal(size=(20, 8))
+    assert "hits" in ask(grid, RecordDict({**content, "theta": pack({"0": theta})}), fewest=8).content
 
 
 # --- a run that stops ---

@@ -18,18 +18,17 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.tensor_folder import load_folder, save_folder
-from fedalc.deployment.flower.answers import exactly
-from fedalc.deployment.flower.connections import Parties, content_of
+from fedalc.deployment.flower.collecting import collect
+from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.held_out_records import HeldOutRecords
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
-from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.roster import Roster
-from fedalc.deployment.flower.wire import BadMessage, config, read_json, task, unpack
-from fedalc.errors import ConfigError, DataError, FedalcError
+from fedalc.deployment.flower.wire import task
+from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.join import distinct, join, set_sizes, too_many_labels
-from fedalc.labels.collection.messages import Messages, byte_order, protocol_from
+from fedalc.labels.collection.messages import Messages, byte_order
 from fedalc.labels.collection.simulate import Collection
 from fedalc.labels.correlations import Correlations
 from fedalc.labels.knowledge import LabelKnowledge, protected
@@ -224,7 +223,7 @@ def _label_sets(
 ) -> dict[int, Messages]:
     parties.say(f"asking {len(known)} parties for the digests of their instances")
     counts = {node: who.counts for node, who in known.items()}
-    return _collected(parties, "label_sets", question(settings, share, run), known, counts, "left out", run)
+    return collect(parties, "label_sets", question(settings, share, run), known, counts, "left out", run)
 
 
 def _held_out_records(
@@ -235,7 +234,7 @@ def _held_out_records(
     if not counts:
         return None
     parties.say(f"asking {len(counts)} parties for the digests of their held-out instances")
-    messages = _collected(
+    messages = collect(
         parties, "held_out", question(settings, share, run), known, counts, "is not evaluated", run, share
     )
     if not messages:
@@ -247,56 +246,6 @@ def _held_out_records(
     records = HeldOutRecords.of(joined, roster, bytes_up)
     parties.say(f"{len(records)} held-out instances at {len(records.parties)} parties, to rank labels for")
     return records if len(records) else None
-
-
-def _collected(
-    parties: Parties,
-    kind: str,
-    content: RecordDict,
-    known: dict[int, Introduction],
-    counts: dict[int, list[int]],
-    otherwise: str,
-    run: str,
-    share: float | None = None,
-) -> dict[int, Messages]:
-    """Ask these nodes for digests of the instances with `counts`. `otherwise`: what the log says of bad answers.
-    `share`: that of held-out instances, if these are meant."""
-    exchange = parties.exchange(f"query.{kind}", 0)
-    for node in counts:
-        exchange.send(node, content)
-    messages = {}
-    for reply in exchange.replies():
-        who = known[reply.node]
-        try:
-            messages[reply.node] = _read_messages(content_of(reply), who, counts[reply.node], run, share)
-        except (BadMessage, DataError) as error:
-            parties.note(0, who.client, otherwise, str(error))
-    return messages
-
-
-def _read_messages(
-    content: RecordDict, who: Introduction, counts: list[int], run: str, share: float | None = None
-) -> Messages:
-    """Return a party's messages: of exactly the labels it has instances of, at least one each."""
-    exactly(content, {"sender": ("client", "protocol"), "messages": None})
-    sender = config(content, "sender", {"client": str, "protocol": str})
-    protocol = protocol_from(read_json(sender["protocol"], "its protocol"))
-    if protocol.run != run:
-        raise BadMessage(f"digests for run id {protocol.run or 'none'}, and this run's is {run or 'none'}")
-    introduced = {label for label, count in zip(who.labels, counts, strict=True) if count}
-    wanted = {
-        "pseudonyms": ("uint8", (len(introduced), len(who.labels[0]))),
-        "digests": ("uint8", (None, protocol.digest_bytes)),
-        "labels": ("uint32", (None,)),
-    }
-    messages = Messages(protocol, who.client, **unpack(content, "messages", wanted))
-    if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != introduced:
-        raise BadMessage("the labels of its messages are not those of its introduction")
-    if empty := len(messages.labels_without_messages):
-        raise BadMessage(f"claims {empty} labels without a message")
-    if share is not None and not held_out(messages.digests, share).all():
-        raise BadMessage("digests of instances that are not to be held out")
-    return messages
 
 
 def _roster(

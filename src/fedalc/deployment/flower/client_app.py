@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -29,6 +28,7 @@ from fedalc.deployment.flower.contributions import CarefulEngine, enough_measure
 from fedalc.deployment.flower.limits import Limits, check_memory, sample_problem
 from fedalc.deployment.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.deployment.flower.party_memory import check_same_run, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_ranking import ranked
 from fedalc.deployment.flower.wire import (
     BadMessage,
     encoder_tensors,
@@ -41,15 +41,12 @@ from fedalc.deployment.flower.wire import (
     unpack_encoder,
 )
 from fedalc.errors import FedalcError
-from fedalc.evaluation.metrics import CUTS, DEEPEST
-from fedalc.evaluation.owner_hits import RANKED_BY, count_hits
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.join import distinct
 from fedalc.labels.collection.keys import check_run_id
 from fedalc.methods import METHODS, Method, Told, make_method
 from fedalc.models.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
 from fedalc.models.model import Model
-from fedalc.models.scoring import Scorer
 from fedalc.workflows.train import image_options
 
 app = ClientApp()
@@ -130,7 +127,7 @@ def _digests(message: Message, context: Context, on_held_out: bool) -> RecordDic
 @answers
 def train(message: Message, context: Context) -> RecordDict:
     """Do one round of local training: send the mean change of θ over its labels, and their rows."""
-    work = _Work.read(message, context, round=int)
+    work = Work.read(message, context, round=int)
     t = work.question["round"]
     work.limits.check("round", t)
     work.limits.check_steps(work.settings, work.federation.counts)
@@ -150,7 +147,7 @@ def train(message: Message, context: Context) -> RecordDict:
 @answers
 def sums(message: Message, context: Context) -> RecordDict:
     """For one-round methods: send half of the symmetric Σ x xᵀ/m over its instances, and a_u Σ x for each label."""
-    work = _Work.read(message, context)
+    work = Work.read(message, context)
     if not work.method.one_round:
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
     check_memory(work.federation.feature_count**2 * (work.dtype.itemsize + 28))
@@ -166,7 +163,7 @@ def sums(message: Message, context: Context) -> RecordDict:
 def evaluate(message: Message, context: Context) -> RecordDict:
     """Send the mean score g(x)ᵀw over held-out pairs and, with the hinge loss, the mean loss."""
     try:
-        work = _Work.read(message, context, on_held_out=True)
+        work = Work.read(message, context, on_held_out=True)
     except _NothingHeldOut:
         return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
     model, federation = work.model(), work.federation
@@ -198,25 +195,14 @@ def evaluate(message: Message, context: Context) -> RecordDict:
 @answers
 def rank(message: Message, context: Context) -> RecordDict:
     """Rank all labels for its held-out records: send how often its own are among the top 1, 3, 5."""
-    nothing = RecordDict({"metrics": MetricRecord({"num-examples": 0})})
     try:
-        work = _Work.read(message, context, on_held_out=True, **{"label-count": int})
+        hits = ranked(Work.read(message, context, on_held_out=True, **{"label-count": int}))
     except _NothingHeldOut:
-        return nothing
-    first, own = work.distinct_records()
-    if not enough_measured(own.getnnz(axis=1).astype(np.float64), work.limits.fewest):
-        log.info("no hits sent: too few records are held out")
-        return nothing
-    sizes, held = work.sizes(own), work.labels_with_client()
-    model = work.model_of_all_labels()
-    hits = np.zeros(len(RANKED_BY) if sizes is not None else len(CUTS))
-    for start in range(0, len(first), work.settings.block_rows):
-        work.limits.check_time()
-        rows = slice(start, start + work.settings.block_rows)
-        top, _ = Scorer(model, work.federation.features[first[rows]], held).top(DEEPEST)
-        hits += count_hits(top.numpy(), own[rows], None if sizes is None else sizes[rows])
-    sent = {"counts": hits[: len(CUTS)].astype(np.int64)}
-    return RecordDict({"hits": pack(sent if sizes is None else sent | {"gains": hits[len(CUTS) :]})})
+        hits = None
+    if hits is None:
+        log.info("no hits sent: too few held-out records would contribute to them")
+        return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
+    return RecordDict({"hits": hits})
 
 
 class _NothingHeldOut(Exception):
@@ -224,7 +210,7 @@ class _NothingHeldOut(Exception):
 
 
 @dataclass
-class _Work:
+class Work:
     """A message that asks for work on some of the party's labels, and what is needed to do it."""
 
     message: Message
@@ -238,7 +224,7 @@ class _Work:
     records: np.ndarray  # which rows of the federation are the same record
 
     @classmethod
-    def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> _Work:
+    def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
         """Check the message, and select the instances it is about: those to train on, or those held out."""
         limits = Limits.from_node_config(context.node_config)  # its clock starts now
         party, settings, question = _read(message, context, labels=(list, bytes), numbers=(list, int), **more)
@@ -312,39 +298,6 @@ class _Work:
         if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
             raise BadMessage(f"numbers of labels that are not different ones of {count}")
         return count
-
-    def distinct_records(self) -> tuple[np.ndarray, csr_matrix]:
-        """Return the first row of each record, in the order of digests, and records × all labels with ones at its
-        own labels. Rows with one digest are one record, as at the server."""
-        _, first = np.unique(self.records, return_index=True)
-        pairs, numbers = self.federation.labels.tocoo(), np.array(self.question["numbers"])
-        shape = (len(first), self.all_label_count)
-        own = csr_matrix((np.ones(pairs.nnz), (self.records[pairs.row], numbers[pairs.col])), shape)
-        own.data[:] = 1  # summed where a record has several rows
-        return first, own
-
-    def sizes(self, own: csr_matrix) -> np.ndarray | None:
-        """Return how many labels, at most 5, each held-out record has, if the server tells parties. Like the labels
-        that the question is about, they may not change during a run: two answers could differ by one record's part."""
-        facts = [b"".join(self.question["labels"]), np.array(self.question["numbers"]).tobytes()]
-        sizes = None
-        if self.settings.client.set_size == "exact":
-            sizes = unpack(self.message.content, "sizes", {"sizes": ("uint8", (own.shape[0],))})["sizes"]
-            if (sizes < np.minimum(own.getnnz(axis=1), DEEPEST)).any() or (sizes > DEEPEST).any():
-                raise BadMessage(f"a record with fewer labels than this party's own, or more than {DEEPEST}")
-            facts.append(sizes.tobytes())
-        problem = "asks to rank for other labels, or sends other set sizes, than before in this run"
-        check_unchanged(self.context, self.question["run"], {"ranking": fingerprint(*facts)}, problem)
-        return sizes
-
-    def labels_with_client(self) -> np.ndarray:
-        """Return which labels have a client: only these are ranked."""
-        absent = unpack(self.message.content, "absent", {"labels": ("int32", (None,))})["labels"]
-        held = np.ones(self.all_label_count, dtype=bool)
-        if len(absent) and not (absent.min() >= 0 and absent.max() < len(held)):
-            raise BadMessage(f"labels without a client that are not among the {len(held)} labels")
-        held[absent] = False
-        return held
 
     @property
     def _width(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class HeldOutRecords:
         records: np.ndarray = self.own.indices[self.own.indptr[party] : self.own.indptr[party + 1]]
         return records
 
-    @property
+    @cached_property
     def _sizes(self) -> np.ndarray:
         return np.asarray(self.own.sum(axis=1)).ravel()
 

@@ -107,8 +107,8 @@ class PartyRanking:
             content.update({"all-rows": rows, "absent": absent})
             self.traffic.down += payload_bytes(encoder_tensors(model)) + record_bytes(rows) + record_bytes(absent)
             if tells_sizes(self.settings):
-                content["sizes"] = pack({"sizes": self.records.told_sizes(party)})
-                self.traffic.down += record_bytes(content["sizes"])
+                content["sizes"] = sizes = pack({"sizes": self.records.told_sizes(party)})
+                self.traffic.down += record_bytes(sizes)
             exchange.send(self.parties.node_of[party], content)
         return exchange
 
