@@ -441,6 +441,15 @@ def test_a_party_ranks_with_so_many_models_of_a_run(tmp_path: Path, parties: Nod
     assert reply.has_error() and "rankings = 5 is outside 1 to 4" in str(reply.error.reason)
 
 
+def test_a_party_that_does_not_rank(tmp_path: Path, parties: Nodes) -> None:
+    nodes = {**parties, 7: {**parties[7], "allow": "rankings=0"}}
+    run(LocalGrid(nodes), tmp_path / "run", asked("fedavg-fixed", settings_for("fedavg-fixed"), **HELD_OUT))
+    assert {(party, why.partition(": ")[2][:12]) for _, party, why in notes(tmp_path / "run")} == {
+        ("party 7", "rankings = 1")
+    }
+    assert read(tmp_path / "run")[0]["selection"] is not None
+
+
 def test_a_model_that_sees_one_record_only(tmp_path: Path, parties: Nodes, train: Split) -> None:
     """All other records have g(x) = 0: the hits would be those of the one."""
     settings = LINEAR | EVERY | {"dtype": "float64", "encoder.output": "raw"}

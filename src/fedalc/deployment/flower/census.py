@@ -237,9 +237,11 @@ def _held_out_records(
     messages = collect(
         parties, "held_out", question(settings, share, run), known, counts, "is not evaluated", run, share
     )
-    if not messages:
+    try:
+        joined = join(messages.values(), max_labels=roster.label_count * len(roster.parties))
+    except FedalcError as error:  # no message, or no protocol that most parties use: training does without
+        parties.say(f"held-out instances: {error}; the last round is kept")
         return None
-    joined = join(messages.values(), max_labels=roster.label_count * len(roster.parties))
     for note in joined.notes:
         parties.say(f"held-out instances: {note}")
     bytes_up = sum(m.digests.nbytes + m.labels.nbytes + m.pseudonyms.nbytes for m in messages.values())

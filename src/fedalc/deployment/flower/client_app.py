@@ -281,13 +281,14 @@ class Work:
         """Return the model that was sent, if its shapes match the settings. It has rows for the party's labels only."""
         shape = (self.label_count, self._width)
         rows = unpack(self.message.content, "rows", {"rows": (self.settings.dtype, shape)})["rows"]
-        return self._model(torch.from_numpy(rows))
+        return self._model(torch.from_numpy(rows), int(self.federation.counts.max()))
 
     def model_of_all_labels(self) -> Model:
         """Return the model that was sent, with the rows of all labels."""
         count = self.all_label_count
         check_memory(2 * count * self._width * self.dtype.itemsize)
-        return self._model(unpack_all_rows(self.message.content, "all-rows", self.settings.dtype, count, self._width))
+        rows = unpack_all_rows(self.message.content, "all-rows", self.settings.dtype, count, self._width)
+        return self._model(rows, len(self.records))
 
     @property
     def all_label_count(self) -> int:
@@ -303,12 +304,13 @@ class Work:
     def _width(self) -> int:
         return METHODS[self.settings.method].sub_models(self.settings) * self.settings.encoder.dim
 
-    def _model(self, rows: Tensor) -> Model:
+    def _model(self, rows: Tensor, instances: int) -> Model:
+        """Return the encoder that was sent with these rows of W. `instances`: as many are encoded, in blocks."""
         settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
         with torch.device("meta"):  # takes no memory; it is filled below, if what was sent fits
             encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
             encoder = encoder.to(self.dtype)
-        at_once = min(settings.block_rows, int(self.federation.counts.max()))
+        at_once = min(settings.block_rows, instances)
         check_memory(at_once * picture_bytes(encoder, settings.images.size))
         sent = unpack_encoder(self.message.content, Model(encoder, torch.empty(0)))
         model = Model(encoder.to_empty(device=settings.device), rows.to(settings.device))
