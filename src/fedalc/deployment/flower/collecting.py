@@ -32,13 +32,13 @@ def collect(
     for reply in exchange.replies():
         who = known[reply.node]
         try:
-            messages[reply.node] = _read_messages(content_of(reply), who, counts[reply.node], run, share)
+            messages[reply.node] = read_messages(content_of(reply), who, counts[reply.node], run, share)
         except (BadMessage, DataError) as error:
             parties.note(0, who.client, otherwise, str(error))
     return messages
 
 
-def _read_messages(
+def read_messages(
     content: RecordDict, who: Introduction, counts: list[int], run: str, share: float | None = None
 ) -> Messages:
     """Return a party's messages: of exactly the labels it has instances of, at least one each."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
-
-from torch import Tensor
+from typing import Self
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.interrupt import Interrupt
@@ -28,7 +26,6 @@ from fedalc.runs import history
 from fedalc.runs.folder import CENSUS
 from fedalc.runs.result import Result, versions
 from fedalc.training.base import Callback
-from fedalc.training.best_round import BestRound
 from fedalc.training.federated import FederatedTraining, begin_training
 from fedalc.training.selection import Training
 
@@ -64,7 +61,7 @@ class PartyTraining(Training):
         """If parties rank labels, the best round is kept, as in phase `select` of a simulation. There is no refit: that
         would need the held-out records, and as many rounds again."""
         super().prepare()
-        if self._ranking is None or len(self.dataset.test):
+        if self._ranking is None:
             return self
         metric, wanted = ranked_by(self.settings), self.settings.selection.metric
         if metric is None:
@@ -95,14 +92,6 @@ class PartyTraining(Training):
             assert isinstance(strategy, FlowerEngine)
             loss = strategy.loss / len(self.federated.method.parts)
             self._evaluate(loss if self.unevaluated is None else self.unevaluated)
-
-    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """A run may be resumed with test data at the server, which chooses nothing: then the last round is kept."""
-        super()._restore(tensors, facts)
-        ranks = isinstance(self.best, BestAtParties)
-        self.phase = "select" if ranks else "fit"
-        if not ranks:
-            self.best = BestRound(self.settings.selection, keeps_model=True)
 
     def _account(self) -> Account:
         return self.account or deployment_account(None, self.folder or Path())
