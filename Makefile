@@ -4,6 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuning privacy poisoning clean
@@ -20,7 +21,7 @@ $(READY): pyproject.toml
 setup: $(READY)  ## the virtual environment in .venv
 
 demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it, on texts and on pictures
-	$(BIN)/fedalc compare --preset demo --name demo --overwrite
+	$(BIN)/fedalc compare --preset demo --methods $(DEMO) --name demo --overwrite
 	$(BIN)/fedalc compare --preset demo --dataset mosaics --methods fedavg,fedalc,fedalc-exact --name demo-pictures --overwrite
 	@echo "Next: open runs/demo/report.html, runs/demo-pictures/fedalc-exact-s0/contact-sheet.png; your own data: $(BIN)/fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
 

@@ -29,7 +29,10 @@ SMALL = {
     "regularizer": {"lambda": 10.0, "rate": 0.01, "neighbours": 2},
     "fixed": {"steps": 5, "rate": 0.1},
 }
-BY_STEPS = [method for method in METHODS if method != "fedalc-oneshot"]  # which has a linear encoder and one round
+CONSTANT: dict[str, Any] = {"name": "linear", "constant": 0.7}
+RANDOM: dict[str, Any] = {"name": "random-features", "random_features": 9, "constant": 0.7}
+DESIGNS = [{"name": "linear"}, CONSTANT, RANDOM, {**RANDOM, "activation": "cosine", "linear_part": False}]
+BY_STEPS = [method for method in METHODS if not METHODS[method].one_round]  # the others have a linear encoder
 
 
 def settings(engine: str, **changes: Any) -> Any:
@@ -54,7 +57,7 @@ def test_every_method(method: str, weights: str, participation: float) -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
-@pytest.mark.parametrize("method", BY_STEPS)
+@pytest.mark.parametrize("method", [method for method in BY_STEPS if method != "feduv"])  # which has its own loss
 def test_every_method_with_the_square_loss(method: str, set_size: str, participation: float) -> None:
     client = {"loss": "square", "set_size": set_size, "label_power": 0.3}
     # Not adam, as with dropout.
@@ -63,20 +66,22 @@ def test_every_method_with_the_square_loss(method: str, set_size: str, participa
 
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 @pytest.mark.parametrize("method", ["fedalc-exact", "fedavg-fixed", "fedalc-fixed"])
-def test_conjugate_gradients(method: str, set_size: str) -> None:
+@pytest.mark.parametrize("design", DESIGNS, ids=str)
+def test_conjugate_gradients(method: str, set_size: str, design: dict[str, Any]) -> None:
     client = {"loss": "square", "set_size": set_size}
-    encoder = {"name": "linear", "start": "zero"}
+    encoder = {**design, "start": "zero"}
     server = {"optimizer": "cg", "weights": "samples", "ema": 0.0}
     assert_equal(6, method=method, client=client, encoder=encoder, server=server)
 
 
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
-def test_one_round(set_size: str) -> None:
-    changes: dict[str, Any] = {"client": {"set_size": set_size, "label_power": 0.3}, "encoder": {"name": "linear"}}
+@pytest.mark.parametrize("design", DESIGNS, ids=str)
+def test_one_round(set_size: str, design: dict[str, Any]) -> None:
+    changes: dict[str, Any] = {"client": {"set_size": set_size, "label_power": 0.3}, "encoder": design}
     changes["server"] = {"ema": 0.0}
     assert_equal(1, method="fedalc-oneshot", **changes)
     ours, literal = (
-        training.engine.sums(training.model.W, training.federation.clients)
+        training.engine.sums(training.model, training.federation.clients)
         for engine in ("fused", "clients")
         for training in [federated(settings(engine, method="fedalc-oneshot", **changes), TRAIN)]
     )
@@ -84,6 +89,12 @@ def test_one_round(set_size: str) -> None:
     assert torch.allclose(ours.cross, literal.cross, rtol=1e-12, atol=1e-14)
     assert ours.constant == pytest.approx(literal.constant, rel=1e-12)
     assert ours.pairs == literal.pairs == TRAIN.labels.nnz
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+def test_one_round_with_an_axis_per_label(method: str) -> None:
+    server = {"weights": "samples", "ema": 0.0}
+    assert_equal(1, method=method, encoder={"name": "linear"}, client={"set_size": "ignored"}, server=server)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
@@ -95,6 +106,9 @@ def test_every_server_optimiser(optimizer: str) -> None:
     "changes",
     [
         {"encoder": {"name": "linear"}},
+        {"encoder": CONSTANT},
+        {"encoder": RANDOM},
+        {"encoder": {**RANDOM, "activation": "cosine", "linear_part": False}},
         # Not adam: it would blow a gradient of 1e-18, which is 0 in the other engine, up to a step of 1e-11.
         {"encoder": {"dropout": 0.4}, "server": {"optimizer": "momentum"}},
         {"client": {"sample": 0.4}, "server": {"optimizer": "momentum"}},
@@ -128,6 +142,8 @@ MANY_FEATURES.features.eliminate_zeros()  # about six each, so that few clients 
         {"server": {"participation": 0.3}},
         {"client": {"sample": 0.2}},
         {"server": {"participation": 0.3, "weight_decay": 0.0}, "encoder": {"name": "linear"}},
+        {"server": {"participation": 0.3, "weight_decay": 0.0}, "encoder": CONSTANT},
+        {"server": {"participation": 0.3}, "encoder": RANDOM},
         {"client": {"weight_decay": 0.2}, "server": {"participation": 0.3}},
         {"server": {"participation": 0.3}, "regularizer": {"rows": "participants", "candidates": 5}},
     ],

@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
     "fixed": {"steps": 5, "rate": 0.1},
     "hashing": {"tables": 2, "buckets": 3},
 }
-BY_STEPS = [method for method in METHODS if method != "fedalc-oneshot"]  # which has a linear encoder
+BY_STEPS = [method for method in METHODS if not METHODS[method].one_round]  # the others have a linear encoder
 
 
 def training(engine: str, train: Split = TRAIN, **changes: Any) -> FederatedTraining:

@@ -72,6 +72,11 @@ def test_methods_that_solve(set_size: str) -> None:
     of_users(1, method="fedalc-oneshot", server={"ema": 0.0}, **linear)
 
 
+@pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+def test_methods_of_one_round_with_an_axis_per_label(method: str) -> None:
+    of_users(1, method=method, encoder={"name": "linear"}, server={"weights": "samples", "ema": 0.0})
+
+
 # --- what they are equal to ---
 
 
@@ -125,7 +130,7 @@ def test_a_user_for_each_label_is_a_client_for_each_label(method: str, participa
     engine = "clients" if method == "fedavg" else "fused"
     if engine == "clients":
         changes["client"] = {"batch_size": 3, "epochs": 2}
-    if method == "fedalc-oneshot":
+    if METHODS[method].one_round:
         changes = {"method": method, "server": {"ema": 0.0}, "encoder": {"name": "linear"}}
     by_labels, losses = after(3, engine, train, **changes)
     by_users, same = after(3, engine, train, clients="users", **changes)

@@ -59,7 +59,7 @@ def same_bits(a: fedalc.Run, b: fedalc.Run) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedalc-oneshot"])
+@pytest.mark.parametrize("method", [method for method in METHODS if not METHODS[method].one_round])
 def test_every_method_runs_on_mosaics(method: str) -> None:
     keys: dict[str, Any] = {"encoder": {**ENCODER, "start": "he"}, "hashing": {"tables": 2, "buckets": 5}, "rounds": 1}
     keys |= {"server": {"optimizer": "momentum"}, "client": {"sample": 0.3}, "images": {"augment": "mirror-shift"}}
@@ -78,7 +78,7 @@ def test_oracles_have_no_use_for_pictures(method: str) -> None:
         fedalc.train(data=MOSAICS, method=method)
 
 
-@pytest.mark.parametrize("encoder", ["linear", "mlp"])
+@pytest.mark.parametrize("encoder", ["linear", "mlp", "random-features"])
 def test_text_encoders_have_no_use_for_pictures(encoder: str) -> None:
     said = f"^encoder.name: {encoder} does not fit: mosaics has pictures: use resnet50 or resnet18 or resnet-small$"
     with pytest.raises(ConfigError, match=said):
@@ -86,7 +86,7 @@ def test_text_encoders_have_no_use_for_pictures(encoder: str) -> None:
 
 
 def test_a_resnet_has_no_use_for_text() -> None:
-    said = "^encoder.name: resnet-small does not fit: small has no pictures: use mlp or linear$"
+    said = "^encoder.name: resnet-small does not fit: small has no pictures: use mlp or linear or random-features$"
     with pytest.raises(ConfigError, match=said):
         fedalc.train(data=small_dataset(), encoder=ENCODER)
 

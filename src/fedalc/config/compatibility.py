@@ -58,7 +58,8 @@ def check(settings: Experiment) -> None:
             "regularizer.search",
         )
     _check_aggregation(settings)
-    _check_square_loss(settings)
+    _check_set_loss(settings)
+    _check_solver(settings)
     _check_sample(settings)
     _check_collection(settings)
 
@@ -68,7 +69,7 @@ def _check_aggregation(settings: Experiment) -> None:
     if rule == "mean":
         return
     one_round = method_facts(settings.method).one_round
-    solver = settings.method if one_round else 'server.optimizer = "cg"'
+    solver = settings.method if one_round else f'server.optimizer = "{settings.server.optimizer}"'
     if solves_one_objective(settings.method, settings.server.optimizer):
         raise ConfigError(
             f"{solver} solves one objective, the sum over all parties, which {rule} does not have. Use mean (real "
@@ -137,31 +138,59 @@ def _check_oracle(settings: Experiment) -> None:
     method_facts(settings.method).check(settings)
 
 
-def _check_square_loss(settings: Experiment) -> None:
-    """Check what the square loss and its solvers need."""
-    square = settings.client.loss == "square"
+def _check_set_loss(settings: Experiment) -> None:
+    """Check what a loss over all labels needs (logistic, squared-hinge, softmax)."""
+    client, facts = settings.client, method_facts(settings.method)
+    if client.negatives is not None and client.loss not in ("logistic", "squared-hinge"):
+        raise ConfigError(
+            f"a sample of the labels gives {client.loss} a bias; use logistic or squared-hinge, or leave it out",
+            "client.negatives",
+        )
+    if client.loss in ("hinge", "square"):
+        return
+    if facts.trains_rows or facts.sub_models(settings) > 1:
+        raise ConfigError(
+            f"{client.loss} compares with the class embeddings of all labels, so they must be fixed and known to all: "
+            "use fedalc-exact, fedalc-fixed or fedavg-fixed",
+            "client.loss",
+        )
+    if settings.engine == "flower":
+        raise ConfigError(f"real parties cannot compute {client.loss} yet; use square or hinge", "client.loss")
+
+
+def _check_solver(settings: Experiment) -> None:
+    """Check what the square loss, conjugate gradients and Newton steps need."""
     facts, one_matrix = method_facts(settings.method), encoder_facts(settings.encoder.name).linear
     one_round = facts.one_round
+    newton = settings.server.optimizer == "newton" and not one_round
     solves = "method" if one_round else "server.optimizer"
-    linear = one_matrix or (settings.encoder.shortcut and not one_round)
-    if settings.server.optimizer == "cg" and not one_round and settings.rounds < 2:
-        raise ConfigError("cg takes its first step in round 2: use at least 2", "rounds")
+    linear = one_matrix or (settings.encoder.shortcut and not one_round and not newton)
+    if settings.server.optimizer in ("cg", "newton") and not one_round and settings.rounds < 2:
+        raise ConfigError(f"{settings.server.optimizer} takes its first step in round 2: use at least 2", "rounds")
     if solves_one_objective(settings.method, settings.server.optimizer):
+        convex = settings.client.loss not in ("hinge", "square")
+        loss = (convex, "client.loss logistic, squared-hinge or softmax (for square use cg or fedalc-oneshot)")
         for possible, need in (
-            (square, 'client.loss = "square"'),
-            (linear, 'encoder.name = "linear"' + ("" if one_round else ", or an mlp with encoder.shortcut")),
+            loss if newton else (settings.client.loss == "square", 'client.loss = "square"'),
+            (
+                linear,
+                'encoder.name = "linear" or "random-features"'
+                + ("" if one_round or newton else ", or an mlp with encoder.shortcut"),
+            ),
             (settings.encoder.output == "raw", 'encoder.output = "raw"'),
             (not facts.trains_rows, "a method with fixed class embeddings"),
             ("server.weights" not in facts.ignores, "clients weighted by their instances"),
             (facts.sub_models(settings) == 1, "one encoder"),
             (settings.server.weights == "samples", 'server.weights = "samples"'),
             (settings.server.participation == 1, "server.participation = 1"),
+            (settings.client.negatives is None, "all labels compared (client.negatives)"),
             (settings.client.epochs == 1 and settings.client.batch_size is None, "one full-batch step a client"),
             (settings.client.momentum == 0 and settings.client.weight_decay == 0, "no momentum or decay at the client"),
             (settings.server.ema == 0, "server.ema = 0"),
         ):
             if not possible:
-                raise ConfigError(f"the objective is a quadratic only with {need}", solves)
+                kind = "convex" if newton else "a quadratic"
+                raise ConfigError(f"the objective is {kind} only with {need}", solves)
     starts_at_zero = settings.encoder.start == "zero" and "start" not in encoder_facts(settings.encoder.name).ignores
     if starts_at_zero and not one_matrix:
         raise ConfigError("an encoder of several layers that starts at zero stays there; use he", "encoder.start")
@@ -193,7 +222,7 @@ def _check_collection(settings: Experiment) -> None:
             "fedalc collect server --epsilon",
             "privacy.mechanism",
         )
-    exact_sizes = settings.client.loss == "square" and settings.client.set_size == "exact"
+    exact_sizes = settings.client.loss != "hinge" and settings.client.set_size == "exact"
     if exact_sizes and (privacy.mechanism is not None or collection.correlations is not None):
         raise ConfigError(
             "a file of counts does not hold the size of each instance's label set, and noise on counts does not "

@@ -33,6 +33,8 @@ from fedalc.config.schema import (
     HashingSettings,
     ImageSettings,
     MethodName,
+    NapkinxcSettings,
+    OmikujiSettings,
     OvrSettings,
     PresetName,
     PrivacySettings,
@@ -80,6 +82,8 @@ class Experiment(Settings):
     selection: SelectionSettings = SelectionSettings()
     ovr: OvrSettings = OvrSettings()
     sleec: SleecSettings = SleecSettings()
+    omikuji: OmikujiSettings = OmikujiSettings()
+    napkinxc: NapkinxcSettings = NapkinxcSettings()
     options: dict[str, Option] = {}  # of a registered method: docs/extending.md
 
     @model_validator(mode="wrap")
@@ -104,8 +108,9 @@ class Experiment(Settings):
 
     @property
     def needs_counts(self) -> bool:
-        sizes = self.client.set_size != "ignored" or self.client.label_power > 0
-        by_counts = (self.client.loss == "square" and sizes) or self.embeddings.start == "by-frequency"
+        weighted = self.client.loss == "square" and self.client.label_power > 0
+        sizes = self.client.set_size != "ignored" or weighted
+        by_counts = (self.client.loss != "hinge" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
 
     def __hash__(self) -> int:

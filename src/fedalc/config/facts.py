@@ -31,6 +31,10 @@ class MethodFacts:
     trains_rows: ClassVar[bool] = False
     #: Does it solve for the model in one round, from the clients' sums?
     one_round: ClassVar[bool] = False
+    #: Of a method of one round: do clients send Σ x xᵀ/m beside Σ x?
+    sends_gram: ClassVar[bool] = True
+    #: Does every label need an axis of its own? Then encoder.dim is the number of labels, whatever the settings say.
+    axis_per_label: ClassVar[bool] = False
     #: Does the server learn from label correlations? (The square loss and W's start may need label counts as well.)
     uses_labels: ClassVar[bool] = False
     #: The sections of METHOD_SECTIONS that act on this method. All other sections act on every method.
@@ -62,7 +66,7 @@ class MethodFacts:
 
 
 #: Sections that act only on the methods that name them in `sections`.
-METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec")
+METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec", "omikuji", "napkinxc")
 
 
 def check_declared(method: type[MethodFacts]) -> None:
@@ -84,6 +88,10 @@ def check_declared(method: type[MethodFacts]) -> None:
         raise ConfigError(f"the method {method.__name__} declares wrong facts: {problem}")
 
 
+#: Settings of [encoder] for the encoder random-features alone.
+OF_RANDOM_FEATURES = ("random_features", "activation", "scale", "linear_part")
+
+
 class EncoderFacts:
     """The facts of an encoder (`fedalc.models.encoders`)."""
 
@@ -91,7 +99,8 @@ class EncoderFacts:
     help: ClassVar[str] = ""
     #: Does it take pictures? Otherwise it takes rows of features.
     pictures: ClassVar[bool] = False
-    #: Is it one matrix? Then conjugate gradients and fedalc-oneshot can solve for it.
+    #: Is it one matrix θ, times what `Encoder.design` returns? Then conjugate gradients and fedalc-oneshot can solve
+    #: for it.
     linear: ClassVar[bool] = False
     #: Settings of [encoder] that it ignores.
     ignores: ClassVar[tuple[str, ...]] = ()
@@ -117,7 +126,7 @@ def encoder_facts(name: str) -> type[EncoderFacts]:
 
 def solves_one_objective(method: str, optimizer: str | None) -> bool:
     """Return whether training solves the sum over all parties and instances exactly instead of by gradient steps."""
-    return optimizer == "cg" or method_facts(method).one_round
+    return optimizer in ("cg", "newton") or method_facts(method).one_round
 
 
 def known_method(name: Any) -> str:

@@ -76,16 +76,23 @@ def experiment(
     return Experiment.model_validate(values, context={"file": file})
 
 
+def for_labels(settings: Experiment, labels: int) -> Experiment:
+    """Return the settings for data with this many labels: some methods need an axis for each."""
+    if not method_facts(settings.method).axis_per_label or settings.encoder.dim == labels:
+        return settings
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": labels})})
+
+
 def _fill_in(values: dict[str, Any], method: str) -> None:
     """Add the settings that follow from the method and the loss, unless the user has set them."""
     client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
     if "epsilon" in values.get("privacy", {}):
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
     _choose_aggregation(values, method)
-    square = client.get("loss") == "square"
-    encoder.setdefault("output", "raw" if square else "unit")
+    all_labels = client.get("loss", "hinge") != "hinge"
+    encoder.setdefault("output", "raw" if all_labels else "unit")
     linear = encoder_facts(encoder["name"]).linear if "name" in encoder else False
-    if square and linear and encoder["output"] == "raw":
+    if all_labels and linear and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
 
 

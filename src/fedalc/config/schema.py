@@ -15,6 +15,7 @@ AggregationName = Literal["mean", "clip", "median", "trimmed-mean", "multi-krum"
 PresetName = Literal["strong", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of a pair of labels: labels/correlations.py
 Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three take no key
+LossName = Literal["hinge", "square", "logistic", "squared-hinge", "softmax", "softmax-per-label"]
 Identity = Literal["record", "content", "embedding"]  # how parties recognise the same instance: docs/privacy.md
 
 
@@ -63,6 +64,12 @@ class EncoderSettings(Settings):
     precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16
     norm: Literal["group", "frozen", "batch"] = "group"  # of a ResNet: docs/images.md
     pretrained: str | None = None  # weights to start a ResNet from: a name on the hub, or a folder
+    constant: NotNegative = 0.0  # linear and random-features: the value of one more column, an intercept; 0: none
+    # random-features only: [x, √(2/M) f(Rx)], R drawn from the run's seed (docs/exact.md).
+    random_features: Count = 2048  # M
+    activation: Literal["relu", "cosine"] = "relu"  # f; cosine: cos(Rx + b)
+    scale: Positive = 1.0  # R's entries are standard normal, times this
+    linear_part: bool = True  # keep x itself beside the random features
 
     @property
     def is_image(self) -> bool:
@@ -91,9 +98,11 @@ class ClientSettings(Settings):
     row_learning_rate: NotNegative | None = None  # for the client's row of W; None: the same
     momentum: Share = 0.0
     weight_decay: NotNegative = 0.0
-    loss: Literal["hinge", "square"] = "hinge"  # hinge: max(0, margin - s)²; square: docs/exact.md
+    # hinge: max(0, margin - s)², of the own label only. The others are of all labels: docs/exact.md.
+    loss: LossName = "hinge"
+    negatives: Count | None = None  # logistic, squared-hinge: compare with this many random labels in each round
     margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # hinge: the score that a pair should reach
-    set_size: Literal["exact", "expected", "ignored"] = "exact"  # square: what a client knows of m (docs/exact.md)
+    set_size: Literal["exact", "expected", "ignored"] = "exact"  # what a client knows of m (docs/exact.md)
     label_power: Share = 0.0  # square: label u has weight (n_u + label_offset)^-label_power, largest 1
     label_offset: NotNegative = 30.0
 
@@ -105,14 +114,16 @@ class ClientSettings(Settings):
 class ServerSettings(Settings):
     """Who takes part, how clients are weighted, and the optimiser that applies their averaged change of θ."""
 
-    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "cg"] = "sgd"  # cg: conjugate gradients
+    # cg: conjugate gradients, for the square loss; newton: Newton steps by conjugate gradients, for every convex loss
+    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "cg", "newton"] = "sgd"
     learning_rate: Positive = 1.0
     momentum: Share = 0.9  # for `momentum`, and for adam's first moment
     beta2: Share = 0.999
     epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay in each round
     solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then adam trains the mlp
-    ridge: NotNegative = 1.0  # cg and fedalc-oneshot: penalty ridge·‖θ‖²
+    newton_rounds: Count = 5  # newton: at most this many conjugate gradients for a Newton step
+    ridge: NotNegative = 1.0  # cg, newton, fedalc-oneshot and fed3r: penalty ridge·‖θ‖²
     ema: Share = 0.0  # moving average of the weights, for evaluation and the saved model
     weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -125,7 +136,8 @@ class ServerSettings(Settings):
 class EmbeddingSettings(Settings):
     """How the class embeddings W start."""
 
-    start: Literal["orthogonal", "random", "by-frequency"] = "orthogonal"  # by-frequency: docs/exact.md
+    # by-frequency: docs/exact.md; simplex and codewords: fedetf and feduv in docs/method.md
+    start: Literal["orthogonal", "random", "by-frequency", "simplex", "codewords"] = "orthogonal"
 
 
 class HashingSettings(Settings):
@@ -230,3 +242,15 @@ class SleecSettings(Settings):
     cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
     threshold: Share = 0.01  # share of the weights, the smallest, set to zero
     nearest: Count = 25  # NN: neighbours whose labels count
+
+
+class OmikujiSettings(Settings):
+    """The package omikuji (centralised), with its default settings. docs/oracles.md."""
+
+    model: Literal["parabel", "bonsai"] = "parabel"
+
+
+class NapkinxcSettings(Settings):
+    """The package napkinXC (centralised), with its default settings. docs/oracles.md."""
+
+    model: Literal["plt", "br"] = "plt"  # a probabilistic label tree, or one-vs-rest

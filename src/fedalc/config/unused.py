@@ -22,6 +22,8 @@ Conditions = Mapping[str, tuple[object, ...] | Fact]
 FEDERATED, CENTRALISED = Fact("centralised", False), Fact("centralised")
 TAKES_FEATURES, TAKES_PICTURES = Fact("pictures", False), Fact("pictures")
 
+ALL_LABELS = ("square", "logistic", "squared-hinge", "softmax", "softmax-per-label")  # losses that compare labels
+
 #: Settings or sections, and the conditions of which at least one must hold for them to have an effect: another setting
 #: has one of these values, or the method or encoder declares this fact. If a setting is in several lines, every line
 #: must hold. List only certain cases: a warning must not be wrong. A method or encoder declares its own cases in its
@@ -32,13 +34,19 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # with pictures, validation computes mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
     ("encoder.dropout encoder.shortcut encoder.precision encoder.norm encoder.pretrained", {"method": FEDERATED}),
+    (
+        "encoder.constant encoder.random_features encoder.activation encoder.scale encoder.linear_part",
+        {"method": FEDERATED},
+    ),
     ("encoder.start", {"encoder.name": TAKES_FEATURES}),
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
     ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),
     ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
     ("client.margin", {"client.loss": ("hinge",)}),
-    ("client.set_size client.label_power client.label_offset", {"client.loss": ("square",)}),
+    ("client.set_size", {"client.loss": ALL_LABELS}),
+    ("client.negatives", {"client.loss": ("logistic", "squared-hinge")}),
+    ("client.label_power client.label_offset", {"client.loss": ("square",)}),
     (
         "server.learning_rate server.weight_decay",
         {"server.optimizer": ("sgd", "momentum", "adam", "adagrad"), "encoder.shortcut": (True,)},
@@ -48,7 +56,8 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("server.epsilon", {"server.optimizer": ("adam", "adagrad", "cg")}),
     ("server.solve_rounds", {"server.optimizer": ("cg",)}),
     ("server.solve_rounds", {"encoder.shortcut": (True,)}),
-    ("server.ridge", {"server.optimizer": ("cg",), "method": Fact("one_round")}),
+    ("server.newton_rounds", {"server.optimizer": ("newton",)}),
+    ("server.ridge", {"server.optimizer": ("cg", "newton"), "method": Fact("one_round")}),
     ("server.trim", {"server.aggregation": ("trimmed-mean",)}),
     ("server.byzantine", {"server.aggregation": ("multi-krum",)}),
     ("regularizer.neighbours regularizer.candidates", {"regularizer.form": ("mined",)}),
@@ -57,8 +66,8 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
         "collection",
         {
             "method": Fact("uses_labels"),
-            "client.loss": ("square",),
-            "embeddings.start": ("by-frequency",),
+            "client.loss": ALL_LABELS,
+            "embeddings.start": ("by-frequency", "codewords"),  # feduv draws its codewords under the key
         },
     ),
     ("collection.quantum", {"collection.identity": ("embedding",)}),

@@ -119,6 +119,8 @@ ORACLES = Registry(
     {
         "sleec": "fedalc.oracles.sleec:Sleec",
         "ovr": "fedalc.oracles.one_vs_rest:OneVsRest",
+        "omikuji": "fedalc.oracles.omikuji:Omikuji",
+        "napkinxc": "fedalc.oracles.napkinxc:NapkinXC",
     },
     "fedalc.oracles:check_oracle_class",
 )
@@ -134,6 +136,10 @@ METHODS = Registry(
         "fedalc-fixed": "fedalc.methods.fedalc_fixed:FedALCFixed",
         "fedalc-exact": "fedalc.methods.fedalc_exact:FedALCExact",
         "fedalc-oneshot": "fedalc.methods.fedalc_oneshot:FedALCOneshot",
+        "fedncm": "fedalc.methods.fedncm:FedNCM",
+        "fed3r": "fedalc.methods.fed3r:Fed3R",
+        "fedetf": "fedalc.methods.fedetf:FedETF",
+        "feduv": "fedalc.methods.feduv:FedUV",
     },
     "fedalc.methods:check_method_class",
     reserved=ORACLES,
@@ -143,6 +149,7 @@ ENCODERS = Registry(
     {
         "mlp": "fedalc.models.encoders.text:MLP",
         "linear": "fedalc.models.encoders.text:Linear",
+        "random-features": "fedalc.models.encoders.random_features:RandomFeatures",
         "resnet50": "fedalc.models.encoders.image:ResNet50",
         "resnet18": "fedalc.models.encoders.image:ResNet18",
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",

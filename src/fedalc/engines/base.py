@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from fedalc.core.sparse_products import WeightedBags
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Chance
+from fedalc.models.encoders import Chance, Encoder
 from fedalc.models.model import Model
 
 
@@ -58,15 +59,26 @@ def no_rows(W: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty(0, dtype=torch.int64, device=W.device), W[:0]
 
 
+def moved_along(encoder: Encoder, direction: Tensor) -> Encoder:
+    """Return a linear encoder with the direction as its θ: its output is the change of the encoder's output."""
+    along = copy.deepcopy(encoder)
+    (parameter,) = along.parameters()
+    with torch.no_grad():
+        parameter.copy_(direction)
+    parameter.grad = torch.zeros_like(parameter)
+    return along
+
+
 @dataclass(frozen=True)
 class Sums:
-    """The sums that clients with a linear encoder and a square loss send, added up over all clients.
+    """The sums that clients with a linear encoder and a square loss send, added up over all clients. x is what θ is
+    multiplied with, `Encoder.design`: the features, or more columns.
 
     The objective is tr(θᵀ G θ) - 2 tr(θᵀ B) + constant, G = Σ x xᵀ/m, B = Σ_u a_u (Σ_j x_j) w_uᵀ.
     """
 
-    gram: Tensor  # G, features × features
-    cross: Tensor  # B, features × D
+    gram: Tensor  # G, `Encoder.width` rows and columns
+    cross: Tensor  # B, `Encoder.width` × D
     constant: float  # Σ over pairs of a_u²
     pairs: int
     traffic: Ledger
@@ -97,8 +109,12 @@ class Engine(ABC):
         """Run the participants on the model, and leave the model unchanged."""
 
     @abstractmethod
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        """Return the sums that determine θ, given the class embeddings (methods of one round)."""
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        """Return the sums that determine θ, given the design and the class embeddings (methods of one round)."""
+
+    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+        """Return H p, the second derivative of Σ p_u R_u by θ times a direction, for a linear encoder."""
+        raise ConfigError("this engine does not compute Newton steps", "server.optimizer")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the engine's state. Their names must differ from those of the training."""

@@ -63,8 +63,11 @@ class PartyByParty(Engine):
         """Return what the party sends."""
         return self.inner.run(model, clients, chance, round_number)
 
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        return self.inner.sums(W, participants)
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        return self.inner.sums(model, participants)
+
+    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+        return self.inner.curvature(model, direction, participants)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.lengths.tensors()

@@ -5,7 +5,8 @@ through the encoder. An instance that five clients hold is encoded once, and onl
 
     ∂/∂g_j = Σ_{u ∈ L_j} (p_u/n_u) (φ_s w_u + 2 φ_q g_j)          ∂R_u/∂w_u = (1/n_u) Σ_{j ∈ S_u} φ_s g_j
 
-where φ(s, q) is the loss of a pair, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q are its partial derivatives.
+where φ(s, q) is the loss of a pair, s = g_jᵀw_u, q = ‖g_j‖², and φ_s, φ_q are its partial derivatives. A loss over all
+labels (`methods/losses.py`) adds its part over all labels once for each instance.
 
 Memory: the sparse instances twice (rows for the forward pass, transposed for the backward), the activations of one
 block, a gradient of θ, and if rows are trained a gradient for each participant's copy of its row. In a round of few
@@ -17,24 +18,27 @@ With several processes (`fedalc.core.distributed`), each takes a share of the in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
+from fedalc.core.blocks import blocks as budget_blocks
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, moved_along, no_rows
+from fedalc.engines.column_pass import ColumnPass
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Chance, Encoder
+from fedalc.models.encoders import Chance, Encoder, SparseRows, make_batch
 from fedalc.models.model import Model
 
 
@@ -46,6 +50,8 @@ class FusedEngine(Engine):
         self._everyone: tuple[Portion, list[Block]] | None = None
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        if self._by_columns is not None and len(participants) == len(self.federation.clients):
+            return self._run_by_columns(self._by_columns, model, participants)
         labels = self.federation.label_of[participants]
         W, place = _rows_for(model, labels)
         counts = torch.from_numpy(self.federation.counts[participants]).to(W)
@@ -75,6 +81,13 @@ class FusedEngine(Engine):
                     of_instance = torch.zeros_like(g_part[:, 0])
                     of_instance.index_add_(0, block.instance, growth * share[block.client])
                     pull = pull + 2 * of_instance.unsqueeze(1) * g_part
+                if self.method.set_loss is not None:
+                    rest_share = self.method.rest_share(block.label, block.instances[block.instance])
+                    counts = torch.zeros_like(g_part[:, 0])
+                    counts.index_add_(0, block.instance, rest_share * share[block.client])
+                    value, rest_pull = self._rest(g_part, W_part, counts, round_number)
+                    total += value
+                    pull = pull + rest_pull
                 pulls.append(pull)
                 if row_gradient is not None:
                     weight = slope * inverse[block.client]
@@ -92,9 +105,57 @@ class FusedEngine(Engine):
             rows = self._rows(W[place(label)], row_gradient, label, weights)
         return RoundResult(self._change(model, encoder, portion), *rows, total.item(), traffic)
 
+    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+        (theta,) = model.theta
+        traffic = Ledger.of_curvature(theta, self.federation.user_count(participants))
+        if self._by_columns is not None:
+            product = self._by_columns.curvature(theta.detach(), direction, model.W)
+        else:
+            product = self._curvature(model, direction, participants)
+        distributed.sum_over([product])
+        return product, traffic
+
+    def _curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> Tensor:
+        """H p block by block: the scores at θ, their change along the direction, and back."""
+        loss, W = self.method.set_loss, model.W
+        assert loss is not None
+        counts = torch.from_numpy(self.federation.counts[participants]).to(W)
+        share = self.method.weights(counts, self.federation.label_of[participants]) / counts
+        chance = Chance(self.settings, 0, W)
+        along = moved_along(model.encoder, direction)
+        (moving,) = along.parameters()
+        for block in self._take(participants, chance, model)[1]:
+            change = along(block.rows, chance)
+            with torch.no_grad():
+                g, moved = model.encoder(block.rows, chance), change.detach()
+                rest_share = self.method.rest_share(block.label, block.instances[block.instance])
+                weight = torch.zeros_like(g[:, 0]).index_add_(0, block.instance, rest_share * share[block.client])
+                pull = (weight.unsqueeze(1) * loss.curve(g @ W.T, moved @ W.T)) @ W
+                own = loss.own_curve(products_at(g, W, block.instance, block.label))
+                own = own * products_at(moved, W, block.instance, block.label) * share[block.client]
+                pull += WeightedBags(block.label, block.starts, own) @ W
+            torch.autograd.backward(change, pull)
+        assert moving.grad is not None
+        return moving.grad
+
     @torch.no_grad()
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+    def _rest(self, g: Tensor, W: Tensor, counts: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
+        """Return Σ_j counts_j rest(W g_j), the loss's part over all labels, and its derivative by each g_j."""
+        loss = self.method.set_loss
+        assert loss is not None
+        labels, factor = self.method.compared_labels(round_number)
+        rows = W if labels is None else W[labels]
+        value, pull = torch.zeros((), dtype=torch.float64, device=W.device), torch.empty_like(g)
+        for part in budget_blocks(len(g), 4 * len(rows) * g.element_size(), self.settings.memory_budget):
+            scores, weight = g[part] @ rows.T, factor * counts[part]
+            value += (weight * loss.rest(scores)).sum()
+            pull[part] = (weight.unsqueeze(1) * loss.slope(scores)) @ rows
+        return value, pull
+
+    @torch.no_grad()
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums of all clients at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
+        W, encoder = model.W, model.encoder
         instances = distributed.own_part(np.arange(self.federation.labels.shape[0]))
         labels = self.federation.labels[instances]
         features = self.federation.features[instances].astype(getattr(np, self.settings.dtype))
@@ -102,17 +163,60 @@ class FusedEngine(Engine):
         instance = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
         shares = self.method.share(label, torch.from_numpy(instances).to(W.device)[instance])
         counted = W.new_zeros(len(instances)).index_add_(0, instance, shares)
-        weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
-        gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
         weights = self.method.label_weights[label]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         targets = WeightedBags(label, starts, weights) @ W
-        cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
+        gram, cross = W.new_zeros(0, 0), W.new_zeros(0, W.shape[1])
+        if encoder.uses_features:
+            if self.method.sends_gram:
+                weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
+                gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
+            cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
+        if len(cross) < encoder.width:
+            gram, cross = self._with_columns(encoder, features, counted, targets, gram, cross)
         constant = weights.square().sum()
         distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(features.shape[1], W.element_size(), len(participants), users)
+        sends_gram = self.method.sends_gram
+        traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, sends_gram)
         return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
+
+    @cached_property
+    def _by_columns(self) -> ColumnPass | None:
+        """A faster pass for a linear encoder, if each label has an axis: the columns of θ are then independent."""
+        return ColumnPass.of(self.federation, self.method, self.settings)
+
+    def _run_by_columns(self, columns: ColumnPass, model: Model, participants: np.ndarray) -> RoundResult:
+        (theta,) = model.theta
+        gradient, loss = columns.gradient(theta.detach(), model.W)
+        distributed.sum_over([gradient, loss])
+        users = self.federation.user_count(participants)
+        traffic = Ledger.of_round(model.theta, model.W, len(participants), False, users)
+        change = gradient.mul_(self.settings.client.learning_rate)
+        return RoundResult([change], *no_rows(model.W), loss.item(), traffic)
+
+    def _with_columns(
+        self, encoder: Encoder, features: csr_matrix, counted: Tensor, targets: Tensor, gram: Tensor, cross: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return both sums with the dense columns of the design added to those of the features, block by block."""
+        first, size = len(cross), encoder.width
+        whole, both = cross.new_zeros(size, size), cross.new_zeros(size, cross.shape[1])
+        both[:first] = cross
+        if self.method.sends_gram:
+            whole[:first, :first] = gram
+        for start in range(0, features.shape[0], self.settings.block_rows):
+            rows = slice(start, start + self.settings.block_rows)
+            x = features[rows]
+            batch = make_batch(x, np.arange(x.shape[0]), gram.dtype, gram.device)
+            assert isinstance(batch, SparseRows)
+            columns = torch.cat(list(encoder.columns(batch)), dim=1)
+            weighted = columns * counted[rows].unsqueeze(1)
+            whole[first:, first:] += columns.T @ weighted
+            both[first:] += columns.T @ targets[rows]
+            if first:
+                whole[:first, first:] += WeightedBags.from_csr(x.T.tocsr(), gram.dtype, gram.device) @ weighted
+        whole[first:, :first] = whole[:first, first:].T
+        return (whole if self.method.sends_gram else gram), both
 
     def _take(self, participants: np.ndarray, chance: Chance, model: Model) -> tuple[Portion, Iterable[Block]]:
         """Return the instances of the round, in blocks. If all take part, they are built once and reused."""
@@ -136,9 +240,9 @@ class FusedEngine(Engine):
             gradient = learnt.grad.add_(learnt.detach(), alpha=settings.weight_decay).mul_(settings.learning_rate)
             learnt.grad = None
             if learnt is not parameter:
-                rows = torch.from_numpy(portion.features).to(gradient.device).unsqueeze(0)
+                rows = model.encoder.rows_for(torch.from_numpy(portion.features).to(gradient.device))
                 gradient = torch.sparse_coo_tensor(
-                    rows, gradient, parameter.shape, is_coalesced=True, check_invariants=False
+                    rows.unsqueeze(0), gradient, parameter.shape, is_coalesced=True, check_invariants=False
                 )
             change.append(gradient)
         return change

@@ -12,12 +12,12 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, moved_along, no_rows
 from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Batch, Chance, make_batch
+from fedalc.models.encoders import Batch, Chance, SparseRows, make_batch
 from fedalc.models.model import Model
 
 
@@ -58,24 +58,44 @@ class ClientsEngine(Engine):
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(change, *rows, loss, traffic, statistics=statistics)
 
+    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+        counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        weights = self.method.weights(counts, self.federation.label_of[participants]).tolist()
+        along = moved_along(model.encoder, direction)
+        (moving,) = along.parameters()
+        for client, weight in watched("clients", zip(participants.tolist(), weights, strict=True), len(participants)):
+            row, held = model.W[self.federation.label_of[client]], self.federation.instances_of(client)
+            for part in self._parts(held):
+                rows = self._rows(part, row)
+                change = along(rows)
+                g = model.encoder(rows).detach().requires_grad_()
+                loss = self._loss(g, model.W, row, client, part, 0)
+                (slope,) = torch.autograd.grad(loss, g, create_graph=True)
+                (pull,) = torch.autograd.grad((slope * change.detach()).sum(), g)
+                torch.autograd.backward(change, pull * (weight / len(held)))
+        assert moving.grad is not None
+        return moving.grad, Ledger.of_curvature(direction, self.federation.user_count(participants))
+
     @torch.no_grad()
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        features, weights = self.federation.features, self.method.label_weights
-        size = features.shape[1]
-        gram, cross = W.new_zeros(size, size), W.new_zeros(size, W.shape[1])
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        W, weights, size = model.W, self.method.label_weights, model.encoder.width
+        sends_gram = self.method.sends_gram
+        gram, cross = W.new_zeros((size, size) if sends_gram else (0, 0)), W.new_zeros(size, W.shape[1])
         constant = 0.0
         for client in watched("clients", participants.tolist(), len(participants)):
             held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
-            for start in range(0, len(held), self.settings.block_rows):
-                part = held[start : start + self.settings.block_rows]
+            for part in self._parts(held):
                 instances = torch.from_numpy(part).to(W.device)
                 own = torch.full_like(instances, label)
-                x = torch.from_numpy(features[part].toarray()).to(W)
-                gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
+                rows = self._rows(part, W)
+                assert isinstance(rows, SparseRows)  # no encoder of pictures is linear
+                x = model.encoder.design(rows).dense()
+                if sends_gram:
+                    gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
                 cross += torch.outer(x.sum(0), weights[label] * W[label])
             constant += len(held) * weights[label].item() ** 2
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users)
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
@@ -97,7 +117,7 @@ class ClientsEngine(Engine):
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
                 counted = self._counted(client, instances)
                 loss = sum(
-                    self._add_gradient(local, row, client, part, next(blocks), chance, counted)
+                    self._add_gradient(local, row, client, part, next(blocks), chance, counted, round_number)
                     for part in self._parts(instances)
                 )
                 optimizer.step()
@@ -127,18 +147,31 @@ class ClientsEngine(Engine):
         rows: Batch,
         chance: Chance,
         counted: float,
+        round_number: int,
     ) -> float:
         """Add the gradient of the instances' summed loss, divided by `counted`. Return the sum."""
-        g = local.encoder(rows, chance)
-        own = torch.full_like(rows.keys, int(self.federation.label_of[client]))
+        loss = self._loss(local.encoder(rows, chance), local.W, row, client, instances, round_number)
+        (loss / counted).backward()
+        return loss.item()
+
+    def _loss(self, g: Tensor, W: Tensor, row: Tensor, client: int, instances: np.ndarray, round_number: int) -> Tensor:
+        """Return the summed loss of a client's instances, from the encoder's outputs g."""
         held = torch.from_numpy(instances).to(row.device)
+        own = torch.full_like(held, int(self.federation.label_of[client]))
         losses = [
             self.method.loss(g[:, part] @ row[part], g[:, part].square().sum(1), own, held)
             for part in self.method.parts
         ]
-        loss = torch.stack(losses).sum()
-        (loss / counted).backward()
-        return loss.item()
+        if self.method.set_loss is not None:
+            losses.append(self._rest(g, W, own, held, round_number))
+        return torch.stack(losses).sum()
+
+    def _rest(self, g: Tensor, W: Tensor, own: Tensor, instances: Tensor, round_number: int) -> Tensor:
+        """Return the client's share of the loss's part over all labels, for each instance."""
+        assert self.method.set_loss is not None
+        labels, factor = self.method.compared_labels(round_number)
+        scores = g @ (W if labels is None else W[labels]).T
+        return self.method.rest_share(own, instances) * factor * self.method.set_loss.rest(scores)
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
         """Return the divisor of a batch's loss: its size, or for a sample its expected size, as it may be empty."""

@@ -19,20 +19,23 @@ class Ledger:
     down: int = 0
     up: int = 0
 
-    def rows_once(self, W: Tensor, clients: int) -> None:
-        """Count that each client receives its row before round 1: a fixed W is never sent again."""
-        self.down += clients * payload_bytes([W[0]])
+    def rows_once(self, W: Tensor, clients: int, rows: int = 1) -> None:
+        """Count that each client receives its row, or `rows` of them, before round 1: a fixed W is never sent again."""
+        self.down += clients * rows * payload_bytes([W[0]])
 
     def add(self, other: Ledger) -> None:
         self.down += other.down
         self.up += other.up
 
     @classmethod
-    def of_sums(cls, features: int, number: int, clients: int, users: int | None = None) -> Ledger:
+    def of_sums(
+        cls, features: int, number: int, clients: int, users: int | None = None, sends_gram: bool = True
+    ) -> Ledger:
         """Return the traffic of a method of one round, with `number` bytes per number. Each client sends half of a
         symmetric features × features matrix, dense, as a masked sum must be, and a vector; it receives nothing. The
-        clients of a user send one matrix, their sum; without `users`, each client is a user."""
-        matrices = clients if users is None else users
+        clients of a user send one matrix, their sum; without `users`, each client is a user. Without `sends_gram` each
+        client sends only the vector."""
+        matrices = (clients if users is None else users) if sends_gram else 0
         return cls(0, number * (matrices * (features * (features + 1) // 2) + clients * features))
 
     @classmethod
@@ -44,3 +47,9 @@ class Ledger:
         copies = clients if users is None else users
         one_way = copies * payload_bytes(theta) + (clients * payload_bytes([W[0]]) if rows_travel else 0)
         return cls(one_way, one_way)
+
+    @classmethod
+    def of_curvature(cls, theta: Tensor, users: int) -> Ledger:
+        """Return the traffic of H p: each user receives θ and the direction p, and sends a product."""
+        once = users * payload_bytes([theta])
+        return cls(2 * once, once)

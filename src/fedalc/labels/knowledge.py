@@ -121,7 +121,7 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
     privacy = settings.privacy
     if privacy.mechanism is None:
         exact = Correlations.from_label_sets(collection.label_sets)
-        with_sizes = settings.client.loss == "square" and settings.client.set_size == "exact"
+        with_sizes = settings.client.loss != "hinge" and settings.client.set_size == "exact"
         sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if with_sizes else (None, 0)
         return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
     z = _multiplier(settings, looks)

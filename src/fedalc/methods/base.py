@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 import torch
@@ -20,14 +20,50 @@ from fedalc.config.facts import MethodFacts, parsed_options
 from fedalc.config.schema import Settings
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
 from fedalc.core.nearest import Search
+from fedalc.core.seeds import torch_generator
 from fedalc.errors import ConfigError
 from fedalc.labels.correlations import Correlations
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.labels.privacy import PrivateLabelSets
+from fedalc.methods.losses import SET_LOSSES, SetLoss
 from fedalc.methods.private_gradient import PrivateGradient
 from fedalc.methods.regularizers import NearestPairs, Objective, Potential, Regularizer
-from fedalc.models.class_embeddings import frequency_rows, orthogonal_rows, random_rows, unit_rows
+from fedalc.models.class_embeddings import (
+    codeword_rows,
+    frequency_rows,
+    orthogonal_rows,
+    random_rows,
+    simplex_rows,
+    unit_rows,
+)
 from fedalc.models.sharding import Shard, shard_of
+
+STARTS = {
+    "orthogonal": orthogonal_rows,
+    "random": random_rows,
+    "simplex": simplex_rows,
+    "codewords": codeword_rows,
+}
+
+
+class ClientSums(Protocol):
+    """The sums of all clients, for methods of one round (`engines.base.Sums`)."""
+
+    @property
+    def gram(self) -> Tensor:
+        """Σ x xᵀ/m, features × features. Empty without `sends_gram`."""
+
+    @property
+    def cross(self) -> Tensor:
+        """Σ_u a_u (Σ_j x_j) w_uᵀ, features × D."""
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of an instance and its label."""
+
+    def solve(self, ridge: float) -> Tensor: ...
+
+    def objective(self, theta: Tensor, ridge: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +108,7 @@ class Method(MethodFacts, ABC):
         return self.spread_out(self.label_count, generator)
 
     def spread_out(self, rows: int, generator: torch.Generator) -> Tensor:
-        draw = orthogonal_rows if self.settings.embeddings.start == "orthogonal" else random_rows
+        draw = STARTS[self.settings.embeddings.start]
         shard_rows = None if self.shard is None else self.shard.own
         return draw(rows, self.settings.encoder.dim, generator, getattr(torch, self.settings.dtype), shard_rows)
 
@@ -86,7 +122,7 @@ class Method(MethodFacts, ABC):
 
         hinge: max(0, margin - s)²; the paper's margin is 0.9. square: ‖g‖²/m - 2 a_u s + a_u². If W is orthonormal, the
         sum of the square loss over the m owners of an instance is the centralised loss ‖g - Σ a_u w_u‖²
-        (docs/exact.md).
+        (docs/exact.md). The other losses also have a part over all labels (`set_loss`).
         """
         match self.settings.client.loss:
             case "hinge":
@@ -94,8 +130,39 @@ class Method(MethodFacts, ABC):
             case "square":
                 weight = self.label_weights[labels]
                 return self.share(labels, instances) * lengths - 2 * weight * scores + weight.square()
+            case "logistic" | "squared-hinge" | "softmax" | "softmax-per-label" as name:
+                return SET_LOSSES[name].own(scores, self.share(labels, instances))
             case other:
                 assert_never(other)  # mypy finds a loss that is in the settings and not here
+
+    @cached_property
+    def set_loss(self) -> SetLoss | None:
+        """The loss over all labels, of which each owner computes a part. None if the loss needs the own label only."""
+        return SET_LOSSES.get(self.settings.client.loss)
+
+    def rest_share(self, labels: Tensor, instances: Tensor) -> Tensor:
+        """Return the share of the part over all labels that the owner of each pair counts."""
+        assert self.set_loss is not None
+        share = self.share(labels, instances)
+        return torch.ones_like(share) if self.set_loss.counts_pairs else share
+
+    def compared_labels(self, round_number: int) -> tuple[Tensor | None, float]:
+        """Return the labels over which the part over all labels is summed in a round, and the factor of that sum: all
+        of them (None), or a random sample, whose sum times the factor has the right mean."""
+        size, labels = self.settings.client.negatives, self.label_count
+        if size is None or size >= labels:
+            return None, 1.0
+        generator = torch_generator(self.settings.seed, "negatives", round_number)
+        drawn = torch.randperm(labels, generator=generator)[:size].sort().values
+        return drawn.to(self.settings.device), labels / size
+
+    @cached_property
+    def has_axes(self) -> bool:
+        """Whether each label has an axis of its own, so that scores are the encoder's outputs in another order."""
+        fixed = not self.trains_rows and self.sub_models(self.settings) == 1
+        return (
+            fixed and self.settings.embeddings.start == "by-frequency" and self.settings.encoder.dim >= self.label_count
+        )
 
     def share(self, labels: Tensor, instances: Tensor) -> Tensor:
         """Return the share 1/m of ‖g(x)‖² that one owner counts. `client.set_size` says how well m is known."""
@@ -110,7 +177,7 @@ class Method(MethodFacts, ABC):
         client = self.settings.client
         if self.told is not None:
             return self._tensor(self.told.label_weights)
-        if client.label_power == 0:
+        if client.label_power == 0 or client.loss != "square":
             return self._tensor(np.ones(self.label_count))
         weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
         return self._tensor(weight / weight.max())
@@ -161,6 +228,11 @@ class Method(MethodFacts, ABC):
                 return counts / counts.sum()
             case other:
                 assert_never(other)
+
+    def solve(self, sums: ClientSums) -> tuple[Tensor, float]:
+        """For methods of one round: return θ, from the clients' sums, and its loss."""
+        theta = sums.solve(self.settings.server.ridge)
+        return theta, sums.objective(theta, self.settings.server.ridge)
 
     @abstractmethod
     def server_step(self, W: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

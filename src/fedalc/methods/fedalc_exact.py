@@ -4,7 +4,8 @@ The centralised least-squares loss of an instance with labels L is ‖g - Σ_{u�
 
     2 (g - Σ_{u∈L} a_u w_u)  =  Σ_{u∈L} 2 (g/m - a_u w_u),    m = |L|
 
-a sum over the owners of the instance. Each owner needs its own row and m, but no negative instances.
+a sum over the owners of the instance. Each owner needs its own row and m, but no negative instances. The same holds for
+every loss over all labels, if owners know all of W (`methods/losses.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from fedalc.methods.fedavg import FedAvgFixed
 
 
 class FedALCExact(FedAvgFixed):
-    """The square loss on raw outputs. Label frequencies fix W, and rare labels get larger weights.
+    """A loss over all labels: square, logistic, squared hinge or softmax, on raw outputs. Label frequencies fix W.
+    With the square loss rare labels get larger weights.
 
     From the label collection it uses n (for W and the weights a_u) and m (exact, or the mean for each label).
     """
@@ -26,5 +28,6 @@ class FedALCExact(FedAvgFixed):
 
     @classmethod
     def check(cls, settings: Experiment) -> None:
-        if settings.client.loss != "square":
-            raise ConfigError(f'{settings.method} needs client.loss = "square"', "client.loss")
+        if settings.client.loss == "hinge":
+            losses = '"square", "logistic", "squared-hinge" or "softmax"'
+            raise ConfigError(f"{settings.method} needs a loss over all labels: {losses}", "client.loss")

@@ -22,6 +22,8 @@ class FedALCOneshot(FedALCExact):
     @classmethod
     def check(cls, settings: Experiment) -> None:
         super().check(settings)
+        if settings.client.loss != "square":
+            raise ConfigError(f'{settings.method} needs client.loss = "square"; use fedalc-exact', "client.loss")
         if settings.encoder.is_image:
             raise ConfigError(
                 f"{settings.method} solves for a linear encoder, and {settings.encoder.name} is not one; "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +15,7 @@ from fedalc.core import distributed
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
 from fedalc.core.nearest import ROWS_BUDGET, Hide, hide_places, largest_products, operations
 from fedalc.core.progress_events import watched
+from fedalc.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedalc.models.model import Model
@@ -84,6 +88,86 @@ def frequency_rows(counts: Tensor, dim: int, generator: torch.Generator, dtype: 
     if alone < rows:
         W[order[alone:], alone:] = orthogonal_rows(rows - alone, dim - alone, generator, dtype)
     return W
+
+
+def simplex_rows(
+    rows: int, dim: int, generator: torch.Generator, dtype: torch.dtype, own: slice | None = None
+) -> Tensor:
+    """Return the corners of a regular simplex, turned at random: the cosine of any two rows is -1/(rows - 1).
+
+    That is the farthest that `rows` unit vectors can be from each other, and needs rows ≤ dim + 1. More rows come in
+    runs of dim + 1, each run a simplex of its own (as `orthogonal_rows` has runs of `dim`). `own` limits the result to
+    a range of the rows.
+    """
+    W = _RowRange(rows, dim, dtype, own)
+    for start in range(0, rows, dim + 1):
+        corners = min(dim + 1, rows - start)
+        turn = orthogonal_rows(dim, dim, generator, torch.float64)
+        if corners == 1:
+            W.put(start, turn[:1])
+            continue
+        centred = torch.eye(corners, dtype=torch.float64) - 1 / corners
+        basis = torch.linalg.eigh(centred).eigenvectors[:, 1:]  # without the direction in which all are equal
+        W.put(start, unit_rows(basis @ turn[: corners - 1]))
+    return W.rows
+
+
+ATTEMPTS = 200
+"""How often codewords are drawn again before they may be nearer to each other by one place."""
+
+
+def codeword_rows(
+    rows: int,
+    dim: int,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    own: slice | None = None,
+    secret: bytes | None = None,
+) -> Tensor:
+    """Return random codewords of ±1, divided by √dim. Two of them differ in a quarter of the places or more, so their
+    cosine is 1/2 at most. (For less, with a warning, if `dim` is so small that no such codewords are found.)
+
+    Row u is a keyed hash (SHAKE-256) of u: who does not know `secret` cannot compute it, even from other rows. Without
+    a secret the generator draws one. Rows that are too near are drawn again. If there are too many to compare all
+    pairs, chance has to rule out near ones: C²/2 · exp(-dim/8) bounds its probability. `own`: as above.
+    """
+    if secret is None:
+        secret = bytes(torch.randint(256, (32,), generator=generator).tolist())
+    signs = torch.stack([_codeword(secret, label, 0, dim) for label in range(rows)])
+    if operations(rows, rows, dim) <= LOOKED_AT:
+        if 2**dim < rows:
+            raise ConfigError(f"there are no {rows} different codewords of {dim} bits", "encoder.dim")
+        apart, attempt, wanted = math.ceil(dim / 4), 0, math.ceil(dim / 4)
+        while len(near := _too_near(signs, apart)):
+            attempt += 1
+            apart -= attempt % ATTEMPTS == 0 and apart > 1
+            for label in near.tolist():
+                signs[label] = _codeword(secret, label, attempt, dim)
+        if apart < wanted:
+            warnings.warn(
+                f"encoder.dim = {dim} is small for {rows} codewords: some differ in only {apart} places", stacklevel=2
+            )
+    elif 2 * math.log(rows) - math.log(2) - dim / 8 > math.log(1e-9):
+        raise ConfigError(f"too small for {rows} codewords: use {math.ceil(16 * math.log(rows) + 160)}", "encoder.dim")
+    return (signs[slice(0, rows) if own is None else own].double() / math.sqrt(dim)).to(dtype)
+
+
+def _codeword(secret: bytes, label: int, attempt: int, dim: int) -> Tensor:
+    stream = hashlib.shake_256(secret + f"/{label}/{attempt}".encode()).digest(-(-dim // 8))
+    bits = np.unpackbits(np.frombuffer(stream, np.uint8))[:dim]
+    return torch.from_numpy(2 * bits.astype(np.int8) - 1)
+
+
+def _too_near(signs: Tensor, apart: int) -> Tensor:
+    """Return the rows that differ from an earlier row in fewer than `apart` places."""
+    rows, dim = signs.shape
+    numbers, near = signs.float(), torch.zeros(rows, dtype=torch.bool)
+    largest = dim - 2 * apart  # the product of two rows that differ in just enough places
+    for block in blocks(rows, 4 * rows, DEFAULT_BUDGET):
+        products = numbers[block] @ numbers[: block.stop].T
+        earlier = torch.ones_like(products, dtype=torch.bool).tril(block.start - 1)
+        near[block] = ((products > largest) & earlier).any(1)
+    return near.nonzero().squeeze(1)
 
 
 def random_rows(

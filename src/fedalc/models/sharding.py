@@ -173,6 +173,7 @@ def _needs_all_rows(settings: Experiment, labels: int) -> str | None:
         (regularized and settings.regularizer.form == "full", 'regularizer.form = "full"'),
         (regularized and settings.regularizer.search == "index", 'regularizer.search = "index"'),
         (settings.privacy.mechanism == "gradients", 'privacy.mechanism = "gradients"'),
+        (settings.client.loss not in ("hinge", "square"), f'client.loss = "{settings.client.loss}"'),
         (labels < distributed.here().count, "there are fewer labels than processes"),
         (
             _needs_index(settings, labels),

@@ -49,6 +49,10 @@ class Oracle(MethodFacts, ABC):
     kind: ClassVar[str]  # the method's name, also stored in the model's files
     unconverged: int = 0  # the number of regressions that stopped before they converged
 
+    @classmethod
+    def check_ready(cls) -> None:
+        """Raise if a package that the oracle needs is not installed."""
+
     @staticmethod
     @abstractmethod
     def candidates(settings: Experiment) -> tuple[float | None, ...]:

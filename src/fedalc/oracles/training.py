@@ -39,6 +39,7 @@ class OracleTraining(AnyTraining):
         self.seconds = 0.0
 
     def prepare(self) -> Self:
+        self.kind.check_ready()
         super().prepare()
         if self.train.labels.nnz == 0:
             raise DataError("no training instance has a label, so there is nothing to learn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import for_labels
 from fedalc.core import distributed
 from fedalc.core.seeds import torch_generator
 from fedalc.data.dataset import Split
@@ -25,6 +26,7 @@ from fedalc.methods import Method, make_method
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders import Chance, make_encoder
 from fedalc.models.model import Model, model_with
+from fedalc.training.newton import NewtonCG
 from fedalc.training.privacy_budget import planned_looks
 from fedalc.training.server_optimizers import AnyOptimizer, AveragedWeights, make_optimizer, sample_clients
 
@@ -51,6 +53,7 @@ def knowledge_for(
 
 def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | None = None) -> FederatedTraining:
     """Begin a training whose clients are all in this process."""
+    settings = for_labels(settings, train.labels.shape[1])
     federation = form_clients(train, settings.clients)
     return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge)
 
@@ -65,11 +68,13 @@ def begin_training(
     method = make_method(settings, federation.label_count, knowledge)
     engine = engine_for(method)
     model = _start_model(settings, method, federation.feature_count)
-    optimizer = make_optimizer(model.theta, settings, int(federation.counts.sum()))
+    columns = method.has_axes and (method.set_loss is None or method.set_loss.separable)
+    optimizer = make_optimizer(model.theta, settings, int(federation.counts.sum()), columns)
     average = AveragedWeights(model.values, settings.server.ema) if settings.server.ema else None
     ledger = Ledger() if knowledge is None else Ledger(knowledge.bytes_down, knowledge.bytes_up)
     if not method.trains_rows and not method.one_round and engine.clients_keep_rows:
-        ledger.rows_once(model.W, len(federation.clients))
+        rows = 1 if method.set_loss is None else 0 if method.has_axes else method.label_count
+        ledger.rows_once(model.W, len(federation.clients), rows)
     return FederatedTraining(
         settings, federation, engine_for, knowledge, method, engine, model, optimizer, average, ledger
     )
@@ -120,7 +125,13 @@ class FederatedTraining:
     def _step(self, clients: np.ndarray) -> float:
         """Lines of Algorithm 1: the clients work, the server moves θ, then W."""
         settings, t = self.settings, self.round_number
+        if self._can_solve_first_step:
+            return self._solve_first_step(clients)
         self.server.aim()
+        if isinstance(self.server, NewtonCG) and self.server.direction is not None:
+            curved, traffic = self.engine.curvature(self.model, self.server.direction, clients)
+            self.ledger.add(traffic)
+            return self.server.curve(curved)
         result = self.engine.run(self.model, clients, Chance(settings, t, self.model.W), t)
         self.ledger.add(result.traffic)
         loss = result.loss / len(self.method.parts)  # the mean over sub-models, comparable between methods
@@ -156,11 +167,37 @@ class FederatedTraining:
     @torch.no_grad()
     def _solve(self, clients: np.ndarray) -> float:
         """Solve for θ at once: the clients' sums determine it."""
-        sums = self.engine.sums(self.model.W, clients)
+        sums = self.engine.sums(self.model, clients)
+        solution, loss = self.method.solve(sums)
         (theta,) = self.model.theta
-        theta.copy_(sums.solve(self.settings.server.ridge))
+        theta.copy_(solution)
         self.ledger.add(sums.traffic)
-        return sums.objective(theta, self.settings.server.ridge)
+        return loss
+
+    @property
+    def _can_solve_first_step(self) -> bool:
+        """Whether the first Newton step follows from the clients' sums: at θ = 0 the curvature is the same for all
+        labels. It needs an axis per label, and a constant column, whose row of the sums has Σ x."""
+        loss, encoder = self.method.set_loss, self.settings.encoder
+        newton = isinstance(self.server, NewtonCG) and self.round_number == 1 and encoder.start == "zero"
+        return newton and self.method.has_axes and loss is not None and loss.separable and encoder.constant > 0
+
+    @torch.no_grad()
+    def _solve_first_step(self, clients: np.ndarray) -> float:
+        """Take the first Newton step at once. Return the objective of the quadratic model after it."""
+        sums, loss, ridge = self.engine.sums(self.model, clients), self.method.set_loss, self.settings.server.ridge
+        assert loss is not None
+        zero = torch.zeros(1, 1, dtype=torch.float64)
+        slope, curvature = loss.slope(zero.clone()).item(), loss.curve(zero, torch.ones_like(zero)).item()
+        columns = self.model.W.sum(0)  # one for the axis of a label, zero for an axis that no label has
+        totals = sums.gram[-1] / self.settings.encoder.constant  # Σ x over all instances
+        pull = slope * torch.outer(totals, columns) + loss.own_slope_at_zero * sums.cross
+        (theta,) = self.model.theta
+        theta.copy_(replace(sums, cross=-pull / curvature).solve(2 * ridge / curvature))
+        self.ledger.add(sums.traffic)
+        instances = totals[-1].item() / self.settings.encoder.constant
+        at_zero = loss.rest(zero).item() * instances * self.method.label_count  # Σ own is 0 there
+        return (at_zero + 0.5 * (theta * pull).sum().item()) / sums.pairs
 
     def is_finite(self) -> bool:
         """Whether all numbers of θ are finite and the rows of W have their length."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import ServerSettings
 from fedalc.core.seeds import numpy_generator
+from fedalc.training.newton import NewtonCG
 
 SHORTCUT = 1  # index of an encoder's shortcut among its parameters: after the embedding, before the layers
 
@@ -172,14 +173,17 @@ class SolveThenTrain:
 def needs_everyone(settings: Experiment, round_number: int) -> bool:
     """Whether the round needs every client: cg needs gradients of one objective, so all clients in every round."""
     solving = not settings.encoder.shortcut or round_number <= settings.server.solve_rounds
-    return settings.server.optimizer == "cg" and solving
+    return settings.server.optimizer in ("cg", "newton") and solving
 
 
-AnyOptimizer = ServerOptimizer | ConjugateGradients | SolveThenTrain
+AnyOptimizer = ServerOptimizer | ConjugateGradients | SolveThenTrain | NewtonCG
 
 
-def make_optimizer(theta: list[Tensor], settings: Experiment, pairs: int) -> AnyOptimizer:
-    """Build the optimiser of the settings. `pairs`: (instance, label) pairs that the clients hold together, Σ n_u."""
+def make_optimizer(theta: list[Tensor], settings: Experiment, pairs: int, columns: bool = False) -> AnyOptimizer:
+    """Build the optimiser of the settings. `pairs`: (instance, label) pairs that the clients hold together, Σ n_u.
+    `columns`: whether the objective is a sum over the columns of θ."""
+    if settings.server.optimizer == "newton":
+        return NewtonCG(theta, settings.server, pairs, settings.client.learning_rate, columns)
     if settings.server.optimizer != "cg":
         return ServerOptimizer(theta, settings.server)
     if settings.encoder.shortcut:

@@ -71,9 +71,9 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     copies = 10 if settings.server.optimizer == "cg" else 6  # gradient, optimiser, average, a copy
     shard = shard_of(settings, data.label_count)
     rows = data.label_count if shard is None else shard.own.stop - shard.own.start
-    needed = number * sub_models * (copies * theta + 4 * rows * settings.encoder.dim)
-    if METHODS[settings.method].one_round:
-        needed += data.feature_count**2 * (number + 28)  # the sum, and a solution in double precision
+    needed = number * sub_models * (copies * theta + shape.drawn + 4 * rows * settings.encoder.dim)
+    if METHODS[settings.method].one_round and METHODS[settings.method].sends_gram:
+        needed += shape.width**2 * (number + 28)  # the sum, and a solution in double precision
     if settings.device == "cpu" and needed > has:
         field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
         raise ConfigError(

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.neighbour_search import check_affordable
-from fedalc.config.resolve import experiment
+from fedalc.config.resolve import experiment, for_labels
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core import distributed
 from fedalc.core.arguments import as_path
@@ -161,6 +161,7 @@ def _train(
                 data = load_dataset(settings.dataset, data_dir, images=options)
         if not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=4)
+        settings = for_labels(settings, data.label_count)
         check_kind(settings, data)
         check_memory(settings, data)
         check_affordable(settings, data.label_count)
@@ -273,6 +274,7 @@ def train_or_continue(
     If the user asked to stop too late to interrupt this run, raise `Interrupted` after it is finished, so that the
     caller starts no further run.
     """
+    settings = for_labels(settings, data.label_count)
     while True:
         begun = (folder / "config.toml").exists()
         if begun and read_settings(folder) != settings:

@@ -15,6 +15,7 @@ import torch
 from fedalc.config.resolve import experiment
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
+from fedalc.errors import ConfigError
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
 
@@ -40,7 +41,7 @@ def assert_equal(
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "fedalc-oneshot"])
+@pytest.mark.parametrize("method", [method for method in METHODS if not METHODS[method].one_round])
 def test_every_method(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, weights: str
 ) -> None:
@@ -55,6 +56,32 @@ def test_in_float64_with_minibatches_and_some_clients_a_round(
     assert_equal(tmp_path, train, parties, method, SETTINGS | local)
 
 
+DESIGNS = {
+    "linear": {},
+    "constant": {"encoder.constant": 0.7},
+    "random": {"encoder.name": "random-features", "encoder.random_features": 6, "encoder.constant": 0.7},
+    "random alone": {"encoder.name": "random-features", "encoder.random_features": 6, "encoder.linear_part": False},
+}
+
+
+@pytest.mark.parametrize("design", ["constant", "random", "random alone"])
+@pytest.mark.parametrize("method", ["fedalc", "fedmlh"])
+def test_linear_encoders(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, design: str
+) -> None:
+    """Parties draw R themselves, the same for all of them."""
+    linear = {"encoder.name": "linear", "encoder.dropout": 0.0, "dtype": "float64", "seed": 5}
+    assert_equal(tmp_path, train, parties, method, SETTINGS | linear | DESIGNS[design])
+
+
+@pytest.mark.parametrize("design", ["constant", "random"])
+def test_conjugate_gradients_on_more_columns(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], design: str
+) -> None:
+    square = {"client.set_size": "exact", "server.optimizer": "cg", "dtype": "float64"}
+    assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square | DESIGNS[design])
+
+
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "server.optimizer": "cg", "dtype": "float64"}
@@ -62,6 +89,23 @@ def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[s
 
 
 @pytest.mark.parametrize("set_size", ["exact", "expected"])
-def test_one_round(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
+@pytest.mark.parametrize("design", DESIGNS)
+def test_one_round(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str, design: str
+) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "dtype": "float64"}
-    assert_equal(tmp_path, train, parties, "fedalc-oneshot", LINEAR | square)
+    assert_equal(tmp_path, train, parties, "fedalc-oneshot", LINEAR | square | DESIGNS[design])
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+def test_one_round_with_an_axis_per_label(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str
+) -> None:
+    assert_equal(tmp_path, train, parties, method, LINEAR | {"dtype": "float64", "encoder.dim": 7})
+
+
+def test_an_axis_per_label_has_to_be_asked_for(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]]
+) -> None:
+    with pytest.raises(ConfigError, match=r"encoder\.dim: fed3r needs an axis for each of the parties' labels: use 7"):
+        run(LocalGrid(parties), tmp_path / "run", asked("fed3r", LINEAR))

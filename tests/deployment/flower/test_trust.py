@@ -27,6 +27,7 @@ from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.privacy.ledger import Ledger
+from fedalc.models.encoders import make_encoder
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
 from tests.deployment.flower.problem import LINEAR, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
 from tests.deployment.flower.test_census import said
@@ -44,10 +45,10 @@ RECORDS, FEATURES = 40, 30
 class OneParty:
     """A party's app with its own memory, and a server that can send anything. One label with 40 records."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(self, folder: Path, lengths: np.ndarray | float = 1.0, **config: Any) -> None:
         random = np.random.default_rng(5)
         self.X = random.normal(size=(RECORDS, FEATURES)).astype(np.float32)
-        self.X /= np.linalg.norm(self.X, axis=1, keepdims=True)
+        self.X *= np.full((RECORDS, 1), 1, np.float32) * lengths / np.linalg.norm(self.X, axis=1, keepdims=True)
         split = Split(csr_matrix(self.X), csr_matrix(np.ones((RECORDS, 1), dtype=np.float32)))
         key = folder / "key"
         if not key.exists():
@@ -186,6 +187,64 @@ def test_a_crafted_encoder_gets_nothing_of_a_single_record(
     assert not found["careful"].any()
 
 
+def one_long_record() -> np.ndarray:
+    lengths = np.full((RECORDS, 1), 1e-4, np.float32)
+    lengths[7] = 1
+    return lengths
+
+
+COLUMNS = [
+    {"encoder.name": "linear", "encoder.constant": 10.0},
+    {"encoder.name": "random-features", "encoder.random_features": 9, "encoder.activation": "cosine"},
+    {
+        "encoder.name": "random-features",
+        "encoder.random_features": 40,
+        "encoder.activation": "cosine",
+        "encoder.linear_part": False,
+    },
+    {
+        "encoder.name": "random-features",
+        "encoder.random_features": 9,
+        "encoder.constant": 10.0,
+        "encoder.linear_part": False,
+    },
+]
+
+
+@pytest.mark.parametrize("columns", COLUMNS, ids=str)
+def test_columns_that_all_records_have_do_not_hide_that_one_alone_has_features(
+    tmp_path: Path, columns: dict[str, Any]
+) -> None:
+    """All records contribute alike to the constant's row of θ, or to the cosines, and one alone to the features."""
+    naive, careful = (OneParty(tmp_path, one_long_record(), fewest=fewest) for fewest in (1, 8))
+    values = {"encoder.dim": 1, "encoder.output": "raw", "encoder.features": "raw", **columns}
+    settings = settings_of("fedavg-fixed", values)
+    width = make_encoder(FEATURES, settings.encoder, torch.Generator()).width
+    content = naive.message(settings, round=1)
+    arrays = {"theta": pack({"0": np.zeros((width, 1), "f4")}), "rows": pack({"rows": np.ones((1, 1), "f4")})}
+    change, left = (
+        np.frombuffer(party.ask("train", RecordDict({**content, **arrays})).content["change"]["0"].data, "f4")
+        for party in (naive, careful)
+    )
+    assert change.any() and not left.any()
+    if settings.encoder.linear_part:
+        assert cosine(change[:FEATURES], naive.X[7]) > 0.99
+    asking = settings_of("fedalc-oneshot", LINEAR | {"encoder.features": "raw", **columns})
+    replies = [
+        party.ask("train.sums", party.told(party.message(asking, "sums"), np.full(RECORDS, 0.5)), state=RecordDict())
+        for party in (naive, careful)
+    ]
+    gram, none = (np.frombuffer(reply.content["sums"]["gram"].data, "f4") for reply in replies)
+    assert len(gram) == width * (width + 1) // 2 and gram.any() and not none.any()
+
+
+@pytest.mark.parametrize("columns", COLUMNS, ids=str)
+def test_honest_columns_get_their_answer(tmp_path: Path, columns: dict[str, Any]) -> None:
+    clinic = OneParty(tmp_path)
+    asking = clinic.told(clinic.message(settings_of("fedalc-oneshot", LINEAR | columns)), np.full(RECORDS, 0.5))
+    assert np.frombuffer(clinic.ask("train.sums", asking).content["sums"]["gram"].data, "f4").any()
+
+
 @pytest.mark.parametrize(
     ("client", "why"),
     [
@@ -284,6 +343,7 @@ LARGE: dict[str, tuple[dict[str, Any], str]] = {
     "margin": ({"client__margin": -0.5}, "client.margin"),
     "dim": ({"encoder__dim": 10**9}, "encoder.dim"),
     "embedding": ({"encoder__embedding": 10**9}, "encoder.embedding"),
+    "random features": ({"encoder__random_features": 10**9}, "encoder.random_features"),
     "hidden": ({"encoder__hidden": [10**9]}, "encoder.hidden"),
     "block rows": ({"top__block_rows": 10**9}, "block_rows"),
     "buckets": ({"hashing__buckets": 10**12}, "hashing.buckets"),

@@ -152,7 +152,7 @@ def take_census(
     column = {pseudonym.tobytes(): number for number, pseudonym in enumerate(joined.pseudonyms)}
     roster, nodes = _roster(parties, known, set(column))
     label_sets = joined.label_sets[:, [column[pseudonym.tobytes()] for pseudonym in roster.pseudonyms]]
-    exact = settings.client.loss == "square" and settings.client.set_size == "exact"
+    exact = settings.client.loss != "hinge" and settings.client.set_size == "exact"
     sizes = {}
     for party, node in nodes.items() if exact else ():
         sizes[party] = set_sizes(joined, distinct(messages[node].digests)[0])

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.plugins import load_inherited_plugins
+from fedalc.core.seeds import torch_generator
 from fedalc.data.federation import Federation
 from fedalc.data.images.images import Images
 from fedalc.deployment.flower.answers import sign_off
@@ -45,7 +46,7 @@ from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.join import distinct
 from fedalc.labels.collection.keys import check_run_id
 from fedalc.methods import METHODS, Method, Told, make_method
-from fedalc.models.encoders import Chance, encoder_size, make_batch, make_encoder, picture_bytes, scale_rows
+from fedalc.models.encoders import Chance, Encoder, encoder_shape, make_batch, make_encoder, picture_bytes, scale_rows
 from fedalc.models.model import Model
 from fedalc.workflows.train import image_options
 
@@ -146,13 +147,18 @@ def train(message: Message, context: Context) -> RecordDict:
 @app.train("sums")
 @answers
 def sums(message: Message, context: Context) -> RecordDict:
-    """For one-round methods: send half of the symmetric Σ x xᵀ/m over its instances, and a_u Σ x for each label."""
+    """For one-round methods: send half of the symmetric Σ x xᵀ/m over its instances, and a_u Σ x for each label.
+
+    x is the encoder's design: the features, or more columns. θ is not needed."""
     work = Work.read(message, context)
     if not work.method.one_round:
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
-    check_memory(work.federation.feature_count**2 * (work.dtype.itemsize + 28))
+    encoder = work.encoder_shape()
+    gram = encoder.width**2 if work.method.sends_gram else 0
+    check_memory(gram * (work.dtype.itemsize + 28) + encoder.drawn * work.dtype.itemsize)
     unit = torch.eye(work.label_count, dtype=work.dtype, device=work.settings.device)
-    total = work.engine.sums(unit, work.federation.clients)  # with unit rows, column u of `cross` is label u's own sum
+    # With unit rows, column u of `cross` is label u's own sum.
+    total = work.engine.sums(Model(encoder, unit), work.federation.clients)
     work.log_left_out()
     half = total.gram[torch.triu_indices(*total.gram.shape).unbind()]
     return RecordDict({"sums": pack({"gram": half, "cross": total.cross}), "outcome": work.outcome(total.constant)})
@@ -277,6 +283,13 @@ class Work:
             for start in range(0, len(instances), rows):
                 yield client, instances[start : start + rows]
 
+    def encoder_shape(self, copies: int = 1) -> Encoder:
+        """Return the encoder on the meta device: θ takes no memory. What it draws follows from the run's seed."""
+        generator = torch_generator(self.settings.seed, "encoder")
+        with torch.device("meta"):
+            encoder = make_encoder(self.federation.feature_count, self.settings.encoder, generator, copies)
+            return encoder.to(self.dtype)
+
     def model(self) -> Model:
         """Return the model that was sent, if its shapes match the settings. It has rows for the party's labels only."""
         shape = (self.label_count, self._width)
@@ -307,11 +320,9 @@ class Work:
     def _model(self, rows: Tensor, instances: int) -> Model:
         """Return the encoder that was sent with these rows of W. `instances`: as many are encoded, in blocks."""
         settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
-        with torch.device("meta"):  # takes no memory; it is filled below, if what was sent fits
-            encoder = make_encoder(self.federation.feature_count, settings.encoder, torch.Generator("cpu"), copies)
-            encoder = encoder.to(self.dtype)
+        encoder = self.encoder_shape(copies)  # it is filled below, if what was sent fits
         at_once = min(settings.block_rows, instances)
-        check_memory(at_once * picture_bytes(encoder, settings.images.size))
+        check_memory(at_once * picture_bytes(encoder, settings.images.size) + encoder.drawn * self.dtype.itemsize)
         sent = unpack_encoder(self.message.content, Model(encoder, torch.empty(0)))
         model = Model(encoder.to_empty(device=settings.device), rows.to(settings.device))
         with torch.no_grad():
@@ -425,6 +436,7 @@ def _check_share(share: float) -> None:
 def _apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the digests of all instances, and which of them are held out."""
     if party.collection.identity == "embedding":  # then the server's settings determine the size of an encoder
-        check_memory(4 * encoder_size(party.holding.split.features.shape[1], settings.encoder))
+        shape = encoder_shape(party.holding.split.features.shape[1], settings.encoder)
+        check_memory(4 * (shape.drawn + sum(parameter.numel() for parameter in shape.parameters())))
     digests = party.digests(_encoder(settings))
     return digests, held_out(digests, share)

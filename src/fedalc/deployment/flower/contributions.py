@@ -10,7 +10,8 @@ docs/deployment.md states the rule and what it does not catch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import combinations_with_replacement
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from fedalc.deployment.flower.limits import Limits
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.methods import Method
-from fedalc.models.encoders import Batch, Chance, SparseRows, TextEncoder
+from fedalc.models.encoders import Batch, Chance, Design, SparseRows, TextEncoder
+from fedalc.models.encoders.sparse_rows import ColumnsOf
 from fedalc.models.model import Model
 
 SMALL = 3  # in a label with fewer than SMALL × `fewest` records, one of SMALL has to contribute
@@ -107,13 +109,15 @@ class CarefulEngine(ClientsEngine):
         rows: Batch,
         chance: Chance,
         counted: float,
+        round_number: int,
     ) -> float:
         self.limits.check_time()
         self._influence.begin(instances)
         watched: Any = rows
         if isinstance(rows, SparseRows):
-            watched = _WatchedRows(rows, self._squares[instances], self._influence)
-        loss = super()._add_gradient(local, row, client, instances, watched, chance, counted)
+            squares = torch.from_numpy(self._squares[instances]).to(rows.keys.device)
+            watched = _WatchedRows(rows, rows, [squares], self._influence)
+        loss = super()._add_gradient(local, row, client, instances, watched, chance, counted, round_number)
         self._influence.end()
         self._parts_left -= 1
         if self._parts_left == 0:
@@ -147,20 +151,34 @@ class CarefulEngine(ClientsEngine):
             self._squared = np.asarray(features.multiply(features).sum(axis=1), dtype=np.float64).ravel()
         return self._squared
 
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
-        """Return the sums of the labels with enough contributors: c is ‖x‖²/m in the first sum, ‖x‖ in the second."""
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        """Return the sums of the labels with enough contributors: c is ‖x‖ in the sum of x. In the sum of x xᵀ/m it is
+        ‖x‖²/m, or ‖y‖‖z‖/m for parts y, z of the design x."""
         answered = []
         for client in participants.tolist():
             self.limits.check_time()
             instances = self.federation.instances_of(client)
             labels = torch.full((len(instances),), int(self.federation.label_of[client]))
             share = self.method.share(labels, torch.from_numpy(instances)).double().cpu().numpy()
-            influence = np.zeros((2, len(self.records)))
-            influence[:, instances] = share * self._squares[instances], np.sqrt(self._squares[instances])
+            lengths = self._lengths(model, instances)
+            pairs = combinations_with_replacement(lengths, 2)
+            influences = [*lengths, *(share * first * second for first, second in pairs)]
+            influence = np.zeros((len(influences), len(self.records)))
+            influence[:, instances] = influences
             if self._enough(list(influence), instances):
                 answered.append(client)
         self.left_out += len(participants) - len(answered)
-        return super().sums(W, np.array(answered, dtype=np.int64))
+        return super().sums(model, np.array(answered, dtype=np.int64))
+
+    @torch.no_grad()
+    def _lengths(self, model: Model, instances: np.ndarray) -> list[np.ndarray]:
+        """Return the length of each part of the instances' designs: the features, and what `_column_squares` tells."""
+        encoder = model.encoder
+        lengths = [np.sqrt(self._squares[instances])] if encoder.uses_features else []
+        blocks = (cast(SparseRows, self._rows(part, model.W)) for part in self._parts(instances))
+        squares = [_column_squares(block, encoder.columns) for block in blocks]
+        columns = (torch.cat(parts).sqrt().cpu().numpy() for parts in zip(*squares, strict=True))
+        return [*lengths, *columns]
 
 
 class _Influence:
@@ -240,19 +258,35 @@ class _Influence:
 
 
 class _WatchedRows:
-    """Sparse rows that report their products to `_Influence`."""
+    """Sparse rows, or the design that an encoder makes of them, that report their products to `_Influence`: one for
+    each part, because a large constant would hide that only one record has features. `squares`: of each part, the sum
+    of squares of each row."""
 
-    def __init__(self, rows: SparseRows, squares: np.ndarray, influence: _Influence) -> None:
-        self.rows, self.keys, self._influence = rows, rows.keys, influence
-        self._squares = torch.from_numpy(squares).to(rows.keys.device)
+    def __init__(
+        self, rows: SparseRows, design: SparseRows | Design, squares: Sequence[Tensor], influence: _Influence
+    ) -> None:
+        self.rows, self.keys, self.dtype, self._influence = rows, rows.keys, rows.dtype, influence
+        self._design, self._squares = design, squares
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        product = self.rows @ weight
-        self._influence.product(self._squares, product)
+        product = self._design @ weight
+        for squares in self._squares:
+            self._influence.product(squares, product)
         return product
+
+    def beside(self, columns_of: ColumnsOf, with_features: bool = True) -> _WatchedRows:
+        squares = [*(self._squares if with_features else ()), *_column_squares(self.rows, columns_of)]
+        return _WatchedRows(self.rows, self.rows.beside(columns_of, with_features), squares, self._influence)
+
+
+def _column_squares(rows: SparseRows, columns_of: ColumnsOf) -> list[Tensor]:
+    """Return sums of squares for each of an encoder's columns: of their values, and of what they differ from those of
+    an instance without features. The server knows the latter and can subtract them."""
+    pairs = zip(columns_of(rows), columns_of(rows.nothing()), strict=True)
+    return [_squares(values) for columns, known in pairs for values in (columns, columns - known)]
 
 
 def _squares(values: Tensor) -> Tensor:

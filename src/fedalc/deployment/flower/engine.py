@@ -103,7 +103,7 @@ class FlowerEngine(Engine):
                 return result
         raise self._too_few(round_number)
 
-    def sums(self, W: Tensor, participants: np.ndarray) -> Sums:
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Collect the sums that a one-round method needs."""
         self._traffic = Ledger()
         for attempt in range(ATTEMPTS):
@@ -111,9 +111,9 @@ class FlowerEngine(Engine):
             exchange = self.parties.exchange("train.sums", 1)
             for party, labels in labels_of.items():
                 exchange.send(self.parties.node_of[party], self._content(labels))
-            total = SumsTotal(W, labels_of, self.roster)
+            total = SumsTotal(model, labels_of, self.roster, self.method.sends_gram)
             screen = NormScreen(Lengths())  # by length per instance
-            read = partial(self._read_sums, labels_of)
+            read = partial(self._read_sums, labels_of, model.encoder.width)
             for reply in exchange.replies():
                 change = self._read(reply, 1, read)
                 if change is not None:
@@ -239,10 +239,10 @@ class FlowerEngine(Engine):
         self.repeats.check(party, theta, rows, loss)
         return Change(party, theta, rows, loss, norm(theta))
 
-    def _read_sums(self, labels_of: LabelsOf, party: int, content: RecordDict) -> Change:
-        labels, size, dtype = labels_of[party], self.roster.feature_count, self.settings.dtype
+    def _read_sums(self, labels_of: LabelsOf, size: int, party: int, content: RecordDict) -> Change:
+        labels, dtype = labels_of[party], self.settings.dtype
         wanted: dict[str, tuple[str, Shape]] = {
-            "gram": (dtype, (size * (size + 1) // 2,)),
+            "gram": (dtype, (size * (size + 1) // 2 if self.method.sends_gram else 0,)),
             "cross": (dtype, (size, len(labels))),
         }
         exactly(content, {"outcome": OUTCOME, "sums": None})

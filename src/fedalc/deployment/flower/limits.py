@@ -39,6 +39,7 @@ BOUNDS = {
     "encoder.dim": Bound(1, 65_536, "memory"),
     "encoder.embedding": Bound(1, 65_536, "memory"),
     "encoder.hidden": Bound(1, 65_536, "memory, for each layer"),
+    "encoder.random_features": Bound(1, 65_536, "memory"),
     "hashing.tables": Bound(1, 256, "memory: an encoder for each table"),
     "hashing.buckets": Bound(1, 10_000_000, "memory"),
     "labels": Bound(1, 10_000_000, "memory: rows of W, where a party ranks all labels"),
@@ -91,7 +92,7 @@ class Limits:
                 f"client.batch_size = {client.batch_size} is below {self.fewest}, the fewest records that this party "
                 "accepts in a step (--fewest)"
             )
-        for name in ("dim", "embedding"):
+        for name in ("dim", "embedding", "random_features"):
             self.check(f"encoder.{name}", getattr(encoder, name))
         for width in encoder.hidden:
             self.check("encoder.hidden", width)

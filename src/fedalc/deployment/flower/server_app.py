@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.resolve import for_labels
 from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.plugins import load_inherited_plugins
@@ -20,7 +21,7 @@ from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
 from fedalc.deployment.flower.training import PartyTraining
 from fedalc.engines.aggregation import described
-from fedalc.errors import FedalcError
+from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.knowledge import planned_charge
 from fedalc.labels.privacy.accounts import check_run, deployment_account
 from fedalc.runs.folder import check_folder, read_settings
@@ -69,6 +70,9 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
             f"{count} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
     data = server_data(census.roster, held_out, say)
+    if for_labels(settings, data.label_count) != settings:  # parties accept only the settings they saw in the census
+        need = f"{settings.method} needs an axis for each of the parties' labels: use {data.label_count}"
+        raise ConfigError(need, "encoder.dim")
     check_memory(settings, data)
     parties.say(described(settings, count))
     followers = [Spoken(settings.rounds)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedalc.deployment.flower.norm_screen import Change
 from fedalc.deployment.flower.roster import Roster
@@ -50,12 +49,15 @@ class ChangeTotal:
 class SumsTotal:
     """The sums that a one-round method needs."""
 
-    def __init__(self, W: Tensor, labels_of: LabelsOf, roster: Roster) -> None:
-        size = roster.feature_count
+    def __init__(self, model: Model, labels_of: LabelsOf, roster: Roster, sends_gram: bool = True) -> None:
+        W, size = model.W, model.encoder.width
+        self.gram_size = size if sends_gram else 0
         self.W = W
         self.labels_of = labels_of
         self.roster = roster
-        self.half = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)  # of a symmetric matrix
+        self.half = torch.zeros(
+            self.gram_size * (self.gram_size + 1) // 2, dtype=torch.float64
+        )  # of a symmetric matrix
         self.cross = W.new_zeros(size, W.shape[1], dtype=torch.float64)
         self.constant, self.pairs = 0.0, 0
         self.parties: set[int] = set()
@@ -69,7 +71,7 @@ class SumsTotal:
         self.parties.add(change.party)
 
     def result(self, traffic: Ledger) -> Sums:
-        size = self.roster.feature_count
+        size = self.gram_size
         gram = torch.zeros(size, size, dtype=self.W.dtype)
         gram[torch.triu_indices(size, size).unbind()] = self.half.to(self.W.dtype)
         gram = (gram + gram.triu(1).T).to(self.W.device)

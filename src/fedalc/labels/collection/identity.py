@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from scipy.sparse import csr_matrix
 
+from fedalc.config.facts import OF_RANDOM_FEATURES
 from fedalc.config.schema import Algorithm, CollectionSettings, EncoderSettings, is_keyed
 from fedalc.config.schema import Identity as IdentityName
 from fedalc.core.seeds import torch_generator
@@ -30,6 +31,10 @@ from fedalc.labels.collection.keys import Key
 from fedalc.models.encoders import PICTURES_AT_ONCE, make_batch, make_encoder, scale_rows
 
 BLOCK_ROWS = 2048  # instances encoded at a time
+NEWER_SETTINGS = (
+    "constant",
+    *OF_RANDOM_FEATURES,
+)  # left out of a tag if they have their defaults: older tags stay valid
 
 
 def collection_settings(
@@ -93,7 +98,11 @@ class SharedEncoder:
 
     def tag(self, feature_count: int) -> str:
         """Return a short digest that differs between encoders with different embeddings."""
-        facts = [self._spread_out.model_dump(mode="json"), self.seed, feature_count]
+        settings = self._spread_out
+        newer = {
+            name for name in NEWER_SETTINGS if getattr(settings, name) == type(settings).model_fields[name].default
+        }
+        facts = [settings.model_dump(mode="json", exclude=newer), self.seed, feature_count]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

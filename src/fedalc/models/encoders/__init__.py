@@ -15,7 +15,7 @@ from fedalc.models.encoders.chance import Chance, Dropout
 from fedalc.models.encoders.image import ImageEncoder, picture_bytes
 from fedalc.models.encoders.image_rows import PictureRows
 from fedalc.models.encoders.side_by_side import SideBySide
-from fedalc.models.encoders.sparse_rows import SparseRows, scale_rows
+from fedalc.models.encoders.sparse_rows import Design, SparseRows, scale_rows
 from fedalc.models.encoders.text import TextEncoder
 
 register_encoder = registering(ENCODERS)
@@ -50,6 +50,7 @@ __all__ = [
     "PICTURES_AT_ONCE",
     "Batch",
     "Chance",
+    "Design",
     "Dropout",
     "Encoder",
     "ImageEncoder",

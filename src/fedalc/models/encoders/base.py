@@ -8,20 +8,20 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedalc.config.facts import EncoderFacts
+from fedalc.config.facts import OF_RANDOM_FEATURES, EncoderFacts
 from fedalc.config.schema import EncoderSettings
 from fedalc.core.registry import ENCODERS
 from fedalc.errors import ConfigError
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders.chance import Chance
 from fedalc.models.encoders.image_rows import PictureRows
-from fedalc.models.encoders.sparse_rows import SparseRows
+from fedalc.models.encoders.sparse_rows import Design, SparseRows
 
 Batch = SparseRows | PictureRows
 
@@ -37,14 +37,38 @@ class Encoder(EncoderFacts, nn.Module):
     dropout_layers: int = 0
     #: Can it be reduced to some features (`for_features`)? Then the cost of a round depends on the clients' features.
     takes_some_features: bool = False
+    #: Of a linear encoder: does θ have a row for each feature?
+    uses_features: bool = True
+    #: How many numbers it draws from the seed and keeps in memory, besides θ.
+    drawn: int = 0
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__()
 
     def for_features(self, features: Tensor) -> Encoder:
-        """Return this encoder for instances with these features only. It copies their rows of the first matrices and
-        shares all other layers."""
+        """Return this encoder for instances with these features only. It copies their rows of the first matrices
+        (`rows_for`) and shares all other layers."""
         raise TypeError(f"{type(self).__name__} needs all features")
+
+    def rows_for(self, features: Tensor) -> Tensor:
+        """Return the rows of the first matrices that instances with these features need, ascending."""
+        return features
+
+    # --- of a linear encoder: g(x) = design(x) θ. Clients' sums, which determine θ, are sums over the design. ---
+
+    @property
+    def width(self) -> int:
+        """The number of rows of θ."""
+        return next(self.parameters()).shape[0]
+
+    def columns(self, rows: SparseRows) -> Sequence[Tensor]:
+        """Return the design's columns besides the features, as matrices of len(rows) rows: one for each part of θ that
+        parties should check separately against too few contributors."""
+        return ()
+
+    def design(self, rows: SparseRows) -> SparseRows | Design:
+        """Return what θ is multiplied with: the features of the rows (if `uses_features`), then `columns`."""
+        return rows.beside(self.columns, self.uses_features)
 
 
 class ModuleEncoder(Encoder):
@@ -54,7 +78,7 @@ class ModuleEncoder(Encoder):
     """
 
     family = "module"
-    ignores = ("start",)
+    ignores = ("start", "constant", *OF_RANDOM_FEATURES)
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {  # the module's layers would have to support other values
         "dropout": (0.0,),
         "shortcut": (False,),

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedalc.config.facts import OF_RANDOM_FEATURES
 from fedalc.config.schema import EncoderSettings
 from fedalc.data.images.images import CHANNELS
 from fedalc.errors import ConfigError
@@ -42,7 +43,7 @@ class ImageEncoder(Encoder):
     pictures = True
     for_parties = True
     family = "resnet"
-    ignores = ("embedding", "hidden")
+    ignores = ("embedding", "hidden", "constant", *OF_RANDOM_FEATURES)
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"shortcut": (False,), "start": ("he", "framework")}
     dropout_layers = 1
     shape: ClassVar[dict[str, Any]]  # arguments of transformers' ResNetConfig

@@ -19,6 +19,7 @@ class SideBySide(Encoder):
         self.encoders = nn.ModuleList(encoders)
         self.feature_count = encoders[0].feature_count
         self.takes_some_features = encoders[0].takes_some_features
+        self.drawn = sum(encoder.drawn for encoder in encoders)
         for number, encoder in enumerate(encoders):
             encoder.first_layer = number * encoder.dropout_layers  # so that each drops different units
 
@@ -27,6 +28,11 @@ class SideBySide(Encoder):
         encoders = [encoder.for_features(features) for encoder in self.encoders if isinstance(encoder, Encoder)]
         part._modules = {"encoders": nn.ModuleList(encoders)}
         return part
+
+    def rows_for(self, features: Tensor) -> Tensor:
+        first = self.encoders[0]
+        assert isinstance(first, Encoder)
+        return first.rows_for(features)
 
     def forward(self, rows: Batch, chance: Chance | None = None) -> Tensor:
         # Pictures are read and augmented once for all encoders.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from scipy.sparse import csr_matrix, issparse
 from torch import Tensor
 
 from fedalc.core.sparse_products import WeightedBags
+
+ColumnsOf = Callable[["SparseRows"], Sequence[Tensor]]
+"""Computes dense columns for instances, as matrices with a row for each instance."""
 
 
 class SparseRows:
@@ -22,10 +26,11 @@ class SparseRows:
 
     def __init__(self, features: csr_matrix, keys: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> None:
         self.keys = torch.from_numpy(np.asarray(keys, dtype=np.int64)).to(device)
+        self.dtype = dtype
         self._transposed: tuple[Tensor, WeightedBags] | None = None
         self._features: csr_matrix | None = None
         self._dense: Tensor | None = None
-        self._feature_count = features.shape[1]
+        self.feature_count = features.shape[1]
         if 2 * features.nnz >= features.shape[0] * features.shape[1] > 0:
             self._dense = torch.from_numpy(features.toarray()).to(dtype).to(device)
         else:
@@ -38,13 +43,30 @@ class SparseRows:
         """Do nothing: the rows are in memory."""
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        return _SparseProduct.apply(self, weight) if self._dense is None else self._dense @ weight
+        return self.product(weight)
+
+    def product(self, weight: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Return [X, columns] W. `columns`: dense, with no gradient of their own."""
+        if self._dense is None:
+            return _SparseProduct.apply(self, weight, columns)
+        return (self._dense if columns is None else torch.cat([self._dense, columns], dim=1)) @ weight
+
+    def beside(self, columns_of: ColumnsOf, with_features: bool = True) -> SparseRows | Design:
+        """Return these rows and, to their right, dense columns, if there are any; without the rows if `with_features`
+        is false."""
+        columns = columns_of(self)
+        return Design(self if with_features else None, torch.cat(list(columns), dim=1)) if columns else self
+
+    def nothing(self) -> SparseRows:
+        """Return one instance without any feature."""
+        empty = csr_matrix((1, self.feature_count), dtype=np.float32)
+        return SparseRows(empty, np.zeros(1), self.dtype, self.keys.device)
 
     def dense(self) -> Tensor:
         """Return instances × features as a dense tensor, for users' encoders. Not cached."""
         if self._dense is not None:
             return self._dense
-        size = (len(self), self._feature_count)
+        size = (len(self), self.feature_count)
         rows = torch.repeat_interleave(torch.arange(len(self), device=self.keys.device), self.rows.starts.diff())
         return self.rows.weight.new_zeros(size).index_put_((rows, self.rows.index.long()), self.rows.weight)
 
@@ -61,26 +83,43 @@ class SparseRows:
         return self._transposed
 
 
+class Design:
+    """Sparse features, or none, and dense columns to their right: what an encoder that is linear in θ multiplies with
+    θ. It is a constant: no gradient flows into it."""
+
+    def __init__(self, rows: SparseRows | None, columns: Tensor) -> None:
+        self.rows, self.columns = rows, columns
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        return self.columns @ weight if self.rows is None else self.rows.product(weight, self.columns)
+
+    def dense(self) -> Tensor:
+        """Return instances × rows of θ."""
+        return self.columns if self.rows is None else torch.cat([self.rows.dense(), self.columns], dim=1)
+
+
 class _SparseProduct(torch.autograd.Function):
-    """X W, with the gradient Xᵀ∇ for W.
+    """[X, columns] W, with the gradient [X, columns]ᵀ∇ for W.
 
     If W already has a gradient, add to it in place: with many features, returning a matrix of W's size for each block
     would cost more than the product."""
 
     @staticmethod
-    def forward(ctx: Any, rows: SparseRows, weight: Tensor) -> Tensor:
-        ctx.sparse_rows, ctx.weight = rows, weight
-        return rows.rows @ weight
+    def forward(ctx: Any, rows: SparseRows, weight: Tensor, columns: Tensor | None) -> Tensor:
+        ctx.sparse_rows, ctx.weight, ctx.columns = rows, weight, columns
+        product = rows.rows @ weight  # X has no values for the rows of the columns
+        return product if columns is None else product.addmm_(columns, weight[rows.feature_count :])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None]:
-        weight = ctx.weight
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None]:
+        weight, columns, slope = ctx.weight, ctx.columns, grads[0].contiguous()
         present, bags = ctx.sparse_rows.transposed
-        part = bags @ grads[0].contiguous()
-        if weight.is_leaf and weight.grad is not None:
-            weight.grad[present] += part
-            return None, None
-        return None, torch.zeros_like(weight).index_copy_(0, present, part)
+        in_place = weight.is_leaf and weight.grad is not None
+        total = weight.grad if in_place else torch.zeros_like(weight)
+        total[present] += bags @ slope
+        if columns is not None:
+            total[ctx.sparse_rows.feature_count :].addmm_(columns.T, slope)
+        return None, None if in_place else total, None
 
 
 def _without_empty_rows(matrix: csr_matrix) -> tuple[np.ndarray, csr_matrix]:

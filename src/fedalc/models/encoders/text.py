@@ -1,17 +1,18 @@
-"""Encoders of sparse text features: the paper's `mlp`, and `linear` (one matrix). Output: unit rows, or raw."""
+"""Encoders of sparse features: the paper's `mlp`, and `linear` (one matrix). Output: unit rows, or raw."""
 
 from __future__ import annotations
 
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fedalc.config.facts import OF_RANDOM_FEATURES
 from fedalc.config.schema import EncoderSettings
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders.base import Encoder
@@ -22,7 +23,7 @@ from fedalc.models.encoders.sparse_rows import SparseRows
 class TextEncoder(Encoder):
     """Sparse features → layers with ReLU between them → output, scaled to length 1 or raw."""
 
-    ignores: ClassVar[tuple[str, ...]] = ("norm",)
+    ignores: ClassVar[tuple[str, ...]] = ("norm", "constant", *OF_RANDOM_FEATURES)
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"pretrained": (None,)}
     takes_some_features = True
     for_parties = True
@@ -32,7 +33,7 @@ class TextEncoder(Encoder):
         widths = self.widths(settings)
         self.unit = settings.output == "unit"
         self.mixed = settings.precision == "mixed"
-        self.embedding = nn.Parameter(torch.empty(feature_count, widths[0]))
+        self.embedding = nn.Parameter(torch.empty(self.first_rows(feature_count, settings), widths[0]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self._initialise(settings.start, generator)
         self.shortcut = nn.Parameter(torch.zeros(feature_count, widths[-1])) if settings.shortcut else None
@@ -50,9 +51,14 @@ class TextEncoder(Encoder):
     def widths(settings: EncoderSettings) -> list[int]:
         """Return the output width of each layer, the output of the encoder last."""
 
+    @staticmethod
+    def first_rows(feature_count: int, settings: EncoderSettings) -> int:
+        """Return the number of rows of the first matrix."""
+        return feature_count
+
     def for_features(self, features: Tensor) -> TextEncoder:
-        part = copy.copy(self)
-        part._parameters = {name: self._rows(matrix, features) for name, matrix in self._parameters.items()}
+        part, rows = copy.copy(self), self.rows_for(features)
+        part._parameters = {name: self._rows(matrix, rows) for name, matrix in self._parameters.items()}
         return part
 
     @staticmethod
@@ -60,7 +66,7 @@ class TextEncoder(Encoder):
         return None if matrix is None else nn.Parameter(matrix.detach()[features])
 
     def forward(self, rows: SparseRows, chance: Chance | None = None) -> Tensor:
-        h = rows @ self.embedding
+        h = self.design(rows) @ self.embedding
         with torch.autocast(h.device.type, torch.bfloat16, enabled=self.mixed):
             for depth, layer in enumerate(self.layers):
                 if depth:
@@ -106,13 +112,32 @@ class MLP(TextEncoder):
 
 
 class Linear(TextEncoder):
-    """Features → 512: one matrix."""
+    """Features → 512: one matrix. With `constant`, [x, constant]: the last row of θ is an intercept, which a penalty
+    shrinks like the other rows."""
 
     help = "one matrix for sparse features; as good as the mlp, and faster"
     linear = True
-    ignores = ("norm", "embedding", "hidden")
+    ignores: ClassVar[tuple[str, ...]] = ("norm", "embedding", "hidden", *OF_RANDOM_FEATURES)
     only = {"pretrained": (None,), "dropout": (0.0,), "shortcut": (False,), "precision": ("full",)}
+
+    def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
+        super().__init__(feature_count, settings, generator)
+        self.constant = settings.constant
 
     @staticmethod
     def widths(settings: EncoderSettings) -> list[int]:
         return [settings.dim]
+
+    @staticmethod
+    def first_rows(feature_count: int, settings: EncoderSettings) -> int:
+        return feature_count + (settings.constant > 0)
+
+    def rows_for(self, features: Tensor) -> Tensor:
+        """Return the rows of the features, and those of the columns, which every instance has."""
+        columns = torch.arange(self.feature_count, self.width, device=features.device)
+        return torch.cat([features, columns])
+
+    def columns(self, rows: SparseRows) -> Sequence[Tensor]:
+        if not self.constant:
+            return ()
+        return (torch.full((len(rows), 1), self.constant, dtype=rows.dtype, device=rows.keys.device),)

@@ -62,7 +62,8 @@ def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traf
     W = torch.empty(shape.labels, settings.encoder.dim, dtype=theta[0].dtype, device="meta")
     once = collection(settings, shape)
     if method.one_round:
-        each = Ledger.of_sums(theta[0].shape[0], theta[0].element_size(), shape.clients)
+        features, number = theta[0].shape[0], theta[0].element_size()
+        each = Ledger.of_sums(features, number, shape.clients, sends_gram=method.sends_gram)
         return Traffic(shape.clients, 1, once, each)
     if not method.trains_rows:
         once.rows_once(W, models * shape.clients)
@@ -74,6 +75,6 @@ def collection(settings: Experiment, shape: Shape) -> Ledger:
     """Return the bytes of label collection: a digest and an index per pair, a pseudonym per label; none if not used."""
     if not settings.uses_labels:
         return Ledger()
-    told = settings.client.loss == "square" and settings.client.set_size == "exact"
+    told = settings.client.loss != "hinge" and settings.client.set_size == "exact"
     up = shape.pairs * (settings.collection.digest_bytes + PLACE_BYTES) + shape.labels * PSEUDONYM_BYTES
     return Ledger(down=shape.pairs * SET_SIZE_BYTES if told else 0, up=up)
