@@ -41,6 +41,7 @@ from tests.deployment.flower.problem import (
     run,
     write_parties,
 )
+from tests.deployment.flower.test_equality import DESIGNS
 from tests.deployment.flower.test_resume import Crash, assert_bit_for_bit, without_time
 from tests.problems import random_split
 
@@ -48,13 +49,14 @@ FIGURES = [f"{name}@{k}" for name in ("P", "nDCG") for k in (1, 3, 5)]
 SHARE = 0.3
 HELD_OUT = {"held-out-share": SHARE}
 EVERY = {"selection.every": 1, "selection.keep": "best", "selection.metric": "P@1", "selection.patience": "none"}
-FIXED = [name for name in METHODS if not METHODS[name].trains_rows]
 TRAINED = [name for name in METHODS if METHODS[name].trains_rows]
+SHOWN = [name for name in METHODS if not (METHODS[name].trains_rows or METHODS[name].secret_rows)]
 
 
 def settings_for(method: str) -> dict[str, Any]:
-    linear = {"fedalc-exact", "fedalc-oneshot"}
-    return (LINEAR if method in linear else SETTINGS) | EVERY | {"dtype": "float64"}
+    solves = METHODS[method].one_round or method == "fedalc-exact"
+    axes = {"encoder.dim": len(NAMES)} if METHODS[method].axis_per_label else {}
+    return (LINEAR if solves else SETTINGS) | EVERY | {"dtype": "float64"} | axes
 
 
 def hasher(parties: Nodes) -> Hasher:
@@ -84,18 +86,30 @@ def at_parties(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name.removeprefix("party "): value for name, value in metrics.items()}
 
 
-@pytest.mark.parametrize("method", [*FIXED, *TRAINED])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_figures_are_those_of_one_place(tmp_path: Path, train: Split, parties: Nodes, method: str) -> None:
-    ranks = {"rank-held-out": "on"} if method in TRAINED else {}
+    ranks = {} if method in SHOWN else {"rank-held-out": "on"}
     found = run(LocalGrid(parties), tmp_path / "run", asked(method, settings_for(method), **HELD_OUT, **ranks))
     split = union(train, parties)
     assert len(split) > 10 and (split.labels.getnnz(axis=1) > 1).sum() > 3
     result, history = read(tmp_path / "run")
     wanted = centralised(found, split)
+    if METHODS[method].axis_per_label:  # these ignore set sizes, so parties are not told any
+        wanted = {name: wanted[name] for name in ("P@1", "P@3", "P@5")}
     assert at_parties(result["metrics"]) == pytest.approx(wanted, rel=1e-12)
-    assert result["selection"]["metrics"] == {f"validation {n}": result["metrics"][f"party {n}"] for n in FIGURES}
+    assert result["selection"]["metrics"] == {f"validation {n}": result["metrics"][f"party {n}"] for n in wanted}
     assert any(wanted.values()), "nothing was hit"
     assert result["rounds"] == result["selection"]["round"] <= len(history)
+
+
+@pytest.mark.parametrize("design", ["constant", "random"])
+@pytest.mark.parametrize("method", ["fedavg-fixed", "fedalc-oneshot"])
+def test_with_more_columns(tmp_path: Path, train: Split, parties: Nodes, method: str, design: str) -> None:
+    settings = LINEAR | EVERY | DESIGNS[design] | {"dtype": "float64"}
+    settings |= {} if method == "fedalc-oneshot" else {"client.loss": "hinge"}
+    found = run(LocalGrid(parties), tmp_path / "run", asked(method, settings, **HELD_OUT))
+    wanted = centralised(found, union(train, parties))
+    assert at_parties(read(tmp_path / "run")[0]["metrics"]) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_the_best_round_is_kept(
@@ -189,8 +203,8 @@ def test_rows_that_are_axes_are_sent_as_their_numbers(tmp_path: Path, parties: N
     assert {content["all-rows"]["rows"].shape for content in sent(grid, RANK)} == {(7, 8)}
 
 
-@pytest.mark.parametrize("method", TRAINED)
-def test_rows_that_parties_train_are_not_shown_to_others_unless_asked(
+@pytest.mark.parametrize("method", [*TRAINED, "feduv"])
+def test_rows_that_parties_train_or_that_are_secret_are_not_shown_to_others_unless_asked(
     tmp_path: Path, parties: Nodes, method: str
 ) -> None:
     grid = recorded(parties, tmp_path / "run", asked(method, settings_for(method), **HELD_OUT))
@@ -237,6 +251,8 @@ PRIVATE = 'privacy.mechanism="counts"\nprivacy.epsilon=1.0\n'
         ({"method": "fedavg-fixed", "held-out-share": 0.0}, False),
         ({"method": "fedavg-fixed", "held-out": "somewhere"}, False),
         ({"method": "fedalc"}, False),
+        ({"method": "feduv"}, False),
+        ({"method": "feduv", "rank-held-out": "on"}, True),
         ({"method": "fedalc", "rank-held-out": "on"}, True),
         ({"method": "fedalc-fixed", "set": PRIVATE}, False),
         ({"method": "fedavg-fixed", "rank-held-out": "on", "held-out-share": 0.0}, "no held-out records"),

@@ -115,7 +115,7 @@ def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deploym
 
 def _ranks(asked: str, settings: Experiment, share: float) -> bool:
     """Return whether parties rank all labels for their held-out records. For that they get all rows of W, so "auto"
-    means only if these are fixed before round 1."""
+    means only if these are fixed before round 1, and no secret."""
     if asked not in ("auto", "on", "off"):
         raise ConfigError(f"should be auto, on or off, and is {asked[:40]!r}", "rank-held-out")
     reasons = {
@@ -125,7 +125,8 @@ def _ranks(asked: str, settings: Experiment, share: float) -> bool:
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if asked == "on" and reason is not None:
         raise ConfigError(f"cannot be on: {reason}", "rank-held-out")
-    return reason is None and (asked == "on" or (asked == "auto" and not method_facts(settings.method).trains_rows))
+    facts = method_facts(settings.method)
+    return reason is None and (asked == "on" or (asked == "auto" and not (facts.trains_rows or facts.secret_rows)))
 
 
 def _keeping_the_last_round(settings: Experiment) -> Experiment:
