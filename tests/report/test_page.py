@@ -200,6 +200,19 @@ def test_sentence() -> None:
     assert "without validation data; the last round was kept" in sentence(result(selection=None), [record(1, "fit")])
 
 
+def test_figures_that_parties_measured(tmp_path: Path) -> None:
+    """By ranking all labels, or as scores of their own labels only."""
+    ranked = result(parties=3, metrics={"party P@1": 61.25, "party nDCG@5": 70.0})
+    told = sentence(ranked, [record(18)])
+    assert "Round 18 was best on validation data and was kept. The parties ranked all labels" in told
+    assert told.endswith("These figures chose the round, so they are a little too good.")
+    (tmp_path / "history.jsonl").write_text(json.dumps(record(18)) + "\n")
+    page = write_page(tmp_path, ranked).read_text()
+    assert "P@1 at the parties" in page and "61.2" in page and "party P@1" not in page
+    scored = result(parties=3, metrics={"party score": 0.5}, selection=None)
+    assert "do not show how well the model separates labels" in sentence(scored, [record(18, "fit")])
+
+
 def test_sentence_where_clients_are_users() -> None:
     assert ": 10 clients of 4 users with one label each, " in sentence(result(users=4), [record(1)])
     assert ": 10 clients with one label each, " in sentence(result(users=None), [record(1)])

@@ -271,6 +271,13 @@ def run(
         float | None,
         typer.Option(help="without --held-out: share of instances that parties keep out of training (default: 0.1)"),
     ] = None,
+    rank_held_out: Annotated[
+        str | None,
+        typer.Option(
+            help="parties rank all labels for the instances they keep out, to keep the best round: on, off, or auto, "
+            "which is on if W is fixed (default). It shows every party all rows of W (docs/deployment.md)"
+        ),
+    ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[
         float | None, typer.Option(help="seconds to wait for a party's answer (default: 600)")
@@ -320,6 +327,7 @@ def run(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
         set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
+        rank_held_out=rank_held_out,
         max_norm=max_norm, max_labels_per_party=max_labels_per_party, run_id=run_id,
         epsilon_budget=epsilon_budget, privacy_ledger=str(server_state.privacy_ledger),
     )  # fmt: skip

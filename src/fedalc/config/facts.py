@@ -29,6 +29,8 @@ class MethodFacts:
     centralised: ClassVar[bool] = False
     #: Do clients train their rows of W? Then rows travel with θ in every round; otherwise once, before round 1.
     trains_rows: ClassVar[bool] = False
+    #: Are the rows of W to be kept from other clients, although they are fixed?
+    secret_rows: ClassVar[bool] = False
     #: Does it solve for the model in one round, from the clients' sums?
     one_round: ClassVar[bool] = False
     #: Of a method of one round: do clients send Σ x xᵀ/m beside Σ x?

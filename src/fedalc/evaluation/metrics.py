@@ -23,7 +23,7 @@ from fedalc.errors import ConfigError, FedalcError
 
 CUTS = (1, 3, 5)
 DEEPEST = max(CUTS)
-_GAIN = 1 / np.log2(np.arange(2, DEEPEST + 2))
+GAIN = 1 / np.log2(np.arange(2, DEEPEST + 2))
 
 F = TypeVar("F", bound=Callable[[np.ndarray, csr_matrix], float])
 
@@ -175,8 +175,8 @@ def _precision(ranked: Ranked, k: int) -> float:
 def _ndcg(ranked: Ranked, k: int) -> float:
     hits = ranked.hits(k)
     label_count = np.diff(ranked.truth.indptr)
-    ideal = np.concatenate(([0.0], np.cumsum(_GAIN[:k])))[np.minimum(label_count, k)]
-    gained = hits @ _GAIN[: hits.shape[1]]
+    ideal = np.concatenate(([0.0], np.cumsum(GAIN[:k])))[np.minimum(label_count, k)]
+    gained = hits @ GAIN[: hits.shape[1]]
     return float(100 * np.divide(gained, ideal, out=np.zeros(len(hits)), where=ideal > 0).mean())
 
 

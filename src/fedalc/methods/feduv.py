@@ -29,6 +29,7 @@ class FedUV(FedAvgFixed):
 
     help = "averaging with secret codewords as fixed class embeddings"
     colour = "#3333FF"  # bright blue
+    secret_rows = True
     shards_rows = False
     ignores = {"client.margin": {}, "embeddings.start": {}}
     defaults = {"embeddings": {"start": "codewords"}}

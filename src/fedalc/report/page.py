@@ -50,10 +50,10 @@ def write_page(folder: Path, result: Result | None = None) -> Path:
         sentence=sentence(result, records),
         collapsed=row.collapsed,
         headline=_headline(result),
-        metrics=_metrics(result.get("metrics") or {}, selection.get("metrics") or {}, 4 if by_parties(result) else 2),
+        metrics=_metrics_of(result, selection),
         measured="at the parties" if by_parties(result) else "test",
         parties=read_left_out(folder / PARTIES_LOG) if result.get("parties") else None,
-        validation=_validation_heading(selection, centralised),
+        validation=None if ranked_by_parties(result) else _validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),
         sheet=_base64(folder / SHEET),
@@ -121,6 +121,12 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
             "The parties measured the scores of their own labels on data that they kept out of training. A party knows "
             "no other label, so these scores do not show how well the model separates labels; the collapse of W does."
         )
+    if ranked_by_parties(result):
+        looks = (
+            "The parties ranked all labels for records that they kept out of training, and counted hits of their own."
+        )
+        if selection:
+            looks += " These figures chose the round, so they are a little too good."
     return f"{start} {how}{rest} {looks}"
 
 
@@ -130,8 +136,13 @@ def _base64(file: Path) -> str:
 
 
 def by_parties(result: Result) -> bool:
-    """Return whether parties measured the metrics: scores, not percent of a ranking."""
+    """Return whether parties measured the metrics."""
     return any(name.startswith("party ") for name in result.get("metrics") or ())
+
+
+def ranked_by_parties(result: Result) -> bool:
+    """Return whether the parties' metrics are percent of a ranking of all labels."""
+    return "party P@1" in (result.get("metrics") or ())
 
 
 def read_left_out(path: Path) -> list[tuple[str, str, str]]:
@@ -192,7 +203,9 @@ def _headline(result: Result) -> list[tuple[str, str]]:
     metric = "mAP" if pictures else "P@1"  # the metric for images; only their rounds are evaluated on it
     value = number_at(result, "metrics", metric)
     measured = (f"{metric} on the test set", tables.fixed(value, 1) + (" %" if value is not None else ""))
-    if by_parties(result):
+    if ranked_by_parties(result):
+        measured = ("P@1 at the parties", tables.fixed(number_at(result, "metrics", "party P@1"), 1) + " %")
+    elif by_parties(result):
         measured = ("mean score at the parties", tables.fixed(number_at(result, "metrics", "party score"), 3))
     headline = [
         measured,
@@ -205,6 +218,13 @@ def _headline(result: Result) -> list[tuple[str, str]]:
 
 def _sender(result: Result) -> str:
     return "party" if result.get("parties") else "user" if result.get("users") else "client"
+
+
+def _metrics_of(result: Result, selection: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    metrics, chosen = result.get("metrics") or {}, selection.get("metrics") or {}
+    if ranked_by_parties(result):
+        return _metrics({name.removeprefix("party "): value for name, value in metrics.items()}, {}, 2)
+    return _metrics(metrics, chosen, 4 if by_parties(result) else 2)
 
 
 def _metrics(test: Mapping[str, Any], validation: Mapping[str, Any], digits: int) -> list[tuple[str, str, str]]:

@@ -42,7 +42,8 @@ class Result(BaseModel):
     """Rounds that the saved model was trained for."""
     seed: int
     metrics: dict[str, float]
-    """On the test set, in percent. With real parties and no test data: their mean score and loss. {} without data."""
+    """On the test set, in percent. With real parties and no test data: "party P@1", … of the kept round, in percent, on
+    the instances that parties keep out of training, or their mean score and loss. {} without data."""
     selection: dict[str, Any] | None = None
     """The best evaluation on validation data: its `round`, the `value` of `selection.metric`, and all `metrics`, in
     percent. Oracles add the chosen `penalty`, the candidates `tried` (each with `penalty`, `value`, `unconverged`),

@@ -23,12 +23,15 @@ from fedalc.data.images.images import ImageOptions, Images
 from fedalc.data.load import load_held
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.deployment.flower.held_out import read_held_out
-from fedalc.deployment.flower.party import Party
+from fedalc.deployment.flower.party import Party, held_out
 from fedalc.deployment.flower.wire import encoder_tensors, pack
 from fedalc.deployment.local import write_data
 from fedalc.deployment.party import PartySide
 from fedalc.errors import ConfigError
-from fedalc.models.encoders import make_encoder, picture_bytes
+from fedalc.evaluation.evaluate import evaluate
+from fedalc.labels.collection.hashing import Hasher, canonical_pictures
+from fedalc.labels.collection.keys import Key
+from fedalc.models.encoders import make_batch, make_encoder, picture_bytes
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import (
     NAMES,
@@ -203,8 +206,11 @@ def test_nothing_is_solved_for_in_one_round_with_a_resnet() -> None:
         experiment({"method": "fedalc-oneshot", "engine": "flower", "encoder": {"name": "resnet-small"}})
 
 
-def test_pictures_are_read_block_by_block(tmp_path: Path, clinics: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training, in evaluation at the parties, and in between."""
+@pytest.mark.parametrize("method", ["fedalc", "fedavg-fixed"])
+def test_pictures_are_read_block_by_block(
+    tmp_path: Path, clinics: Nodes, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """In training, in evaluation and ranking at the parties, and in between."""
     read: list[int] = []
     pixels = Images.pixels
 
@@ -214,7 +220,7 @@ def test_pictures_are_read_block_by_block(tmp_path: Path, clinics: Nodes, monkey
 
     monkeypatch.setattr(Images, "pixels", counted)
     all_of_few = {"block_rows": 2, "client.sample": 1.0}
-    config = asked("fedalc", PICTURES | all_of_few, **{"num-server-rounds": 1, "held-out-share": 0.5})
+    config = asked(method, PICTURES | all_of_few, **{"num-server-rounds": 1, "held-out-share": 0.5})
     run(LocalGrid(clinics), tmp_path / "run", config)
     assert max(read) == 2
 
@@ -244,11 +250,6 @@ def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nod
     config = asked("fedavg", PICTURES | {"client.sample": 1.0}, **{"held-out-share": 0.5})
     found = run(LocalGrid(clinics), tmp_path / "run", config)
     measured = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]["party score"]
-    from fedalc.deployment.flower.party import held_out
-    from fedalc.labels.collection.hashing import Hasher, canonical_pictures
-    from fedalc.labels.collection.keys import Key
-    from fedalc.models.encoders import make_batch
-
     hasher = Hasher("hmac-sha256", Key.read(clinics[NODE]["key"]), run=RUN_ID)
     row_of = {name: row for row, name in enumerate(found.label_names)}
     digests = hasher.instances(canonical_pictures(pictures.features), f"content/{pictures.features.size}px")
@@ -260,6 +261,20 @@ def test_evaluation_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nod
             pseudonym = hasher.labels([NAMES[label]])[0].tobytes().hex()
             scores.append((g @ found.model.W[row_of[pseudonym]]).item())
     assert len(scores) > 10 and measured == pytest.approx(np.mean(scores), rel=1e-9)
+
+
+def test_ranking_at_the_parties(tmp_path: Path, pictures: Split, clinics: Nodes) -> None:
+    """The figures of all held-out pictures in one place."""
+    settings = PICTURES | {"client.sample": 1.0, "selection.metric": "P@3"}
+    found = run(LocalGrid(clinics), tmp_path / "run", asked("fedavg-fixed", settings, **{"held-out-share": 0.5}))
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    hasher = Hasher("hmac-sha256", Key.read(clinics[NODE]["key"]), run=RUN_ID)
+    digests = hasher.instances(canonical_pictures(pictures.features), f"content/{pictures.features.size}px")
+    rows = np.flatnonzero(held_out(digests, 0.5) & (pictures.labels.getnnz(axis=1) > 0))
+    column = {pseudonym.tobytes().hex(): label for label, pseudonym in enumerate(hasher.labels(NAMES))}
+    order = [column[name] for name in found.label_names]
+    wanted = evaluate(found.model, Split(pictures.features[rows], pictures.labels[rows][:, order]), found.held)
+    assert len(rows) > 10 and metrics == pytest.approx({name: wanted[name.removeprefix("party ")] for name in metrics})
 
 
 def test_held_out_pictures_at_the_server(tmp_path: Path, pictures: Split, clinics: Nodes) -> None:

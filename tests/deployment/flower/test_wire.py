@@ -13,7 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedalc.config.resolve import experiment
-from fedalc.deployment.flower.wire import RAW, VERSION, BadMessage, config, pack, read_task, task, unpack
+from fedalc.deployment.flower.wire import (
+    RAW,
+    VERSION,
+    BadMessage,
+    config,
+    pack,
+    pack_all_rows,
+    read_task,
+    record_bytes,
+    task,
+    unpack,
+    unpack_all_rows,
+)
 
 WANTED = {"x": ("float32", (2, 3))}
 GOOD = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -134,3 +146,18 @@ def test_the_servers_pretrained_weights_are_no_business_of_parties() -> None:
     assert json.loads(str(task(settings, "run-1")["settings"]))["encoder"]["pretrained"] == "sent"
     read, _ = read_task(RecordDict({"task": task(settings, "run-1")}), "cpu")
     assert (read.encoder.pretrained, read.encoder.norm, read.images) == (None, "frozen", settings.images)
+
+
+@pytest.mark.parametrize("axes", [True, False])
+def test_all_rows_arrive(axes: bool) -> None:
+    W = torch.eye(6, dtype=torch.float64)[[4, 0, 5]] if axes else torch.randn(3, 6, dtype=torch.float64)
+    content = RecordDict({"all-rows": pack_all_rows(W)})
+    assert record_bytes(content["all-rows"]) == (3 * 4 if axes else 3 * 6 * 8)
+    assert torch.equal(unpack_all_rows(content, "all-rows", "float64", 3, 6), W)
+    with pytest.raises(BadMessage, match="should be"):
+        unpack_all_rows(content, "all-rows", "float64", 4, 6)
+
+
+@pytest.mark.parametrize("W", [torch.tensor([[1.0, 0], [0.6, 0.8]]), torch.tensor([[1.0, 0], [0, -1]])])
+def test_rows_that_are_almost_axes_are_sent_in_full(W: torch.Tensor) -> None:
+    assert set(pack_all_rows(W)) == {"rows"}

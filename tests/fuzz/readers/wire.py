@@ -16,20 +16,23 @@ from flwr.common.serde import ProtoRecordDict, recorddict_from_proto, recorddict
 
 from fedalc.config.resolve import experiment
 from fedalc.deployment.flower.answers import RECORD, check_question, exactly
-from fedalc.deployment.flower.census import _read_messages
+from fedalc.deployment.flower.collecting import read_messages
 from fedalc.deployment.flower.exchange import UNREADABLE
 from fedalc.deployment.flower.introductions import read_introduction
 from fedalc.deployment.flower.measuring import read_metrics
 from fedalc.deployment.flower.norm_screen import bad_rows
 from fedalc.deployment.flower.party_memory import check_unchanged
+from fedalc.deployment.flower.ranking import read_hits
 from fedalc.deployment.flower.wire import (
     BadMessage,
     config,
     pack,
+    pack_all_rows,
     pack_theta,
     read_task,
     task,
     unpack,
+    unpack_all_rows,
     unpack_theta,
 )
 from fedalc.engines.aggregation.lengths import norm
@@ -125,7 +128,9 @@ def wire_label_sets() -> Reader:
     arrays = {"pseudonyms": messages.pseudonyms, "digests": messages.digests, "labels": messages.labels}
     sender = ConfigRecord({"client": "party", "protocol": json.dumps(asdict(messages.protocol))})
     content = RecordDict({"messages": pack(arrays), "sender": sender})
-    return _reader("wire-label-sets", "a party's label sets", [content], lambda found: _read_messages(found, who, ""))
+    return _reader(
+        "wire-label-sets", "a party's label sets", [content], lambda found: read_messages(found, who, who.counts, "")
+    )
 
 
 @reader
@@ -149,6 +154,22 @@ def wire_metrics() -> Reader:
     content = RecordDict({"metrics": MetricRecord({"score": 0.5, "loss": 0.25, "num-examples": 3})})
     return _reader(
         "wire-metrics", "a party's measurements", [content], lambda found: read_metrics(("score", "loss"), found)
+    )
+
+
+@reader
+def wire_hits() -> Reader:
+    hits = RecordDict({"hits": pack({"counts": np.array([1, 2, 3]), "gains": np.array([1.0, 1.5, 2.0])})})
+    nothing = RecordDict({"metrics": MetricRecord({"num-examples": 0})})
+    most = np.array([4.0, 6, 6, 4, 4, 4])
+    return _reader("wire-hits", "a party's hits", [hits, nothing], lambda found: read_hits(most, True, found))
+
+
+@reader
+def wire_all_rows() -> Reader:
+    contents = [RecordDict({"all-rows": pack_all_rows(W)}) for W in (torch.eye(4)[:3], torch.ones(3, 4) / 2)]
+    return _reader(
+        "wire-all-rows", "all rows of W", contents, lambda found: unpack_all_rows(found, "all-rows", "float32", 3, 4)
     )
 
 

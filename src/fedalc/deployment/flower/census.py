@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,17 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.tensor_folder import load_folder, save_folder
-from fedalc.deployment.flower.answers import exactly
+from fedalc.deployment.flower.collecting import collect
 from fedalc.deployment.flower.connections import Parties
+from fedalc.deployment.flower.held_out_records import HeldOutRecords
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
 from fedalc.deployment.flower.roster import Roster
-from fedalc.deployment.flower.wire import BadMessage, config, read_json, task, unpack
+from fedalc.deployment.flower.wire import task
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.join import distinct, join, set_sizes, too_many_labels
-from fedalc.labels.collection.messages import Messages, byte_order, protocol_from
+from fedalc.labels.collection.messages import Messages, byte_order
 from fedalc.labels.collection.simulate import Collection
 from fedalc.labels.correlations import Correlations
 from fedalc.labels.knowledge import LabelKnowledge, protected
@@ -40,13 +40,15 @@ from fedalc.training.federated import planned_looks
 class Census:
     """`set_sizes`: per party, the number of labels of each instance whose digest it sent (ascending, each once).
     `share`: the share of its instances that each party keeps out of training for evaluation. `run`: the run id that
-    digests and pseudonyms are hashed for; "" in a run of an early version without run ids."""
+    digests and pseudonyms are hashed for; "" in a run of an early version without run ids. `ranking`: the held-out
+    records, if parties rank labels for them; None also in runs of earlier versions."""
 
     roster: Roster
     knowledge: LabelKnowledge | None
     set_sizes: dict[int, np.ndarray]
     share: float
     run: str
+    ranking: HeldOutRecords | None = None
 
     def about(self, labels: np.ndarray) -> dict[str, Any]:
         """Return the part of a question that names the labels it is about."""
@@ -58,7 +60,7 @@ class Census:
         if self.knowledge is not None:
             assert isinstance(self.knowledge.labels, Correlations)
             tensors |= self.knowledge.labels.tensors()
-        return tensors
+        return tensors if self.ranking is None else tensors | self.ranking.tensors()
 
     def facts(self) -> dict[str, Any]:
         known, knowledge = self.knowledge, None
@@ -71,7 +73,9 @@ class Census:
                 "collection": known.collection,
                 "noise_multiplier": known.noise_multiplier,
             }
-        return {"roster": self.roster.facts(), "share": self.share, "run": self.run, "knowledge": knowledge}
+        ranking = None if self.ranking is None else self.ranking.facts()
+        facts = {"roster": self.roster.facts(), "share": self.share, "run": self.run}
+        return facts | {"knowledge": knowledge, "ranking": ranking}
 
     def save(self, run: Path) -> None:
         """Write it into a run folder, once, so that a resumed run need not ask again."""
@@ -101,18 +105,25 @@ class Census:
             saved = dict(facts["knowledge"])
             labels = Correlations.restored(tensors, saved.pop("instances"))
             knowledge = LabelKnowledge(labels, **saved)
-        return cls(roster, knowledge, sizes, facts["share"], str(facts.get("run", "")))
+        ranking = None if facts.get("ranking") is None else HeldOutRecords.restored(tensors, facts["ranking"])
+        return cls(roster, knowledge, sizes, facts["share"], str(facts.get("run", "")), ranking)
 
 
 def question(settings: Experiment, share: float, run: str) -> RecordDict:
-    """Return the content of both messages before round 1: `query.hello` and `query.label_sets`."""
+    """Return the content of all messages before round 1: `query.hello`, `query.label_sets`, `query.held_out`."""
     return RecordDict({"task": task(settings, run, share=share)})
 
 
 def take_census(
-    parties: Parties, settings: Experiment, share: float, run: str, most_labels: int = MOST_LABELS_PER_PARTY
+    parties: Parties,
+    settings: Experiment,
+    share: float,
+    run: str,
+    most_labels: int = MOST_LABELS_PER_PARTY,
+    ranks: bool = False,
 ) -> Census:
-    """Ask all connected nodes. Each party keeps `share` of its instances out of training.
+    """Ask all connected nodes. Each party keeps `share` of its instances out of training. `ranks`: whether parties will
+    rank labels for these.
 
     With noised counts (`privacy`), the census has only these: exact numbers of instances are neither kept nor logged,
     and the noised ones are logged later (`who_is_in`).
@@ -129,7 +140,8 @@ def take_census(
     if not settings.uses_labels:
         roster, _ = _roster(parties, known)
         parties.say(who_is_in(roster))
-        return Census(roster, None, {}, share, run)
+        ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
+        return Census(roster, None, {}, share, run, ranking)
     messages = _label_sets(parties, settings, share, run, known)
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
@@ -162,7 +174,8 @@ def take_census(
         roster = roster.noised(knowledge.labels.counts)
     else:
         parties.say(who_is_in(roster))
-    return Census(roster, knowledge, sizes, share, run)
+    ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
+    return Census(roster, knowledge, sizes, share, run, ranking)
 
 
 def who_is_in(roster: Roster) -> str:
@@ -209,37 +222,32 @@ def _label_sets(
     parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction]
 ) -> dict[int, Messages]:
     parties.say(f"asking {len(known)} parties for the digests of their instances")
-    exchange = parties.exchange("query.label_sets", 0)
-    for node in known:
-        exchange.send(node, question(settings, share, run))
-    messages = {}
-    for reply in exchange.replies():
-        who = known[reply.node]
-        sent = parties.read(reply, 0, who.client, partial(_read_messages, who=who, run=run))
-        if sent is not None:
-            messages[reply.node] = sent
-    return messages
+    counts = {node: who.counts for node, who in known.items()}
+    return collect(parties, "label_sets", question(settings, share, run), known, counts, "left out", run)
 
 
-def _read_messages(content: RecordDict, who: Introduction, run: str) -> Messages:
-    """Return a party's messages: of exactly the labels it has training instances of, at least one each."""
-    exactly(content, {"sender": ("client", "protocol"), "messages": None})
-    sender = config(content, "sender", {"client": str, "protocol": str})
-    protocol = protocol_from(read_json(sender["protocol"], "its protocol"))
-    if protocol.run != run:
-        raise BadMessage(f"digests for run id {protocol.run or 'none'}, and this run's is {run or 'none'}")
-    trained = {label for label, count in zip(who.labels, who.counts, strict=True) if count}
-    wanted = {
-        "pseudonyms": ("uint8", (len(trained), len(who.labels[0]))),
-        "digests": ("uint8", (None, protocol.digest_bytes)),
-        "labels": ("uint32", (None,)),
-    }
-    messages = Messages(protocol, who.client, **unpack(content, "messages", wanted))
-    if {pseudonym.tobytes() for pseudonym in messages.pseudonyms} != trained:
-        raise BadMessage("the labels of its messages are not those of its introduction")
-    if empty := len(messages.labels_without_messages):
-        raise BadMessage(f"claims {empty} labels without a message")
-    return messages
+def _held_out_records(
+    parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction], roster: Roster
+) -> HeldOutRecords | None:
+    """Collect the digests of held-out records. A party whose digests cannot be used is not evaluated."""
+    counts = {node: who.held_out for node, who in known.items() if node in parties.party_of and any(who.held_out)}
+    if not counts:
+        return None
+    parties.say(f"asking {len(counts)} parties for the digests of their held-out instances")
+    messages = collect(
+        parties, "held_out", question(settings, share, run), known, counts, "is not evaluated", run, share
+    )
+    try:
+        joined = join(messages.values(), max_labels=roster.label_count * len(roster.parties))
+    except FedalcError as error:  # no message, or no protocol that most parties use: training does without
+        parties.say(f"held-out instances: {error}; the last round is kept")
+        return None
+    for note in joined.notes:
+        parties.say(f"held-out instances: {note}")
+    bytes_up = sum(m.digests.nbytes + m.labels.nbytes + m.pseudonyms.nbytes for m in messages.values())
+    records = HeldOutRecords.of(joined, roster, bytes_up)
+    parties.say(f"{len(records)} held-out instances at {len(records.parties)} parties, to rank labels for")
+    return records if len(records) else None
 
 
 def _roster(

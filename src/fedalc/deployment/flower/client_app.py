@@ -1,6 +1,7 @@
 """A party's answers to the server's messages.
 
-A party runs engine `clients` on its own data: its labels are the clients, and it sees no other rows of W.
+A party runs engine `clients` on its own data: its labels are the clients. It sees no other rows of W, unless it ranks
+labels for its held-out records (`rank`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.plugins import load_inherited_plugins
@@ -27,6 +29,7 @@ from fedalc.deployment.flower.contributions import CarefulEngine, enough_measure
 from fedalc.deployment.flower.limits import Limits, check_memory, sample_problem
 from fedalc.deployment.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.deployment.flower.party_memory import check_same_run, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_ranking import ranked
 from fedalc.deployment.flower.wire import (
     BadMessage,
     encoder_tensors,
@@ -35,6 +38,7 @@ from fedalc.deployment.flower.wire import (
     read_json,
     read_task,
     unpack,
+    unpack_all_rows,
     unpack_encoder,
 )
 from fedalc.errors import FedalcError
@@ -96,9 +100,25 @@ def hello(message: Message, context: Context) -> RecordDict:
 @answers
 def label_sets(message: Message, context: Context) -> RecordDict:
     """Send the keyed digests of its training instances, each with the pseudonym of its label."""
+    return _digests(message, context, on_held_out=False)
+
+
+@app.query("held_out")
+@answers
+def held_out_records(message: Message, context: Context) -> RecordDict:
+    """Send the keyed digests of its held-out instances, each with the pseudonym of its label."""
+    return _digests(message, context, on_held_out=True)
+
+
+def _digests(message: Message, context: Context, on_held_out: bool) -> RecordDict:
     party, settings, question = _read(message, context)
     _, out = _apart(party, settings, question["share"])
-    sent = party.messages(_encoder(settings), np.flatnonzero(~out))
+    rows = np.flatnonzero(out == on_held_out)
+    if not len(rows):
+        raise BadMessage(
+            f"asks for digests of instances to {'hold out' if on_held_out else 'train on'}; there are none"
+        )
+    sent = party.messages(_encoder(settings), rows)
     arrays = {"pseudonyms": sent.pseudonyms, "digests": sent.digests, "labels": sent.labels}
     who = ConfigRecord({"client": sent.client, "protocol": json.dumps(asdict(sent.protocol))})
     return RecordDict({"messages": pack(arrays), "sender": who})
@@ -108,7 +128,7 @@ def label_sets(message: Message, context: Context) -> RecordDict:
 @answers
 def train(message: Message, context: Context) -> RecordDict:
     """Do one round of local training: send the mean change of θ over its labels, and their rows."""
-    work = _Work.read(message, context, round=int)
+    work = Work.read(message, context, round=int)
     t = work.question["round"]
     work.limits.check("round", t)
     work.limits.check_steps(work.settings, work.federation.counts)
@@ -130,7 +150,7 @@ def sums(message: Message, context: Context) -> RecordDict:
     """For one-round methods: send half of the symmetric Σ x xᵀ/m over its instances, and a_u Σ x for each label.
 
     x is the encoder's design: the features, or more columns. θ is not needed."""
-    work = _Work.read(message, context)
+    work = Work.read(message, context)
     if not work.method.one_round:
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
     encoder = work.encoder_shape()
@@ -149,7 +169,7 @@ def sums(message: Message, context: Context) -> RecordDict:
 def evaluate(message: Message, context: Context) -> RecordDict:
     """Send the mean score g(x)ᵀw over held-out pairs and, with the hinge loss, the mean loss."""
     try:
-        work = _Work.read(message, context, on_held_out=True)
+        work = Work.read(message, context, on_held_out=True)
     except _NothingHeldOut:
         return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
     model, federation = work.model(), work.federation
@@ -177,12 +197,26 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     return RecordDict({"metrics": metrics})
 
 
+@app.evaluate("rank")
+@answers
+def rank(message: Message, context: Context) -> RecordDict:
+    """Rank all labels for its held-out records: send how often its own are among the top 1, 3, 5."""
+    try:
+        hits = ranked(Work.read(message, context, on_held_out=True, **{"label-count": int}))
+    except _NothingHeldOut:
+        hits = None
+    if hits is None:
+        log.info("no hits sent: too few held-out records would contribute to them")
+        return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
+    return RecordDict({"hits": hits})
+
+
 class _NothingHeldOut(Exception):
     """The labels of the question have no held-out instances."""
 
 
 @dataclass
-class _Work:
+class Work:
     """A message that asks for work on some of the party's labels, and what is needed to do it."""
 
     message: Message
@@ -196,7 +230,7 @@ class _Work:
     records: np.ndarray  # which rows of the federation are the same record
 
     @classmethod
-    def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> _Work:
+    def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
         """Check the message, and select the instances it is about: those to train on, or those held out."""
         limits = Limits.from_node_config(context.node_config)  # its clock starts now
         party, settings, question = _read(message, context, labels=(list, bytes), numbers=(list, int), **more)
@@ -258,14 +292,39 @@ class _Work:
 
     def model(self) -> Model:
         """Return the model that was sent, if its shapes match the settings. It has rows for the party's labels only."""
+        shape = (self.label_count, self._width)
+        rows = unpack(self.message.content, "rows", {"rows": (self.settings.dtype, shape)})["rows"]
+        return self._model(torch.from_numpy(rows), int(self.federation.counts.max()))
+
+    def model_of_all_labels(self) -> Model:
+        """Return the model that was sent, with the rows of all labels."""
+        count = self.all_label_count
+        check_memory(2 * count * self._width * self.dtype.itemsize)
+        rows = unpack_all_rows(self.message.content, "all-rows", self.settings.dtype, count, self._width)
+        return self._model(rows, len(self.records))
+
+    @property
+    def all_label_count(self) -> int:
+        """The number of labels of all parties, as the server states it."""
+        count = int(self.question["label-count"])
+        self.limits.check("labels", count)
+        numbers = self.question["numbers"]
+        if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
+            raise BadMessage(f"numbers of labels that are not different ones of {count}")
+        return count
+
+    @property
+    def _width(self) -> int:
+        return METHODS[self.settings.method].sub_models(self.settings) * self.settings.encoder.dim
+
+    def _model(self, rows: Tensor, instances: int) -> Model:
+        """Return the encoder that was sent with these rows of W. `instances`: as many are encoded, in blocks."""
         settings, copies = self.settings, METHODS[self.settings.method].sub_models(self.settings)
         encoder = self.encoder_shape(copies)  # it is filled below, if what was sent fits
-        at_once = min(settings.block_rows, int(self.federation.counts.max()))
+        at_once = min(settings.block_rows, instances)
         check_memory(at_once * picture_bytes(encoder, settings.images.size) + encoder.drawn * self.dtype.itemsize)
         sent = unpack_encoder(self.message.content, Model(encoder, torch.empty(0)))
-        width = copies * settings.encoder.dim
-        rows = unpack(self.message.content, "rows", {"rows": (settings.dtype, (self.label_count, width))})["rows"]
-        model = Model(encoder.to_empty(device=settings.device), torch.from_numpy(rows).to(settings.device))
+        model = Model(encoder.to_empty(device=settings.device), rows.to(settings.device))
         with torch.no_grad():
             for tensor, value in zip(encoder_tensors(model), sent, strict=True):
                 tensor.copy_(value)

@@ -42,6 +42,8 @@ BOUNDS = {
     "encoder.random_features": Bound(1, 65_536, "memory"),
     "hashing.tables": Bound(1, 256, "memory: an encoder for each table"),
     "hashing.buckets": Bound(1, 10_000_000, "memory"),
+    "labels": Bound(1, 10_000_000, "memory: rows of W, where a party ranks all labels"),
+    "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
     "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
     "set_size": Bound(1, 1_000, "labels of one instance: the join leaves out instances with more"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,6 +41,14 @@ def check_unchanged(context: Context, run: str, facts: Mapping[str, str], proble
     with _remembered(context, run) as known:
         if any(known.setdefault(key, value) != value for key, value in facts.items()):
             raise BadMessage(problem)
+
+
+def check_asked(context: Context, run: str, kind: str, what: str, check: Callable[[int], None]) -> None:
+    """Count different questions of a kind in a run, this one included, and let `check` refuse the number."""
+    with _remembered(context, run) as known:
+        if f"{kind} {what}" not in known:
+            check(1 + sum(key.startswith(f"{kind} ") for key in known))
+            known[f"{kind} {what}"] = ""
 
 
 @contextmanager

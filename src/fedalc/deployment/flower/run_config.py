@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import method_facts
 from fedalc.config.resolve import experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.registry import METHODS
 from fedalc.deployment.flower.connections import Patience
+from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.party import SHARES
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.keys import check_run_id
@@ -27,6 +29,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "resume": False,
     "held-out": "",
     "held-out-share": 0.1,
+    "rank-held-out": "auto",
     "num-parties": 2,
     "min-parties": 2,
     "wait": 600.0,
@@ -44,11 +47,8 @@ LARGEST = 1 << 63
 ALWAYS = (
     'engine="flower"',
     'dataset="parties"',
-    # Keep the last round: the server has no validation data, and parties cannot rank labels they do not know.
-    "selection.validation=0",
+    "selection.validation=0",  # the server has no data to hold out; parties may
     "selection.refit=false",
-    'selection.keep="last"',
-    'selection.patience="none"',
     "selection.test_curve=false",
 )
 """Settings that are fixed with real parties."""
@@ -62,6 +62,7 @@ class Deployment:
     resume: bool
     held_out: str | None
     share: float
+    ranks: bool  # whether parties rank all labels for their held-out records; a resumed run does as it began
     patience: Patience
     max_norm: float | None
     run_id: str = ""
@@ -93,11 +94,15 @@ def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deploym
     if values["held-out-share"] not in SHARES:
         raise ConfigError(f"should be 0, 0.05, 0.1, … or 0.5, and is {values['held-out-share']}", "held-out-share")
     held_out = values["held-out"] or None
+    share = 0.0 if held_out else values["held-out-share"]
+    settings = _experiment(values)
+    ranks = not values["resume"] and _ranks(values["rank-held-out"], settings, share)
     deployment = Deployment(
         folder=Path(values["run-folder"] or f"runs/flower-{run_id}"),
         resume=values["resume"],
         held_out=held_out,
-        share=0.0 if held_out else values["held-out-share"],
+        share=share,
+        ranks=ranks,
         patience=Patience(values["num-parties"], values["min-parties"], values["wait"], values["round-timeout"]),
         max_norm=values["max-norm"] or None,
         run_id=values["run-id"],
@@ -105,7 +110,29 @@ def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deploym
         epsilon_budget=values["epsilon-budget"] or None,
         privacy_ledger=Path(values["privacy-ledger"]) if values["privacy-ledger"] else None,
     )
-    return deployment, _experiment(values)
+    return deployment, settings if ranks and ranked_by(settings) else _keeping_the_last_round(settings)
+
+
+def _ranks(asked: str, settings: Experiment, share: float) -> bool:
+    """Return whether parties rank all labels for their held-out records. For that they get all rows of W, so "auto"
+    means only if these are fixed before round 1, and no secret."""
+    if asked not in ("auto", "on", "off"):
+        raise ConfigError(f"should be auto, on or off, and is {asked[:40]!r}", "rank-held-out")
+    reasons = {
+        "there are no held-out records at the parties (held-out-share)": share == 0,
+        "noise hides the numbers of instances (privacy), and hits would show them": settings.privacy.mechanism,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if asked == "on" and reason is not None:
+        raise ConfigError(f"cannot be on: {reason}", "rank-held-out")
+    facts = method_facts(settings.method)
+    return reason is None and (asked == "on" or (asked == "auto" and not (facts.trains_rows or facts.secret_rows)))
+
+
+def _keeping_the_last_round(settings: Experiment) -> Experiment:
+    """Nothing is measured that could tell which round is best."""
+    selection = settings.selection.model_copy(update={"keep": "last", "patience": None})
+    return settings.model_copy(update={"selection": selection})
 
 
 def _shown(value: object) -> str:

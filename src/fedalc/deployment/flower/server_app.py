@@ -63,7 +63,7 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
     say(f"run id: {run or 'none (the run began without one)'}")
     parties = Parties(grid, deployment.patience, partial(question, settings, share, run), say)
-    census = census or take_census(parties, settings, share, run, deployment.most_labels)
+    census = census or take_census(parties, settings, share, run, deployment.most_labels, deployment.ranks)
     least, count = deployment.patience.go_on_with, len(census.roster.parties)
     if count < least:
         raise TooFew(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.interrupt import Interrupt
@@ -12,7 +13,9 @@ from fedalc.deployment.flower.census import Census, who_is_in
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.flower.held_out import ServerData
+from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.measuring import PartyEvaluation
+from fedalc.deployment.flower.ranking import BestAtParties, PartyRanking
 from fedalc.evaluation.evaluate import evaluate
 from fedalc.labels.privacy.accounts import deployment_account
 from fedalc.labels.privacy.ledger import Account
@@ -25,6 +28,8 @@ from fedalc.runs.result import Result, versions
 from fedalc.training.base import Callback
 from fedalc.training.federated import FederatedTraining, begin_training
 from fedalc.training.selection import Training
+
+VALIDATION = "validation "
 
 
 class PartyTraining(Training):
@@ -49,7 +54,23 @@ class PartyTraining(Training):
         self.parties = parties
         self.max_norm = max_norm
         self._at_parties = PartyEvaluation(parties, census, settings)
+        self._ranking = None if census.ranking is None else PartyRanking(parties, census, settings, census.ranking)
         self._last: tuple[int, dict[str, float]] | None = None  # the last evaluation at the parties, and its round
+
+    def prepare(self) -> Self:
+        """If parties rank labels, the best round is kept, as in phase `select` of a simulation. There is no refit: that
+        would need the held-out records, and as many rounds again."""
+        super().prepare()
+        if self._ranking is None:
+            return self
+        metric, wanted = ranked_by(self.settings), self.settings.selection.metric
+        if metric is None:
+            self.parties.say(f"parties cannot measure selection.metric = {wanted}: the last round is kept")
+        elif metric != wanted:
+            self.parties.say(f"parties do not know set sizes (client.set_size), so {metric} stands for {wanted}")
+        if metric is not None and self.settings.selection.keep == "best":
+            self.phase, self.best = "select", BestAtParties(self.settings.selection, metric)
+        return self
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         is_new = self.folder is None or not (self.folder / CENSUS).exists()
@@ -69,18 +90,23 @@ class PartyTraining(Training):
         if due and not any(record["round"] == done for record in history.read(folder / "history.jsonl")):
             strategy = self.federated.engine
             assert isinstance(strategy, FlowerEngine)
-            self._evaluate(strategy.loss / len(self.federated.method.parts))
+            loss = strategy.loss / len(self.federated.method.parts)
+            self._evaluate(loss if self.unevaluated is None else self.unevaluated)
 
     def _account(self) -> Account:
         return self.account or deployment_account(None, self.folder or Path())
 
     def _begin_phase(self, train: Split) -> FederatedTraining:
-        return begin_training(self.settings, self.census.roster, self._strategy, self.census.knowledge)
+        federated = begin_training(self.settings, self.census.roster, self._strategy, self.census.knowledge)
+        federated.ledger.up += 0 if self.census.ranking is None else self.census.ranking.bytes_up
+        return federated
 
     def _strategy(self, method: Method) -> FlowerEngine:
         return FlowerEngine(self.parties, self.census, method, self.settings, self.max_norm)
 
     def _evaluate(self, loss: float) -> None:
+        if self.phase == "select":
+            self.unevaluated = loss  # a run that stops before the next checkpoint compares this round again
         self._save_if_due(force=True)  # parties may fail during the evaluation, and the round is done
         metrics = self._measured_now(with_map=self._with_map)
         if len(self.dataset.test):
@@ -93,9 +119,14 @@ class PartyTraining(Training):
         result.versions = versions("flwr")
         return result
 
+    def _kept_model(self) -> Model:
+        return super()._kept_model() if self.chosen else self.federated.averaged_model()
+
     def test(self, trained: TrainedModel) -> dict[str, float]:
-        """Return the metrics of the last round, whose model is kept."""
-        return self._measured_now(with_map=True)
+        """Return the metrics of the round that is kept. Those that parties measured, for the best round, chose it."""
+        if self.phase == "select" and self.chosen:
+            return _as_of_parties(self.chosen["metrics"])
+        return _as_of_parties(self._measured_now(with_map=True))
 
     def _measured_now(self, with_map: bool) -> dict[str, float]:
         """Evaluate at the server if it has test data, else at the parties."""
@@ -107,6 +138,27 @@ class PartyTraining(Training):
     def _measured_at_parties(self, model: Model, t: int) -> dict[str, float]:
         """Evaluate each round's model once: the result reuses the evaluation of the last round."""
         if self._last is None or self._last[0] != t:
-            self._last = t, self._at_parties.evaluate(model, t)
-            self.federated.ledger.add(self._at_parties.traffic)
+            self._last = t, self._ranked(model, t) if self._ranking else self._at_parties.evaluate(model, t)
+            self.federated.ledger.add((self._ranking or self._at_parties).traffic)
         return self._last[1]
+
+    def _ranked(self, model: Model, t: int) -> dict[str, float]:
+        """Have the parties rank labels, and keep the round if it is the best."""
+        assert self._ranking is not None
+        hits = self._ranking.evaluate(model, t)
+        metrics = {f"{VALIDATION}{name}": value for name, value in hits.figures.items()}
+        if isinstance(self.best, BestAtParties) and metrics:
+            self.best.consider_hits(t, hits, metrics, model)
+            self.parties.say(f"round {t}: {self._standing()}")
+        return metrics
+
+    def _standing(self) -> str:
+        assert isinstance(self.best, BestAtParties) and self.best.chosen is not None
+        return (
+            f"best so far is round {self.best.chosen['round']}, by {self.best.metric} {self.best.chosen['value']:.4g}"
+        )
+
+
+def _as_of_parties(metrics: dict[str, float]) -> dict[str, float]:
+    """Name figures on validation data for result.json, where a plain name would be one of the test set."""
+    return {name.replace(VALIDATION, "party ", 1): value for name, value in metrics.items()}

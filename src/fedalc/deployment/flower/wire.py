@@ -17,7 +17,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.model import Model
 
-VERSION = 3  # of these messages: 1 had no run id, 2 no options of a method
+VERSION = 4  # of these messages: 1 had no run id, 2 no options of a method, 3 no ranking of held-out records
 RAW = "raw"  # format of arrays: little-endian numbers, row by row, so that nothing has to be parsed
 SENT = "sent"  # in place of the path of pretrained weights, because θ and the statistics are sent
 LONGEST_SETTINGS = 100_000  # characters
@@ -107,6 +107,44 @@ def pack_encoder(model: Model) -> dict[str, ArrayRecord]:
 def unpack_encoder(content: RecordDict, like: Model) -> list[Tensor]:
     """Return the tensors in the order of `encoder_tensors`."""
     return [value for name, part in encoder_parts(like).items() for value in unpack_theta(content, name, part)]
+
+
+def record_bytes(record: ArrayRecord) -> int:
+    return sum(len(array.data) for array in record.values())
+
+
+def pack_all_rows(W: Tensor) -> ArrayRecord:
+    """Return all rows of W, for parties that need every label. Rows that are axes are sent as their numbers alone.
+
+    One record serves all messages of a round.
+    """
+    columns = axes_of(W)
+    return pack({"rows": W}) if columns is None else pack({"columns": columns})
+
+
+def axes_of(W: Tensor) -> np.ndarray | None:
+    """Return the axis of each label if every row is one (`embeddings.start = "by-frequency"` with D ≥ C), else None.
+
+    >>> axes_of(torch.eye(3)[[2, 0]]).tolist(), axes_of(-torch.eye(3))
+    ([2, 0], None)
+    """
+    if not len(W) or bool((W[0] != 0).sum() != 1) or bool((W.count_nonzero(dim=1) != 1).any()):
+        return None
+    largest, columns = W.max(dim=1)
+    return columns.to(torch.int32).cpu().numpy() if bool((largest == 1).all()) else None
+
+
+def unpack_all_rows(content: RecordDict, record: str, dtype: str, labels: int, width: int) -> Tensor:
+    """Return W from what `pack_all_rows` made, if it has this shape. Check `labels` and the memory first."""
+    sent = content.get(record)
+    if not (isinstance(sent, ArrayRecord) and set(sent) == {"columns"}):
+        return torch.from_numpy(unpack(content, record, {"rows": (dtype, (labels, width))})["rows"])
+    columns = unpack(content, record, {"columns": ("int32", (labels,))})["columns"]
+    if labels and not (columns.min() >= 0 and columns.max() < width):
+        raise BadMessage(f"{record} columns has an axis outside 0 to {width - 1}")
+    W = torch.zeros(labels, width, dtype=getattr(torch, dtype))
+    W[torch.arange(labels), torch.from_numpy(columns).long()] = 1
+    return W
 
 
 def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[type, type]]) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""At a party: rank all labels for its held-out records, and count how often its own are among the best."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from scipy.sparse import csr_matrix
+
+from fedalc.deployment.flower.contributions import enough_measured
+from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint
+from fedalc.deployment.flower.wire import BadMessage, pack, unpack
+from fedalc.evaluation.metrics import CUTS, DEEPEST
+from fedalc.evaluation.owner_hits import RANKED_BY, count_hits
+from fedalc.models.scoring import Scorer
+
+if TYPE_CHECKING:
+    from fedalc.deployment.flower.client_app import Work
+
+
+def ranked(work: Work) -> ArrayRecord | None:
+    """Return the hits to send, or None if too few held-out records contribute to them."""
+    first, own = distinct_records(work)
+    sizes, held = _told(work, own)
+    model = work.model_of_all_labels()
+    _check_rankings(work)
+    hits = np.zeros(len(RANKED_BY) if sizes is not None else len(CUTS))
+    influence = np.zeros(len(first))
+    for start in range(0, len(first), work.settings.block_rows):
+        work.limits.check_time()
+        rows = slice(start, start + work.settings.block_rows)
+        scorer = Scorer(model, work.federation.features[first[rows]], held)
+        hits += count_hits(scorer.top(DEEPEST)[0].numpy(), own[rows], None if sizes is None else sizes[rows])
+        influence[rows] = _own_scores(scorer, own[rows])
+    if not enough_measured(influence, work.limits.fewest):
+        return None
+    sent = {"counts": hits[: len(CUTS)].astype(np.int64)}
+    return pack(sent if sizes is None else sent | {"gains": hits[len(CUTS) :]})
+
+
+def distinct_records(work: Work) -> tuple[np.ndarray, csr_matrix]:
+    """Return the first row of each record, in the order of digests, and records × all labels with ones at the party's
+    own. Rows with one digest are one record, as at the server."""
+    _, first = np.unique(work.records, return_index=True)
+    pairs, numbers = work.federation.labels.tocoo(), np.array(work.question["numbers"])
+    shape = (len(first), work.all_label_count)
+    own = csr_matrix((np.ones(pairs.nnz), (work.records[pairs.row], numbers[pairs.col])), shape)
+    own.data[:] = 1  # summed where a record has several rows
+    return first, own
+
+
+def _told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return how many labels, at most 5, each held-out record has, if the server tells parties; and which labels have
+    a client: only these are ranked. Both, and the labels that the question is about, may not change during a run: two
+    answers could differ by one record's part."""
+    content, held = work.message.content, np.ones(work.all_label_count, dtype=bool)
+    absent = unpack(content, "absent", {"labels": ("int32", (None,))})["labels"]
+    if len(absent) and not (absent.min() >= 0 and absent.max() < len(held)):
+        raise BadMessage(f"labels without a client that are not among the {len(held)} labels")
+    held[absent] = False
+    sizes = None
+    if work.settings.client.set_size == "exact":
+        sizes = unpack(content, "sizes", {"sizes": ("uint8", (own.shape[0],))})["sizes"]
+        if (sizes < np.minimum(own.getnnz(axis=1), DEEPEST)).any() or (sizes > DEEPEST).any():
+            raise BadMessage(f"a record with fewer labels than this party's own, or more than {DEEPEST}")
+    facts = [b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes(), held.tobytes()]
+    facts.append(b"" if sizes is None else sizes.tobytes())
+    problem = "asks to rank other labels, or sends other set sizes, than before in this run"
+    check_unchanged(work.context, work.question["run"], {"ranking": fingerprint(*facts)}, problem)
+    return sizes, held
+
+
+def _check_rankings(work: Work) -> None:
+    """Limit the models that a run has the party rank labels with. The same one may be sent again."""
+    records = (work.message.content.get(name) for name in ("theta", "statistics", "all-rows"))
+    arrays = (array for record in records if isinstance(record, ArrayRecord) for array in record.values())
+    model = fingerprint(*(array.data for array in arrays))
+    check_asked(work.context, work.question["run"], "ranked", model, partial(work.limits.check, "rankings"))
+
+
+def _own_scores(scorer: Scorer, own: csr_matrix) -> np.ndarray:
+    """Return Σ |g(x)ᵀw_u| over the party's labels of each record: how much the record contributes."""
+    pairs, labels = own.tocoo(), np.unique(own.indices)
+    with torch.no_grad():
+        scores = (scorer.encoded @ scorer.W[torch.from_numpy(labels).long()].T).double().abs().cpu().numpy()
+    return np.bincount(pairs.row, scores[pairs.row, np.searchsorted(labels, pairs.col)], minlength=own.shape[0])

@@ -1,0 +1,169 @@
+"""Evaluation at the parties by ranking: each ranks all labels for its held-out records and counts hits of its own.
+
+The sums give P@k and nDCG@k of the union of held-out records, exactly (`evaluation.owner_hits`), so the best round can
+be kept, as in a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import MetricRecord, RecordDict
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.config.schema import SelectionSettings
+from fedalc.deployment.flower.answers import exactly
+from fedalc.deployment.flower.census import Census
+from fedalc.deployment.flower.connections import Parties
+from fedalc.deployment.flower.exchange import Exchange
+from fedalc.deployment.flower.held_out_records import HeldOutRecords, tells_sizes
+from fedalc.deployment.flower.totals import LabelsOf
+from fedalc.deployment.flower.wire import (
+    BadMessage,
+    encoder_tensors,
+    pack,
+    pack_all_rows,
+    pack_encoder,
+    record_bytes,
+    task,
+    unpack,
+)
+from fedalc.engines.traffic import Ledger, payload_bytes
+from fedalc.evaluation.metrics import CUTS
+from fedalc.evaluation.owner_hits import RANKED_BY, figures
+from fedalc.models.model import Model
+from fedalc.training.best_round import BestRound
+
+RANK = "evaluate.rank"
+SLACK = 1e-9  # relative, for sums of floating-point gains
+
+
+@dataclass(frozen=True)
+class PartyHits:
+    """Hits of each party that answered, as `count_hits` returns them; `records`: distinct ones behind them."""
+
+    of: dict[int, np.ndarray] = field(default_factory=dict)
+    records: int = 0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """P@k and nDCG@k in percent, or {} if no party answered."""
+        return figures(np.sum(list(self.of.values()), axis=0), self.records) if self.of else {}
+
+
+class PartyRanking:
+    """`traffic`: of the last evaluation."""
+
+    def __init__(self, parties: Parties, census: Census, settings: Experiment, records: HeldOutRecords) -> None:
+        self.parties = parties
+        self.census = census
+        self.roster = census.roster
+        self.settings = settings
+        self.records = records
+        self.traffic = Ledger()
+
+    def evaluate(self, model: Model, round_number: int) -> PartyHits:
+        """Return the hits of the parties that answered. Parties with too few held-out records do not count."""
+        self.traffic = Ledger()
+        labels_of = self._choose(round_number)
+        exchange = self._send(model, labels_of, round_number)
+        hits = {}
+        for reply in self.parties.punctual_replies(self.roster, exchange):
+            party = self.parties.party_of[reply.node]
+            read = partial(read_hits, self.records.most_hits(party), tells_sizes(self.settings))
+            found = self.parties.read(reply, round_number, self.roster.parties[party], read)
+            if found is not None and len(found):
+                hits[party] = found
+                self.traffic.up += found.nbytes
+        found_records = self.records.count(hits)
+        if found_records < len(self.records):
+            self.parties.say(
+                f"round {round_number}: {len(hits)} of {len(self.records.parties)} parties ranked labels, for "
+                f"{found_records} of {len(self.records)} held-out records"
+            )
+        return PartyHits(hits, found_records) if found_records else PartyHits()
+
+    def _choose(self, round_number: int) -> LabelsOf:
+        """Return the connected parties with held-out records, and all of their labels that have some."""
+        here = self.parties.present(self.roster, round_number, at_least=0)
+        labels = np.flatnonzero(self.roster.held_out)
+        labels_of = {p: self.roster.labels_of(p, labels) for p in self.records.parties if p in here}
+        awake = self.parties.awake(self.roster, labels_of, RANK, round_number, least=1)
+        return {party: own for party, own in labels_of.items() if party in awake}
+
+    def _send(self, model: Model, labels_of: LabelsOf, round_number: int) -> Exchange:
+        """Send each party the encoder and all rows of W, one object each for all messages."""
+        encoder, rows = pack_encoder(model), pack_all_rows(model.W)
+        absent = pack({"labels": np.flatnonzero(self.roster.counts == 0).astype(np.int32)})
+        exchange = self.parties.exchange(RANK, round_number)
+        for party, labels in labels_of.items():
+            about = self.census.about(labels) | {"label-count": self.roster.label_count}
+            content = RecordDict({"task": task(self.settings, self.census.run, **about), **encoder})
+            content.update({"all-rows": rows, "absent": absent})
+            self.traffic.down += payload_bytes(encoder_tensors(model)) + record_bytes(rows) + record_bytes(absent)
+            if tells_sizes(self.settings):
+                content["sizes"] = sizes = pack({"sizes": self.records.told_sizes(party)})
+                self.traffic.down += record_bytes(sizes)
+            exchange.send(self.parties.node_of[party], content)
+        return exchange
+
+
+def read_hits(most: np.ndarray, with_gains: bool, content: RecordDict) -> np.ndarray:
+    """Return a party's hits, if they are possible; an empty array if it has too few held-out records.
+
+    `most`: the largest possible numbers.
+    """
+    if "hits" not in content:
+        metrics = content.get("metrics")
+        exactly(content, {"metrics": {"num-examples"}})
+        if not isinstance(metrics, MetricRecord) or metrics.get("num-examples") != 0:
+            raise BadMessage("there are no hits")
+        return np.empty(0)
+    exactly(content, {"hits": None})
+    cuts = len(CUTS)
+    wanted = {"counts": ("int64", (cuts,))} | ({"gains": ("float64", (cuts,))} if with_gains else {})
+    arrays = unpack(content, "hits", wanted)
+    counts = arrays["counts"]
+    found = np.concatenate([counts.astype(np.float64), arrays.get("gains", np.empty(0))])
+    for name, value, limit in zip(RANKED_BY, found.tolist(), most.tolist(), strict=False):
+        if not 0 <= value <= limit * (1 + SLACK):
+            raise BadMessage(f"{value:.6g} hits for {name}, and its held-out records allow 0 to {limit:.6g}")
+    if (np.diff(counts) < 0).any():
+        raise BadMessage("fewer hits among more labels")
+    if with_gains and abs(found[cuts] - found[0]) > SLACK * max(found[0], 1):
+        raise BadMessage("its gain of the top label is not its number of hits")
+    return found
+
+
+class BestAtParties(BestRound):
+    """The best round by parties' hits. Parties come and go, so two rounds are compared by the parties that answered in
+    both; without any, the earlier round stays."""
+
+    def __init__(self, settings: SelectionSettings, metric: str) -> None:
+        super().__init__(settings, keeps_model=True)
+        self.metric = metric
+        self._now: dict[int, np.ndarray] = {}
+        self._best: dict[int, np.ndarray] = {}
+
+    def consider_hits(self, round_number: int, hits: PartyHits, metrics: dict[str, float], model: Model) -> None:
+        self._now = hits.of
+        self.consider(round_number, hits.figures[self.metric], metrics, model)
+        if self.chosen is not None and self.chosen["round"] == round_number:
+            self._best = hits.of
+
+    def _is_better(self, value: float) -> bool:
+        which = RANKED_BY.index(self.metric)
+        both = sorted(self._now.keys() & self._best.keys())
+        return self.chosen is None or sum(self._now[p][which] for p in both) > sum(self._best[p][which] for p in both)
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"hits": {str(party): hits.tolist() for party, hits in self._best.items()}}
+
+    def restore(self, tensors: dict[str, Tensor], facts: Mapping[str, Any], model: Model) -> None:
+        super().restore(tensors, dict(facts), model)
+        self._best = {int(party): np.array(hits) for party, hits in facts.get("hits", {}).items()}
