@@ -95,7 +95,7 @@ class ColumnPass:
         gradient = torch.zeros_like(theta)
         total = torch.zeros((), dtype=torch.float64, device=theta.device)
         for columns, pairs in self._blocks(W):
-            scores = self._forward(theta[:, columns])
+            scores = self._forward(theta[:, columns].contiguous())
             slope = self.loss.slope(scores).mul_(self.rest_counts.unsqueeze(1))
             total += self.loss.rest(scores).mul_(self.rest_counts).sum()
             with torch.enable_grad():
@@ -116,10 +116,10 @@ class ColumnPass:
             if number < len(kept):
                 bend = kept[number]
             else:
-                bend = self._bend(theta[:, columns], pairs)
+                bend = self._bend(theta[:, columns].contiguous(), pairs)
                 if len(self.instances) * len(W) <= MOST_KEPT:
                     kept.append(bend)
-            product[:, columns] = self._backward(self._forward(direction[:, columns]).mul_(bend))
+            product[:, columns] = self._backward(self._forward(direction[:, columns].contiguous()).mul_(bend))
         return product
 
     def _bend(self, theta: Tensor, pairs: _Pairs) -> Tensor:
@@ -147,16 +147,25 @@ class ColumnPass:
         product = self.transposed @ pull
         return torch.cat([product, self.constant * pull.sum(0, keepdim=True)]) if self.constant else product
 
-    def _blocks(self, W: Tensor) -> Iterator[tuple[Tensor, _Pairs]]:
-        """Yield blocks of labels: their columns of θ, and their positive pairs."""
-        axis = W.argmax(1)
-        labels = range(0, len(W), COLUMNS)
-        for start in watched("labels", labels, len(W), lambda start: min(COLUMNS, len(W) - start)):
-            block = slice(start, min(start + COLUMNS, len(W)))
-            pairs = self.pairs[:, block].tocoo()
-            instance, column = (torch.from_numpy(a.astype(np.int64)).to(W.device) for a in (pairs.row, pairs.col))
-            weight = self.client[torch.from_numpy(pairs.data - 1).to(W.device)]
-            yield axis[block], _Pairs(instance, column, column + start, weight)
+    def _blocks(self, W: Tensor) -> Iterator[tuple[slice, _Pairs]]:
+        """Yield blocks of columns of θ, each with the positive pairs of its labels."""
+        if "blocks" not in self.kept:
+            axis = W.argmax(1).cpu().numpy()
+            by_column = self.pairs[:, np.argsort(axis)]  # D = C: each column belongs to a label
+            self.kept["blocks"] = list(self._cut(by_column, np.sort(axis), np.argsort(axis)))
+        return iter(watched("labels", self.kept["blocks"], len(W), lambda block: block[0].stop - block[0].start))
+
+    def _cut(self, pairs: csc_matrix, columns: np.ndarray, labels: np.ndarray) -> Iterator[tuple[slice, _Pairs]]:
+        device = self.client.device
+        for start in range(0, len(columns), COLUMNS):
+            block = slice(start, min(start + COLUMNS, len(columns)))
+            coo = pairs[:, block].tocoo()
+            numbers = (coo.row.astype(np.int64), coo.col.astype(np.int64), labels[block][coo.col], coo.data - 1)
+            instance, column, label, entry = (torch.from_numpy(number).to(device) for number in numbers)
+            yield (
+                slice(int(columns[block][0]), int(columns[block][-1]) + 1),
+                _Pairs(instance, column, label, self.client[entry]),
+            )
 
 
 @dataclass(frozen=True)

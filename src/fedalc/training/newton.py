@@ -45,7 +45,7 @@ class NewtonCG:
         """Begin a Newton step with the gradient at θ. Where the last step went past the minimum along its line, go back
         to it first. Return the objective, penalty included."""
         gradient = change[0] / self.client_rate + 2 * self.penalty * self.theta
-        objective = loss + self.penalty * self.theta.double().square().sum().item()
+        objective = loss + self.penalty * self.theta.square().sum(dtype=torch.float64).item()
         s = self._state
         last = s.get("step", torch.zeros_like(self.theta))
         if s:
@@ -61,6 +61,7 @@ class NewtonCG:
             "residual": -gradient,
             "direction": -gradient,
             "step": torch.zeros_like(gradient),
+            "first": gradient.square().sum(dtype=torch.float64),
             "done": torch.tensor(0),
         }
         return objective
@@ -80,12 +81,11 @@ class NewtonCG:
         after = self._dot(residual, residual)
         s["direction"] = residual + torch.where(moves, after / before.where(moves, 1), 0) * direction
         s["done"] += 1
-        self.theta.copy_(s["base"] + s["step"])
-        model = s["objective"].item() + 0.5 * (s["step"].double() * (s["gradient"] - residual).double()).sum().item()
-        first = s["gradient"].double().square().sum()
-        if s["done"] >= self.steps or residual.double().square().sum() <= ENOUGH * first:
-            self._state = {name: s[name] for name in ("base", "gradient", "objective", "step")}
-        return model
+        torch.add(s["base"], s["step"], out=self.theta.data)
+        s["objective"] -= 0.5 * (length * before).sum(dtype=torch.float64)  # what the step takes off the model
+        if s["done"] >= self.steps or after.sum() <= ENOUGH * s["first"]:
+            self._state = {name: s[name] for name in ("base", "gradient", "step")}
+        return s["objective"].item()
 
     def _dot(self, a: Tensor, b: Tensor) -> Tensor:
         """The inner product, of each column or of the whole matrices."""
