@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -58,14 +58,14 @@ class Trial(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: Loss
-    features: dict[str, str | float]
-    penalty: float
-    value: float = 0.0  # of the metric on held-out records, in percent
-    metrics: dict[str, float] = {}
-    rounds: int = 1
-    label_power: float = 0.0
-    also: dict[str, float] = {}  # the value with other powers or rounds
-    seconds: float = 0.0
+    features: dict[str, str | FiniteFloat]
+    penalty: Annotated[FiniteFloat, Field(gt=0)]
+    value: FiniteFloat = 0.0  # of the metric on held-out records, in percent
+    metrics: dict[str, FiniteFloat] = {}
+    rounds: PositiveInt = 1
+    label_power: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    also: dict[str, FiniteFloat] = {}  # the value with other powers or rounds
+    seconds: FiniteFloat = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
 
