@@ -101,7 +101,8 @@ def train(
     first = started_as().rank == 0  # of several processes, the one that prints
     console = Console(quiet=not first)
     trackers = [make_callback(name) for name in callback or () if first]
-    followers = make_progress(console, settings.method, quiet or not first)
+    title = "fedalc" if settings.tuning.search else settings.method
+    followers = make_progress(console, title, quiet or not first)
     try:
         run = run_training(
             settings,

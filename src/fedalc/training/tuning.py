@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -58,14 +58,14 @@ class Trial(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: Loss
-    features: dict[str, str | float]
-    penalty: float
-    value: float = 0.0  # of the metric on held-out records, in percent
-    metrics: dict[str, float] = {}
-    rounds: int = 1
-    label_power: float = 0.0
-    also: dict[str, float] = {}  # the value with other powers or rounds
-    seconds: float = 0.0
+    features: dict[str, str | FiniteFloat]
+    penalty: Annotated[FiniteFloat, Field(gt=0)]
+    value: FiniteFloat = 0.0  # of the metric on held-out records, in percent
+    metrics: dict[str, FiniteFloat] = {}
+    rounds: PositiveInt = 1
+    label_power: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    also: dict[str, FiniteFloat] = {}  # the value with other powers or rounds
+    seconds: FiniteFloat = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -182,8 +182,12 @@ class Search:
     def _try(self, loss: Loss, features: dict[str, Any], penalty: float) -> float:
         trial = self.known.get(repr((loss, features, penalty)))
         if trial is None:
+            for callback in self.callbacks:
+                callback.phase(f"search: {loss}, {features['name']}, penalty {penalty:g}", 1, 0)
             trial = self._square(features, penalty) if loss == "square" else self._newton(loss, features, penalty)
             self.record(trial)
+            for callback in self.callbacks:
+                callback.step(1, f"{self.metric} {trial.value:.2f}")
         self.trials.append(trial)
         return trial.value
 
@@ -191,7 +195,6 @@ class Search:
 
     def _square(self, features: dict[str, Any], penalty: float) -> Trial:
         began, traffic = time.perf_counter(), Ledger()
-        self._tell(f"square loss, {features['name']}, penalty {penalty:g}", len(self._parts))
         outcomes = []
         for number, part in enumerate(self._parts, 1):
             training, sums = self._sums(part, features, traffic)
@@ -202,7 +205,7 @@ class Search:
             offset = self.settings.client.label_offset
             weights = [(counts.clamp(min=1) + offset) ** -power for power in POWERS]
             outcomes.append(self._judge(training, part, [w / w.max() for w in weights], traffic))
-            self._round_done(number)
+            self._done(number, len(self._parts), "parts of the data")
         means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(POWERS))]
         at = max(range(len(POWERS)), key=lambda at: means[at][self.metric])
         also = {f"label_power {power:g}": mean[self.metric] for power, mean in zip(POWERS, means, strict=True)}
@@ -221,7 +224,6 @@ class Search:
 
     def _newton(self, loss: Loss, features: dict[str, Any], penalty: float) -> Trial:
         began, traffic, last = time.perf_counter(), Ledger(), NEWTON_ROUNDS[-1]
-        self._tell(f"{loss}, penalty {penalty:g}", last * len(self._parts))
         outcomes = []
         for number, part in enumerate(self._parts):
             part.sums.clear()  # large, and no longer needed
@@ -230,7 +232,7 @@ class Search:
             by_round = []
             for round_number in range(1, last + 1):
                 training.run_round()
-                self._round_done(number * last + round_number)
+                self._done(number * last + round_number, last * len(self._parts), "rounds")
                 if round_number in NEWTON_ROUNDS:
                     by_round += self._judge(training, part, [None], traffic)
                     if round_number > NEWTON_ROUNDS[0] and by_round[-1][self.metric] < self.best.value - BEHIND:
@@ -306,13 +308,9 @@ class Search:
         traffic.add(Ledger(clients * payload_bytes(training.model.theta), clients * 16 * DEEPEST * len(weights)))
         return [all_metrics(Ranked(labels, part.held_out.labels), with_scores=False) for labels in top]
 
-    def _tell(self, what: str, steps: int) -> None:
+    def _done(self, number: int, total: int, what: str) -> None:
         for callback in self.callbacks:
-            callback.phase(f"search: {what}", steps, 0)
-
-    def _round_done(self, number: int) -> None:
-        for callback in self.callbacks:
-            callback.round(number, float("nan"))
+            callback.part(what, number, total)
         if self.interrupt.asked:
             raise Interrupted("during the search for settings")
 

@@ -39,7 +39,7 @@ def settled(
         return chosen, tuning, folder is not None
     if settings.tuning.axes:
         settings = _over(with_axes(settings, data))
-    trials = _read(folder) if folder is not None and resume else []
+    trials = read_trials(folder) if folder is not None and resume else []
     return settings, _summary(settings, trials) if trials else None, resume
 
 
@@ -57,7 +57,7 @@ def _searched(
             check_folder(folder, settings, resume, overwrite)
             clear_leftovers(folder)
             if resume:
-                known = _read(folder)
+                known = read_trials(folder)
             else:
                 open_folder(folder, settings)
         for callback in callbacks:
@@ -84,14 +84,14 @@ def _keep(folder: Path | None, tried: list[Trial], trial: Trial) -> None:
         write_text(folder / TUNING, "".join(f"{one.model_dump_json()}\n" for one in tried))
 
 
-def _read(folder: Path) -> list[Trial]:
+def read_trials(folder: Path) -> list[Trial]:
     """Return the trials of an interrupted search. If they cannot be read, it starts over."""
     try:
         lines = (folder / TUNING).read_text(encoding="utf-8").splitlines()
         return [Trial.model_validate_json(line) for line in lines]
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError, ValidationError):
+    except (OSError, UnicodeDecodeError, ValidationError, RecursionError):
         warnings.warn(f"{folder / TUNING}: damaged; the search starts over", stacklevel=2)
         return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,9 @@ from fedalc.models.model import Model
 from fedalc.models.trained import TrainedModel
 from fedalc.report.page import read_left_out, write_page
 from fedalc.runs import history
+from fedalc.training.tuning import Trial
 from fedalc.workflows.load_model import load_model
+from fedalc.workflows.tune import read_trials
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import changed, changed_json
 from tests.fuzz.registry import as_file, reader, workplace
@@ -55,6 +58,22 @@ def history_jsonl() -> Reader:
         return b"\n".join(lines) + b"\n"
 
     return Reader("history-jsonl", "history.jsonl of a run", seeds, as_file("history.jsonl", history.read), make)
+
+
+@reader
+def tuning_jsonl() -> Reader:
+    trial = Trial(loss="square", features={"name": "linear"}, penalty=1.0, value=50.0, also={"label_power 0": 49.0})
+    seeds = [f"{trial.model_dump_json()}\n{trial.model_dump_json()}\n".encode()]
+
+    def read(file: Path) -> object:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a damaged file is said, and the search starts over
+            return [trial.changes for trial in read_trials(file.parent)]
+
+    def make(seed: bytes, rng: Random) -> bytes:
+        return b"\n".join(changed_json(line, rng) if rng.random() < 0.5 else line for line in seed.splitlines())
+
+    return Reader("tuning-jsonl", "tuning.jsonl of a run", seeds, as_file("tuning.jsonl", read), make)
 
 
 @reader

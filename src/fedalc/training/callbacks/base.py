@@ -28,7 +28,7 @@ class Callback:
         """A round is over."""
 
     def step(self, number: int, what: str) -> None:
-        """A step of an oracle's fit is over. Oracles have no rounds."""
+        """A step of an oracle's fit, or of a search for settings, is over. These have no rounds."""
 
     def part(self, what: str, done: int, total: int) -> None:
         """Progress within a round, a server step or an evaluation: instances, clients or classes done."""

@@ -1,0 +1,185 @@
+"""The search for settings: what it measures is what a training with those settings gives, and it can be resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedalc
+from fedalc.config.resolve import default_choice
+from fedalc.core.interrupt import Interrupt
+from fedalc.data.dataset import Dataset
+from fedalc.errors import ConfigError, Interrupted
+from fedalc.evaluation.evaluate import evaluate
+from fedalc.training import tuning
+from fedalc.training.callbacks import Callback
+from fedalc.training.federated import knowledge_for, simulated
+from fedalc.training.tuning import POWERS, Search, Trial, changed, with_axes
+from tests.problems import random_split, small_dataset
+
+pytestmark = pytest.mark.usefixtures("no_curves")
+
+
+@pytest.fixture(autouse=True)
+def small_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try few settings, without random features."""
+    monkeypatch.setattr(tuning, "RANDOM_FEATURES_UP_TO", 0)
+    monkeypatch.setattr(tuning, "MOST_PENALTIES", 1)
+    monkeypatch.setattr(tuning, "ENOUGH", 40)  # two parts
+
+
+def search(data: Dataset, **more: Any) -> Search:
+    settings = fedalc.experiment({"dataset": "demo", "method": "fedalc-exact", "dtype": "float64"})
+    with Interrupt() as interrupt:
+        return Search(settings, data, interrupt, **more)
+
+
+def measured(found: Search, changes: dict[str, Any], rounds: int) -> float:
+    """Train with these settings on each part and evaluate on its held-out records, as a simulation does."""
+    values = []
+    for part in found._parts:
+        settings = changed(found.settings, changes)
+        training = simulated(settings, part.train, knowledge_for(settings, part.train))
+        for _ in range(rounds):
+            training.run_round()
+        values.append(evaluate(training.model, part.held_out, training.held)[found.metric])
+    return float(np.mean(values))
+
+
+def test_all_powers_of_the_square_loss_follow_from_one_solution() -> None:
+    found = search(small_dataset(instances=100))
+    trial = found._square({"name": "linear"}, 0.7)
+    assert len(found._parts) == 2 and len(set(trial.also.values())) > 1
+    for power in POWERS:
+        changes = trial.model_copy(update={"label_power": power}).changes
+        assert trial.also[f"label_power {power:g}"] == pytest.approx(measured(found, changes, 1), abs=1e-9)
+    assert trial.value == max(trial.also.values())
+
+
+@pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
+def test_newton_trials_are_trainings(loss: tuning.Loss) -> None:
+    found = search(small_dataset(instances=100))
+    found._try("square", {"name": "linear"}, 1.0)
+    trial = found._newton(loss, {"name": "linear", "constant": 1.0}, 0.3)
+    for rounds in (5, 10):
+        if f"rounds {rounds}" in trial.also:
+            assert trial.also[f"rounds {rounds}"] == pytest.approx(measured(found, trial.changes, rounds), abs=1e-9)
+    assert trial.bytes_up > 0 and trial.bytes_down > 0
+
+
+def test_held_out_records_are_not_trained_on() -> None:
+    data = small_dataset(instances=100)
+    for part in search(data)._parts:
+        assert len(part.train) + len(part.held_out) == 100
+        rows = {row.tobytes() for row in part.train.features.toarray() if row.any()}
+        assert not any(row.tobytes() in rows for row in part.held_out.features.toarray() if row.any())
+
+
+def test_own_validation_data_is_used() -> None:
+    data = small_dataset(instances=100)
+    data = Dataset("small", data.train, data.test, data.label_names, validation=random_split(30, 20, 7, seed=9))
+    (part,) = search(data)._parts
+    assert len(part.train) == 100 and len(part.held_out) == 30
+
+
+def test_labels_that_do_not_fit_get_no_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, settings = small_dataset(), fedalc.experiment({"method": "fedalc-exact"})
+    assert with_axes(settings, data).encoder.dim == 7
+    monkeypatch.setattr(tuning, "LARGEST", 20 * 7 - 1)
+    assert with_axes(settings, data).encoder.dim == 512
+
+
+class StopAt(Callback):
+    """Asks to stop while the n-th setting is tried."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.seen = number, 0
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.seen += name.startswith("search")
+        if self.seen == self.number:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_without_a_method_searches_and_can_be_run_again(tmp_path: Path) -> None:
+    data = small_dataset(instances=100)
+    run = fedalc.train(data=data, folder=tmp_path / "run")
+    tried = run.result["tuning"]
+    best = max(tried["tried"], key=lambda trial: trial["value"])
+    assert {trial["loss"] for trial in tried["tried"]} == {"square", "squared-hinge", "logistic"}
+    assert tried["value"] == best["value"] and tried["chosen"]["client"]["loss"] == best["loss"]
+    assert run.settings.client.loss == best["loss"] and run.settings.server.ridge == best["penalty"]
+    assert run.settings.encoder.dim == 7 and not run.settings.tuning.search
+    assert run.result["bytes_up"] > tried["bytes_up"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "tuning.jsonl").read_text().splitlines()]
+    assert lines == tried["tried"]
+    settings = fedalc.experiment(file=tmp_path / "run" / "config.toml")
+    assert settings == run.settings
+    assert fedalc.train(settings, data=data).metrics == run.metrics
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_an_interrupted_search_goes_on(tmp_path: Path, number: int) -> None:
+    data = small_dataset(instances=100)
+    whole = fedalc.train(data=data, folder=tmp_path / "whole")
+    with pytest.raises(Interrupted, match="during the search"):
+        fedalc.train(data=data, folder=tmp_path / "run", callbacks=[StopAt(number)])
+    settings = fedalc.experiment(file=tmp_path / "run" / "config.toml")
+    assert settings.tuning.search
+    run = fedalc.train(settings, data=data, folder=tmp_path / "run", resume=True)
+    assert run.metrics == whole.metrics and run.settings == whole.settings
+    values = [[trial["value"] for trial in one.result["tuning"]["tried"]] for one in (run, whole)]
+    assert values[0] == values[1]
+
+
+def test_a_damaged_record_of_a_search_is_said(tmp_path: Path) -> None:
+    data = small_dataset(instances=100)
+    with pytest.raises(Interrupted):
+        fedalc.train(data=data, folder=tmp_path / "run", callbacks=[StopAt(3)])
+    (tmp_path / "run" / "tuning.jsonl").write_text('{"loss": "square"\n')
+    settings = fedalc.experiment(file=tmp_path / "run" / "config.toml")
+    with pytest.warns(UserWarning, match="damaged; the search starts over"):
+        run = fedalc.train(settings, data=data, folder=tmp_path / "run", resume=True)
+    assert run.metrics
+
+
+def test_no_search_if_not_wanted() -> None:
+    run = fedalc.train(data=small_dataset(), tune=False)
+    assert (run.settings.method, run.settings.encoder.dim) == ("fedalc-oneshot", 7)
+    assert run.result["tuning"] is None and run.settings.selection.validation == 0
+
+
+def test_when_there_is_a_search() -> None:
+    assert default_choice({"dataset": "demo", "seed": 3}) == {"method": "fedalc-exact", "tuning": {"search": True}}
+    for settings in ({"method": "fedavg"}, {"rounds": 30}, {"privacy": {"epsilon": 1}}, {"preset": "paper"}):
+        assert default_choice(settings) == {}
+    assert default_choice({}, overrides=["client.epochs=2"]) == {}
+    assert default_choice({"method": "fedalc-oneshot"}, tune=True) == {"tuning": {"search": True}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "fedavg"}, "chooses settings of fedalc-exact"),
+        ({"method": "fedalc-exact", "encoder": {"name": "mlp"}}, "linear encoders"),
+        ({"method": "fedalc-exact", "privacy": {"epsilon": 1}, "client": {"set_size": "expected"}}, "does not cover"),
+        ({"method": "fedalc-exact", "selection": {"metric": "mAP"}}, "positive-only parties can count"),
+    ],
+    ids=str,
+)
+def test_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fedalc.experiment({**settings, "tuning": {"search": True}})
+
+
+def test_a_trial_is_checked_when_it_is_read() -> None:
+    trial = Trial(loss="square", features={"name": "linear"}, penalty=1.0)
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial
+    with pytest.raises(ValueError, match="loss"):
+        Trial.model_validate_json('{"loss": "other", "features": {}, "penalty": 1}')
