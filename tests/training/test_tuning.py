@@ -152,7 +152,7 @@ def test_a_damaged_record_of_a_search_is_said(tmp_path: Path) -> None:
 def test_no_search_if_not_wanted() -> None:
     run = fedalc.train(data=small_dataset(), tune=False)
     assert (run.settings.method, run.settings.encoder.dim) == ("fedalc-oneshot", 7)
-    assert run.result["tuning"] is None and run.settings.selection.validation == 0
+    assert "tuning" not in run.result and run.settings.selection.validation == 0
 
 
 def test_when_there_is_a_search() -> None:

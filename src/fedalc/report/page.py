@@ -56,6 +56,8 @@ def write_page(folder: Path, result: Result | None = None) -> Path:
         validation=None if ranked_by_parties(result) else _validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),
+        tried=_tried(result),
+        tuned_by=text((result.get("tuning") or {}).get("metric")),
         sheet=_base64(folder / SHEET),
         settings=config.read_text(encoding="utf-8") if config.exists() else "",
         versions=result.get("versions") or {},
@@ -104,7 +106,12 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     )
     rounds, selection = text(result.get("rounds")), result.get("selection")
     rounds += " round" if rounds == "1" else " rounds"
-    if not selection:
+    if result.get("tuning"):
+        how = (
+            "A search on held-out records chose the settings (the table below has what it tried); then it trained on "
+            f"all training data for {rounds}."
+        )
+    elif not selection:
         how = f"It trained for {rounds} without validation data; the last round was kept."
     elif "refit" in phases:
         how = (
@@ -212,6 +219,10 @@ def _headline(result: Result) -> list[tuple[str, str]]:
         ("largest cosine in W", tables.fixed(number_at(result, "collapse", "max_cosine"), 3)),
         (f"sent by each {_sender(result)}", tables.human_bytes(per_client("bytes_up")(result))),
         ("training time", tables.human_seconds(number_at(result, "seconds"))),
+        *(
+            [("time of the search", tables.human_seconds(number_at(result, "tuning", "seconds")))]
+            * bool(result.get("tuning"))
+        ),
     ]
     return [headline[0], headline[-1]] if result.get("centralised") else headline
 
@@ -270,6 +281,27 @@ def _cost(result: Result) -> list[tuple[str, str]]:
     if result.get("centralised"):
         return [line for line in cost if line[0] in ("training time", "peak memory")]
     return cost
+
+
+def _tried(result: Result) -> list[dict[str, str]]:
+    """Return the rows of the table of tried settings, the best first. A file of another version may lack fields."""
+    tried = (result.get("tuning") or {}).get("tried")
+    rows = [trial for trial in tried if isinstance(trial, dict)] if isinstance(tried, list) else []
+    rows.sort(key=lambda trial: -(number_at(trial, "value") or 0.0))
+    return [
+        {
+            "loss": text(trial.get("loss")),
+            "features": text(features.get("name") if isinstance(features, Mapping) else None),
+            "penalty": text(trial.get("penalty")),
+            "power": text(trial.get("label_power")) if trial.get("loss") == "square" else "",
+            "rounds": text(trial.get("rounds")),
+            "value": text(None if value is None else f"{value:.2f}"),
+            "seconds": tables.human_seconds(number_at(trial, "seconds")),
+            "bytes": tables.human_bytes(total_bytes(trial)),
+        }
+        for trial in rows
+        for value, features in [(number_at(trial, "value"), trial.get("features"))]
+    ]
 
 
 def _curves(histories: Histories, chosen: Mapping[str, int]) -> dict[str, Any]:

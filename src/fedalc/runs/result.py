@@ -51,7 +51,7 @@ class Result(BaseModel):
     `unconverged` (labels whose solver stopped before it converged). null without validation data."""
     tuning: dict[str, Any] | None = None
     """The search for settings: what was `tried` (each with loss, features, penalty, value, metrics and cost), what was
-    `chosen`, the `metric`, and the `seconds`, `bytes_up` and `bytes_down` of the search. null without a search."""
+    `chosen`, the `metric`, and the `seconds`, `bytes_up` and `bytes_down` of the search. Only in the file after a search."""
     collapse: dict[str, float] | None = None
     """Of the class embeddings: `mean_cosine` and `max_cosine` (-1 to 1) and `effective_rank` (dimensions)."""
     clients: int = 0
@@ -70,9 +70,9 @@ class Result(BaseModel):
     peak_memory_mb: float | None = None
     """Largest resident memory of a process, in MiB."""
     bytes_up: int
-    """Bytes from clients to server in all phases, label collection included."""
+    """Bytes from clients to server in all phases, label collection and search included."""
     bytes_down: int
-    """Bytes from server to clients in all phases, label collection included."""
+    """Bytes from server to clients in all phases, label collection and search included."""
     collection: dict[str, Any] | None = None
     """How labels were collected: hash algorithm, instance identity, digest length in bytes, messages, instances."""
     privacy: dict[str, Any] | None = None
@@ -89,7 +89,8 @@ class Result(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in the order of the file."""
-        return self.model_dump(exclude=None if self.generated else {"generated"})
+        only_if_true = {"generated": self.generated, "tuning": self.tuning is not None}
+        return self.model_dump(exclude={name for name, there in only_if_true.items() if not there})
 
 
 def versions(*more: str) -> dict[str, str]:

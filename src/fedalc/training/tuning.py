@@ -39,7 +39,7 @@ from fedalc.training.federated import FederatedTraining, knowledge_for, simulate
 
 Loss = Literal["square", "squared-hinge", "logistic"]
 
-POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 FIRST_PENALTY: dict[Loss, float] = {"square": 1.0, "squared-hinge": 0.5, "logistic": 0.05}
 MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
 BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
