@@ -12,7 +12,7 @@ from fedalc.cli.collect import audit, collect_app, key_app
 from fedalc.cli.compare import compare
 from fedalc.cli.data import app as data_app
 from fedalc.cli.deploy import app as deploy_app
-from fedalc.cli.listing import list_
+from fedalc.cli.listing import list_, methods
 from fedalc.cli.predict import predict
 from fedalc.cli.privacy import privacy
 from fedalc.cli.report import report
@@ -38,7 +38,7 @@ def _keep_the_help_of_arguments() -> None:
 _keep_the_help_of_arguments()
 app = typer.Typer(
     help="Federated learning when every client has only positive examples of its own label.\n\n"
-    "Start with: fedalc compare --preset demo",
+    "Start with: fedalc train --dataset demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -69,7 +69,7 @@ app.add_typer(collect_app, name="collect")
 app.add_typer(deploy_app, name="deploy")
 
 
-for command in (train, compare, predict, report, reproduce, audit, privacy):
+for command in (train, compare, predict, report, reproduce, audit, privacy, methods):
     app.command()(command)
 app.command("list")(list_)
 

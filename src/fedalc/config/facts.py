@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 class MethodFacts:
     """The facts of a method (`fedalc.methods`) or a centralised oracle (`fedalc.oracles`)."""
 
-    #: One line for `fedalc list`.
+    #: One line for `fedalc list` and `fedalc methods`.
     help: ClassVar[str] = ""
+    #: When to use it: one short sentence for `fedalc methods`. Not inherited.
+    use_when: ClassVar[str] = ""
+    #: Its group in `fedalc methods`, for built-in methods: of fedalc, of the FedALC paper, or to compare with.
+    family: ClassVar[Literal["ours", "paper", "baseline"]] = "baseline"
     #: The colour of its curves in every plot, such as "#0072B2". None: the next free one.
     colour: ClassVar[str | None] = None
     #: Does it see all data in one place? Then it has no clients and serves as a reference.
@@ -76,6 +80,8 @@ def check_declared(method: type[MethodFacts]) -> None:
     problem = None
     if not isinstance(method.help, str):
         problem = f"help is {method.help!r:.60}, and should be a line of text"
+    elif not isinstance(method.use_when, str):
+        problem = f"use_when is {method.use_when!r:.60}, and should be a line of text"
     elif method.colour is not None and not re.fullmatch("#[0-9A-Fa-f]{6}", str(method.colour)):
         problem = f"colour is {method.colour!r:.60}, and should be like #0072B2"
     elif not isinstance(method.sections, tuple) or set(method.sections) - set(METHOD_SECTIONS):

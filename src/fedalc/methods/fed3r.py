@@ -22,6 +22,7 @@ class Fed3R(AxisPerLabel):
     """
 
     help = "ridge regression in one round; a record with m labels counts m times"
+    use_when = "To compare with ridge regression that does not know label sets"
     colour = "#F000B8"  # magenta
 
     def solve(self, sums: ClientSums) -> tuple[Tensor, float]:

@@ -23,6 +23,8 @@ class FedALC(Method):
     """
 
     help = "the server pushes labels apart that rarely occur together"
+    use_when = "To reproduce the paper; class embeddings are trained"
+    family = "paper"
     colour = "#0072B2"  # blue
     trains_rows = True
     uses_labels = True

@@ -23,6 +23,8 @@ class FedALCExact(FedAvgFixed):
     """
 
     help = "the gradient of centralised training, exactly, from positives alone"
+    use_when = "Any loss or encoder, pictures, and features too many for one round"
+    family = "ours"
     colour = "#8B5CF6"  # violet
     defaults = {"client": {"loss": "square"}}
 

@@ -20,6 +20,8 @@ class FedALCFixed(FedAvgFixed):
     """
 
     help = "class embeddings from label correlations, learned once before round 1"
+    use_when = "To reproduce the paper; helps with many labels and the paper's own settings"
+    family = "paper"
     colour = "#56B4E9"  # sky blue
     uses_labels = True
     shards_rows = False

@@ -15,6 +15,7 @@ class FedALCOneshot(FedALCExact):
     """
 
     help = "fedalc-exact in one round, for a linear encoder"
+    use_when = "Rows of features, one round, no search: the quickest strong model"
     colour = "#CC79A7"  # purple
     one_round = True
     shards_rows = False

@@ -16,6 +16,7 @@ class FedAwS(Method):
     """
 
     help = "the server pushes all class embeddings apart"
+    use_when = "To compare with a server that knows nothing about the labels"
     colour = "#009E73"  # green
     trains_rows = True
     shards_rows = True

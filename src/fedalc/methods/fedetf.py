@@ -22,6 +22,7 @@ class FedETF(FedAvgFixed):
     """
 
     help = "averaging with class embeddings fixed at the corners of a simplex"
+    use_when = "To compare with class embeddings that are as far apart as possible"
     colour = "#00B300"  # bright green
     shards_rows = False
     ignores = {"embeddings.start": {}}

@@ -26,6 +26,7 @@ class FedMLH(FedAvgFixed):
     """
 
     help = "labels share hash buckets; several small models vote"
+    use_when = "To compare with label hashing, at four times the bytes"
     colour = "#9BAF2D"  # olive
     shards_rows = False
     sections = ("hashing",)

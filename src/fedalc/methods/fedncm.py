@@ -19,6 +19,7 @@ class FedNCM(AxisPerLabel):
     """
 
     help = "nearest class mean, in one round"
+    use_when = "Fewest bytes: each client sends one vector, once"
     colour = "#FF005A"  # crimson
     sends_gram = False
     ignores = {**AxisPerLabel.ignores, "server.ridge": {}}

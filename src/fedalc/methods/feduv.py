@@ -28,6 +28,7 @@ class FedUV(FedAvgFixed):
     """The rows of W are codewords of ±1, divided by √D. The loss of a pair is max(0, 1 - s)."""
 
     help = "averaging with secret codewords as fixed class embeddings"
+    use_when = "If clients must not know the class embeddings of others"
     colour = "#3333FF"  # bright blue
     secret_rows = True
     shards_rows = False

@@ -23,6 +23,7 @@ class FLAG(FedAvgFixed):
     """
 
     help = "label-adaptive aggregation: every label counts alike"
+    use_when = "To compare with label-adaptive weights of clients"
     colour = "#8C6239"  # brown
     ignores = {"server.weights": {}}
 

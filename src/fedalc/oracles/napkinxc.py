@@ -26,6 +26,7 @@ class NapkinXC(PackagedOracle):
     package = "napkinxc"
     reads_safely = False
     help = "the package napkinXC: a probabilistic label tree, or one-vs-rest"
+    use_when = "To compare with probabilistic label trees; needs fedalc[peers]"
     colour = "#871E87"  # dark purple
     sections = ("napkinxc",)
 

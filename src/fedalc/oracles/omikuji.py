@@ -29,6 +29,7 @@ class Omikuji(PackagedOracle):
     kind = "omikuji"
     package = "omikuji"
     help = "label trees of the package omikuji: Parabel or Bonsai"
+    use_when = "To compare with Parabel or Bonsai; needs fedalc[peers]"
     colour = "#2D5A00"  # dark green
     sections = ("omikuji",)
 

@@ -30,6 +30,7 @@ class OneVsRest(Oracle):
 
     kind = "ovr"
     help = "one-vs-rest: a ridge or logistic regression per label"
+    use_when = "To see what federated training loses: the centralised twin of fedalc-oneshot"
     colour = "#5B6B7F"  # slate
     sections = ("ovr",)
 

@@ -68,6 +68,7 @@ class Sleec(Oracle):
 
     kind = "sleec"
     help = "nearest neighbours in learned embeddings of label sets"
+    use_when = "To compare with the oracle of the paper"
     colour = "#8A3B52"  # wine
     sections = ("sleec",)
 

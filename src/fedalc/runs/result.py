@@ -51,7 +51,8 @@ class Result(BaseModel):
     `unconverged` (labels whose solver stopped before it converged). null without validation data."""
     tuning: dict[str, Any] | None = None
     """The search for settings: what was `tried` (each with loss, features, penalty, value, metrics and cost), what was
-    `chosen`, the `metric`, and the `seconds`, `bytes_up` and `bytes_down` of the search. Only in the file after one."""
+    `chosen`, the `metric`, and the `seconds`, `bytes_up` and `bytes_down` of the search. Only in the file after a
+    search."""
     collapse: dict[str, float] | None = None
     """Of the class embeddings: `mean_cosine` and `max_cosine` (-1 to 1) and `effective_rank` (dimensions)."""
     clients: int = 0
