@@ -170,8 +170,12 @@ class ClientsEngine(Engine):
         """Return the client's share of the loss's part over all labels, for each instance."""
         assert self.method.set_loss is not None
         labels, factor = self.method.compared_labels(round_number)
-        scores = g @ (W if labels is None else W[labels]).T
+        scores = self._scores(g, W, labels)
         return self.method.rest_share(own, instances) * factor * self.method.set_loss.rest(scores)
+
+    def _scores(self, g: Tensor, W: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the scores of all labels, or of a sample of them."""
+        return g @ (W if labels is None else W[labels]).T
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
         """Return the divisor of a batch's loss: its size, or for a sample its expected size, as it may be empty."""

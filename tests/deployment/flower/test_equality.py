@@ -16,6 +16,7 @@ from fedalc.config.resolve import experiment
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError
+from fedalc.methods.losses import SET_LOSSES
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
 
@@ -86,6 +87,48 @@ def test_conjugate_gradients_on_more_columns(
 def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "server.optimizer": "cg", "dtype": "float64"}
     assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square)
+
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "an axis per label": LINEAR | {"embeddings.start": "by-frequency"},
+    "no axes": LINEAR | {"embeddings.start": "orthogonal"},
+    "fewer columns than labels": LINEAR | {"embeddings.start": "by-frequency", "encoder.dim": 4},
+    "mlp": SETTINGS | {"encoder.output": "raw", "encoder.dim": 9, "embeddings.start": "by-frequency"},
+    "mlp with fewer": SETTINGS | {"encoder.output": "raw", "encoder.dim": 4, "embeddings.start": "orthogonal"},
+}
+SGD: dict[str, Any] = {"dtype": "float64", "server.optimizer": "sgd", "server.learning_rate": 0.5, "block_rows": 5}
+SGD |= {"server.aggregation": "mean", "client.learning_rate": 0.5}
+
+
+@pytest.mark.parametrize("set_size", ["exact", "expected"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("loss", SET_LOSSES)
+def test_losses_over_all_labels(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], loss: str, encoder: str, set_size: str
+) -> None:
+    """Parties get all rows of W, or the axes of the labels, and the shares 1/m."""
+    asking = ENCODERS[encoder] | SGD | {"client.loss": loss, "client.set_size": set_size}
+    assert_equal(tmp_path, train, parties, "fedalc-exact", asking)
+
+
+@pytest.mark.parametrize("encoder", ["an axis per label", "fewer columns than labels", "mlp"])
+@pytest.mark.parametrize("loss", ["logistic", "squared-hinge"])
+def test_a_sample_of_the_labels(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], loss: str, encoder: str
+) -> None:
+    """Parties draw the same labels as the server, and get the rows of these alone."""
+    asking = ENCODERS[encoder] | SGD | {"client.loss": loss, "client.negatives": 3, "server.participation": 0.6}
+    assert_equal(tmp_path, train, parties, "fedalc-exact", asking)
+
+
+@pytest.mark.parametrize("method", ["fedalc-fixed", "fedavg-fixed", "flag", "fedetf"])
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+def test_losses_over_all_labels_with_other_fixed_rows(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], loss: str, method: str
+) -> None:
+    local = {"client.epochs": 2, "client.batch_size": 3, "client.set_size": "ignored", "server.optimizer": "adam"}
+    asking = ENCODERS["mlp with fewer"] | SGD | local | {"server.learning_rate": 0.01, "client.loss": loss}
+    assert_equal(tmp_path, train, parties, method, asking)
 
 
 @pytest.mark.parametrize("set_size", ["exact", "expected"])

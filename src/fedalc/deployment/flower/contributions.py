@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedalc.config.experiment import Experiment
 from fedalc.data.federation import Federation
+from fedalc.deployment.flower.compared_rows import ComparedRows
 from fedalc.deployment.flower.limits import Limits
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.engines.per_client import ClientsEngine
@@ -65,7 +66,8 @@ def enough_measured(influence: np.ndarray, fewest: int) -> bool:
 
 class CarefulEngine(ClientsEngine):
     """Engine `clients` at a party. It leaves a label unchanged if too few records contribute to its change, and counts
-    such labels in `left_out`. `records` says which rows of the federation are the same record."""
+    such labels in `left_out`. `records` says which rows of the federation are the same record. `compared`: for a loss
+    over all labels, the rows of the labels of all parties; None if the model has them."""
 
     def __init__(
         self, federation: Federation, method: Method, settings: Experiment, limits: Limits, records: np.ndarray
@@ -73,6 +75,7 @@ class CarefulEngine(ClientsEngine):
         super().__init__(federation, method, settings)
         self.limits = limits
         self.records = records
+        self.compared: ComparedRows | None = None
         self.left_out = 0
         self._influence = _Influence(federation.labels.shape[0])
         self._parts_left = 0  # of the current step
@@ -123,6 +126,9 @@ class CarefulEngine(ClientsEngine):
         if self._parts_left == 0:
             self._influence.end_step(self._kept_of_theta, self._kept_of_row(row))
         return loss
+
+    def _scores(self, g: Tensor, W: Tensor, labels: Tensor | None) -> Tensor:
+        return super()._scores(g, W, labels) if self.compared is None else self.compared.scores(g)
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
         """Also note how many parts the step has: the engine calls this once, at the start of each step."""

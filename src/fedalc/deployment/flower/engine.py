@@ -1,8 +1,8 @@
 """One training round over the network.
 
-The server chooses the parties to ask, sends each of them θ and the rows of its own labels, and then reads, checks and
-adds up the replies as they arrive. Flower's own `Strategy.start` is not used: it keeps all replies in memory and cannot
-resume. To the rest of fedalc this is one more engine.
+The server chooses the parties to ask, sends each of them θ and the rows of its own labels (for a loss over all labels,
+all rows), and then reads, checks and adds up the replies as they arrive. Flower's own `Strategy.start` is not used: it
+keeps all replies in memory and cannot resume. To the rest of fedalc this is one more engine.
 
 Memory: θ three times (the server's, as a message, and the sum of changes in double precision) plus the few replies at
 hand, whatever the number of parties. The aggregation rules that compare changes hold all of them
@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.answers import Repeats, exactly
 from fedalc.deployment.flower.census import Census
+from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.connections import RESUME, Parties, TooFew
 from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.norm_screen import Change, NormScreen, Verdict, bad_rows
@@ -35,7 +36,9 @@ from fedalc.deployment.flower.wire import (
     config,
     encoder_tensors,
     pack,
+    pack_all_rows,
     pack_encoder,
+    record_bytes,
     task,
     unpack,
     unpack_theta,
@@ -182,25 +185,35 @@ class FlowerEngine(Engine):
     # --- send ---
 
     def _send_model(self, model: Model, labels_of: LabelsOf, round_number: int) -> Exchange:
-        """Send each party the encoder, one object for all messages, and its own rows."""
-        encoder = pack_encoder(model)
+        """Send each party the encoder and the compared rows, one object each for all messages, and its own rows."""
+        encoder, compared = pack_encoder(model), self._compared_rows(model, round_number)
         exchange = self.parties.exchange(TRAIN, round_number)
         for party, labels in labels_of.items():
             content = self._content(labels, round=round_number)
-            content.update(encoder)
+            content.update(encoder | compared)
             content["rows"] = pack({"rows": model.W[torch.from_numpy(labels)]})
             self._traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
+            self._traffic.down += sum(map(record_bytes, compared.values()))
             exchange.send(self.parties.node_of[party], content)
         return exchange
 
     def _content(self, labels: np.ndarray, **more: int) -> RecordDict:
-        """Return a message for the owner of `labels`. For the square loss it says what only the server knows."""
+        """Return a message for the owner of `labels`. For all losses but hinge it says what only the server knows."""
+        if self.method.set_loss is not None:
+            more["label-count"] = self.roster.label_count
         content = RecordDict({"task": task(self.settings, self.census.run, **self.census.about(labels), **more)})
-        if self.settings.client.loss == "square":
+        if self.settings.client.loss != "hinge":
             told = self.method.tell(labels, self.census.set_sizes.get(int(self.roster.owner[labels[0]])))
             content["told"] = pack({"weights": told.label_weights, "shares": told.shares})
             self._traffic.down += told.label_weights.nbytes + told.shares.nbytes
         return content
+
+    def _compared_rows(self, model: Model, round_number: int) -> dict[str, ArrayRecord]:
+        """Return the rows of W that a loss over all labels compares with: all of them, or those of a sample."""
+        if self.method.set_loss is None:
+            return {}
+        labels, _ = self.method.compared_labels(round_number)
+        return {ALL_ROWS: pack_all_rows(model.W if labels is None else model.W[labels])}
 
     # --- receive ---
 
