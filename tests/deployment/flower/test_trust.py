@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.contributions import enough_contribute
 from fedalc.deployment.flower.limits import BOUNDS, Limits
 from fedalc.deployment.flower.party import Party, held_out
-from fedalc.deployment.flower.wire import BadMessage, pack, task
+from fedalc.deployment.flower.wire import BadMessage, pack, pack_all_rows, task
 from fedalc.deployment.local import write_party
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.privacy.ledger import Ledger
+from fedalc.methods.losses import SET_LOSSES
 from fedalc.models.encoders import make_encoder
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
 from tests.deployment.flower.problem import LINEAR, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
@@ -157,20 +159,24 @@ def test_expected_set_sizes_are_in_their_range_and_stay(clinic: OneParty) -> Non
 
 
 def crafted(clinic: OneParty, loss: str, **client: Any) -> RecordDict:
-    """Return a linear θ and a row for which only record 7 has a considerable loss."""
-    values = {"encoder.name": "linear", "encoder.dim": 1, "encoder.output": "raw", "encoder.start": "he"}
+    """Return a linear θ and rows for which only record 7 has a considerable loss."""
+    labels = 2 if loss in SET_LOSSES else 1
+    values = {"encoder.name": "linear", "encoder.dim": labels, "encoder.output": "raw", "encoder.start": "he"}
     values |= {"client.loss": loss, "client.learning_rate": 0.1}
     values |= {f"client.{name}": value for name, value in client.items()}
-    wanted = np.full(RECORDS, 1.0 if loss == "square" else 0.9)  # where all others have no loss
+    wanted = np.full((RECORDS, labels), {"hinge": 0.9, "square": 1.0}.get(loss, 30.0))  # all others have no loss
+    wanted[:, 1:] *= -1
     wanted[7] = 0.0
-    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0]
-    content = clinic.message(settings_of("fedavg-fixed", values), round=1)
-    arrays = {"theta": pack({"0": theta.reshape(-1, 1).astype("f4")}), "rows": pack({"rows": np.ones((1, 1), "f4")})}
+    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0].astype("f4")
+    content = clinic.message(settings_of("fedavg-fixed", values), round=1, **{"label-count": labels})
+    arrays = {"theta": pack({"0": theta}), "rows": pack({"rows": np.eye(labels, dtype="f4")[:1]})}
     content = RecordDict({**content, **arrays})
-    return clinic.told(content, np.full(RECORDS, 1.0)) if loss == "square" else content
+    if loss in SET_LOSSES:
+        content["all-rows"] = pack_all_rows(torch.eye(labels))
+    return content if loss == "hinge" else clinic.told(content, np.full(RECORDS, 1.0))
 
 
-@pytest.mark.parametrize("loss", ["hinge", "square"])
+@pytest.mark.parametrize("loss", ["hinge", "square", *SET_LOSSES])
 @pytest.mark.parametrize("schedule", [{}, {"epochs": 3}, {"epochs": 2, "batch_size": 8}, {"batch_size": 13}])
 def test_a_crafted_encoder_gets_nothing_of_a_single_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, schedule: dict[str, int]
@@ -182,7 +188,8 @@ def test_a_crafted_encoder_gets_nothing_of_a_single_record(
     found = {}
     for name, party in (("naive", naive), ("careful", careful)):
         reply = party.ask("train", content)
-        found[name] = np.frombuffer(reply.content["change"]["0"].data, "f4")
+        change = reply.content["change"]["0"]
+        found[name] = np.frombuffer(change.data, "f4").reshape(change.shape)[:, 0]
     assert max(cosine(found["naive"], x) for x in naive.X) > (0.999 if len(schedule) == 0 else 0.9)
     assert not found["careful"].any()
 
@@ -293,15 +300,110 @@ def test_evaluation_says_nothing_of_few_records(
     assert counted == [int(out.sum()) if expected == "enough" else 0, 0]
 
 
-@pytest.mark.parametrize("loss", ["hinge", "square"])
+@pytest.mark.parametrize("loss", ["hinge", "square", *SET_LOSSES])
 def test_an_honest_encoder_gets_its_answer(tmp_path: Path, loss: str) -> None:
     clinic = OneParty(tmp_path)
     values = {"encoder.name": "linear", "encoder.dim": 3, "encoder.output": "raw", "client.loss": loss}
-    content = clinic.message(settings_of("fedavg-fixed", values), round=1)
+    content = clinic.message(settings_of("fedavg-fixed", values), round=1, **{"label-count": 3})
     theta = np.random.default_rng(1).normal(0, 0.3, (FEATURES, 3)).astype("f4")
     content = RecordDict({**content, "theta": pack({"0": theta}), "rows": pack({"rows": np.eye(3, dtype="f4")[:1]})})
-    content = clinic.told(content, np.full(RECORDS, 0.5)) if loss == "square" else content
+    content = clinic.told(content, np.full(RECORDS, 0.5)) if loss != "hinge" else content
+    content["all-rows"] = pack_all_rows(torch.eye(3))
     assert np.frombuffer(clinic.ask("train", content).content["change"]["0"].data, "f4").any()
+
+
+# --- losses over all labels ---
+
+
+def compared(clinic: OneParty, rows: np.ndarray, own: int = 0, **more: Any) -> RecordDict:
+    """Return an honest server's message for the logistic loss with these rows of W."""
+    labels, dim = rows.shape
+    values = {"encoder.name": "linear", "encoder.dim": dim, "encoder.output": "raw", "client.loss": "logistic"}
+    values |= {"client.learning_rate": 0.1, **more.pop("settings", {})}
+    said = {"round": 1, "numbers": [own], "label-count": labels, **more}
+    content = clinic.message(settings_of("fedavg-fixed", values), **said)
+    theta = np.random.default_rng(1).normal(0, 0.3, (FEATURES, dim)).astype("f4")
+    arrays = {"theta": pack({"0": theta}), "rows": pack({"rows": rows[[own]]})}
+    arrays["all-rows"] = pack_all_rows(torch.from_numpy(rows))
+    return clinic.told(RecordDict({**content, **arrays}), np.full(RECORDS, 0.5))
+
+
+def some_rows(seed: int = 0, labels: int = 4) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(labels, 3))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype("f4")
+
+
+def test_rows_of_all_labels_do_not_change_in_a_run(clinic: OneParty) -> None:
+    rows, other = some_rows(), some_rows(1)
+    assert clinic.ask("train", compared(clinic, rows)).has_content()
+    assert clinic.ask("train", compared(clinic, rows, round=2)).has_content()
+    problem = "other rows of W, or another number of labels, than before"
+    changed = rows.copy()
+    changed[2] = other[2]
+    for asking in (
+        compared(clinic, changed),
+        compared(clinic, np.concatenate([rows, other])),
+        compared(clinic, rows, own=1),
+        RecordDict({**compared(clinic, rows), "rows": pack({"rows": other[:1]})}),
+    ):
+        assert_refused(clinic.ask("train", asking), problem)
+    assert clinic.ask("train", compared(clinic, rows, round=3)).has_content()
+
+
+def test_rows_of_a_sample(clinic: OneParty) -> None:
+    """The party draws the labels itself, so the server can send only as many rows as the settings say."""
+    sample = {"settings": {"client.negatives": 2}}
+    asking = compared(clinic, some_rows(), **sample)
+    assert_refused(clinic.ask("train", asking), "all-rows rows is float32 4 × 3, and should be float32 2 × 3")
+    few = RecordDict({**asking, "all-rows": pack_all_rows(torch.from_numpy(some_rows()[:2]))})
+    assert clinic.ask("train", few).has_content()
+    moved = RecordDict({**few, "rows": pack({"rows": some_rows(1)[:1]})})
+    assert_refused(clinic.ask("train", moved), "other rows of W")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"label-count": 10**9}, "labels = 1e+09 is outside"),
+        ({"label-count": 0}, "labels = 0 is outside"),
+        ({"label-count": 5}, "all-rows rows is float32 4 × 3, and should be float32 5 × 3"),
+        ({"numbers": [4]}, "not different ones of 4"),
+        ({"numbers": [-1]}, "not different ones of 4"),
+        ({"label-count": 4.0}, "task has no label-count"),
+    ],
+    ids=str,
+)
+def test_numbers_of_labels_that_cannot_be(clinic: OneParty, change: dict[str, Any], why: str) -> None:
+    assert_refused(clinic.ask("train", with_task(compared(clinic, some_rows()), **change)), why)
+
+
+def test_rows_that_cannot_be(clinic: OneParty, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = compared(clinic, some_rows())
+    without = RecordDict({name: record for name, record in honest.items() if name != "all-rows"})
+    assert_refused(clinic.ask("train", without), "there are no all-rows")
+    wrong = some_rows()
+    wrong[3, 1] = np.nan
+    assert_refused(clinic.ask("train", RecordDict({**honest, "all-rows": pack({"rows": wrong})})), "not finite")
+    axes = pack({"columns": np.array([0, 1, 2, 3], dtype=np.int32)})
+    assert_refused(clinic.ask("train", RecordDict({**honest, "all-rows": axes})), "an axis outside 0 to 2")
+    untold = RecordDict({name: record for name, record in honest.items() if name != "told"})
+    assert_refused(clinic.ask("train", untold), "there are no told")
+    weighted = clinic.told(honest, np.full(RECORDS, 0.5), (0.5,))
+    assert_refused(clinic.ask("train", weighted), "label weights other than 1")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=4000))
+    assert_refused(clinic.ask("train", honest), "more than half of this machine")
+
+
+def test_shares_that_single_out_a_record_get_nothing_of_a_loss_over_all_labels(tmp_path: Path) -> None:
+    """Softmax is all share, so with m = 1000 for all records but one the change is that record's."""
+    naive, careful = OneParty(tmp_path, fewest=1), OneParty(tmp_path)
+    shares = np.full(RECORDS, 1 / 1000)
+    shares[7] = 1.0
+    asking = careful.told(compared(careful, some_rows(), settings={"client.loss": "softmax"}), shares)
+    changes = [np.frombuffer(p.ask("train", asking).content["change"]["0"].data, "f4") for p in (naive, careful)]
+    change = changes[0].reshape(FEATURES, -1)
+    direction = np.linalg.svd(change)[0][:, 0]
+    assert max(cosine(direction, x) for x in naive.X) > 0.99 and not changes[1].any()
 
 
 def test_a_layer_that_fires_for_one_record_alone_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
