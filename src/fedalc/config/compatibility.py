@@ -155,8 +155,6 @@ def _check_set_loss(settings: Experiment) -> None:
             "use fedalc-exact, fedalc-fixed or fedavg-fixed",
             "client.loss",
         )
-    if settings.engine == "flower" and settings.server.optimizer == "newton":
-        raise ConfigError("real parties cannot compute Newton steps yet; use adam", "server.optimizer")
 
 
 def _check_solver(settings: Experiment) -> None:

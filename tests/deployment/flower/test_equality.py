@@ -22,15 +22,20 @@ from tests.deployment.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, lit
 
 
 def assert_equal(
-    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, settings: dict[str, Any]
+    tmp_path: Path,
+    train: Split,
+    parties: dict[int, dict[str, Any]],
+    method: str,
+    settings: dict[str, Any],
+    rounds: int = ROUNDS,
 ) -> None:
     folder = tmp_path / "run"
-    found = run(LocalGrid(parties), folder, asked(method, settings))
+    found = run(LocalGrid(parties), folder, asked(method, settings, **{"num-server-rounds": rounds}))
     overrides = [f"{key}={value!r}".replace("'", '"') for key, value in settings.items()]
-    literal_settings = experiment({"method": method, "engine": "clients", "rounds": ROUNDS}, overrides=overrides)
+    literal_settings = experiment({"method": method, "engine": "clients", "rounds": rounds}, overrides=overrides)
     literal = literal_twin(literal_settings, train, parties[7]["key"])
     start = [parameter.clone() for parameter in literal.model.theta]
-    for _ in range(1 if literal.method.one_round else ROUNDS):
+    for _ in range(1 if literal.method.one_round else rounds):
         literal.run_round()
     close = {"rtol": 1e-5, "atol": 1e-6} if literal_settings.dtype == "float32" else {"rtol": 1e-10, "atol": 1e-12}
     expected = literal.averaged_model()
@@ -129,6 +134,18 @@ def test_losses_over_all_labels_with_other_fixed_rows(
     local = {"client.epochs": 2, "client.batch_size": 3, "client.set_size": "ignored", "server.optimizer": "adam"}
     asking = ENCODERS["mlp with fewer"] | SGD | local | {"server.learning_rate": 0.01, "client.loss": loss}
     assert_equal(tmp_path, train, parties, method, asking)
+
+
+@pytest.mark.parametrize("design", ["linear", "constant", "random"])
+@pytest.mark.parametrize("encoder", ["an axis per label", "fewer columns than labels"])
+@pytest.mark.parametrize("loss", SET_LOSSES)
+def test_newton_steps(
+    tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], loss: str, encoder: str, design: str
+) -> None:
+    """A gradient or, with a constant and an axis per label, sums; then products H p; and the next step's gradient."""
+    newton = {"client.loss": loss, "server.optimizer": "newton", "server.newton_rounds": 2, "dtype": "float64"}
+    asking = ENCODERS[encoder] | newton | {"server.ridge": 0.3, "block_rows": 5} | DESIGNS[design]
+    assert_equal(tmp_path, train, parties, "fedalc-exact", asking, rounds=6)
 
 
 @pytest.mark.parametrize("set_size", ["exact", "expected"])

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import encoder_facts
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.core.seeds import torch_generator
 from fedalc.data.federation import Federation
@@ -29,7 +30,7 @@ from fedalc.deployment.flower.compared_rows import read_compared_rows
 from fedalc.deployment.flower.contributions import CarefulEngine, enough_measured
 from fedalc.deployment.flower.limits import Limits, check_memory, sample_problem
 from fedalc.deployment.flower.party import SHARES, Party, held_out, instance_keys
-from fedalc.deployment.flower.party_memory import check_same_run, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_ranking import ranked
 from fedalc.deployment.flower.wire import (
     BadMessage,
@@ -42,6 +43,7 @@ from fedalc.deployment.flower.wire import (
     unpack,
     unpack_all_rows,
     unpack_encoder,
+    unpack_theta,
 )
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.identity import SharedEncoder
@@ -149,14 +151,36 @@ def train(message: Message, context: Context) -> RecordDict:
     return reply
 
 
+@app.train("curvature")
+@answers
+def curvature(message: Message, context: Context) -> RecordDict:
+    """For Newton steps: send H p, the mean over its labels. p is a direction that the server chooses."""
+    work = Work.read(message, context, round=int)
+    t, client = work.question["round"], work.settings.client
+    work.limits.check("round", t)
+    if not work.is_convex or client.negatives is not None or client.sample < 1:
+        raise BadMessage("asks for curvature, which needs a convex objective: a loss over all labels, a linear encoder")
+    model = work.model()
+    (direction,) = unpack_theta(message.content, "direction", model.theta)
+    work.limits.check("direction", float(direction.double().norm()))
+    work.engine.compared = read_compared_rows(work, t)
+    asked = fingerprint(*(tensor.detach().cpu().numpy().tobytes() for tensor in (*model.theta, direction)))
+    check_asked(context, work.question["run"], "direction", asked, partial(work.limits.check, "directions"))
+    product, _ = work.engine.curvature(model, direction.to(work.settings.device), work.federation.clients)
+    work.log_left_out()
+    return RecordDict({"product": pack_theta([product]), "outcome": work.outcome(0.0)})
+
+
 @app.train("sums")
 @answers
 def sums(message: Message, context: Context) -> RecordDict:
-    """For one-round methods: send half of the symmetric Σ x xᵀ/m over its instances, and a_u Σ x for each label.
+    """For one-round methods, and the first Newton step: send half of the symmetric Σ x xᵀ/m over its instances, and
+    a_u Σ x for each label.
 
     x is the encoder's design: the features, or more columns. θ is not needed."""
     work = Work.read(message, context)
-    if not work.method.one_round:
+    first_step = work.is_convex and work.method.set_loss is not None and work.method.set_loss.separable
+    if not (work.method.one_round or first_step):
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
     encoder = work.encoder_shape()
     gram = encoder.width**2 if work.method.sends_gram else 0
@@ -271,6 +295,13 @@ class Work:
     @property
     def label_count(self) -> int:
         return len(self.question["labels"])
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether the objective is one that Newton steps solve: a loss over all labels of one matrix."""
+        encoder = self.settings.encoder
+        linear = encoder_facts(encoder.name).linear and encoder.output == "raw"
+        return linear and self.method.set_loss is not None
 
     def enough_measured(self, influence: np.ndarray) -> bool:
         """Return whether enough records contribute to a mean over held-out rows. `influence`: of each row."""

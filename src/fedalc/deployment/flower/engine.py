@@ -38,6 +38,7 @@ from fedalc.deployment.flower.wire import (
     pack,
     pack_all_rows,
     pack_encoder,
+    pack_theta,
     record_bytes,
     task,
     unpack,
@@ -53,6 +54,7 @@ from fedalc.models.model import Model
 from fedalc.training.server_optimizers import needs_everyone
 
 OUTCOME = ("labels", "loss")
+CURVATURE = "train.curvature"
 ATTEMPTS = 3  # at a round to which too few parties have answered
 
 
@@ -81,7 +83,7 @@ class FlowerEngine(Engine):
         self._capped: set[int] = set()  # parties that the log already names for claiming too much weight
         self._traffic = Ledger()  # of this round, all attempts together
 
-    # --- the two questions ---
+    # --- the questions ---
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         """Run one round. `chance` is unused: parties draw from the round's number."""
@@ -106,8 +108,31 @@ class FlowerEngine(Engine):
                 return result
         raise self._too_few(round_number)
 
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
+        """Collect the parties' products H p for a Newton step. Every party is needed."""
+        weight_of = self._client_weights(model, participants)
+        self._traffic = Ledger()
+        self.repeats.about([*model.theta, direction])
+        for attempt in range(ATTEMPTS):
+            labels_of = self._choose(participants, round_number, attempt)
+            exchange = self._send_model(model, labels_of, round_number, direction)
+            total = self._begin_total(model, labels_of, weight_of, round_number)
+            screen = NormScreen(Lengths())  # products are not as long as changes of θ
+            read = partial(self._read_product, labels_of, model)
+            for reply in exchange.replies():
+                product = self._read(reply, round_number, read)
+                if product is not None:
+                    self._add(total, screen.judge(product), round_number)
+            self._add(total, screen.judge_waiting(), round_number)
+            if self._enough(labels_of, total.norms, round_number, attempt):
+                (mean,) = total.result(0.0, self._traffic).change
+                return mean, self._traffic
+        raise self._too_few(round_number)
+
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
-        """Collect the sums that a one-round method needs."""
+        """Collect the sums that a one-round method, or the first Newton step, needs."""
         self._traffic = Ledger()
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, 1, attempt)
@@ -159,7 +184,10 @@ class FlowerEngine(Engine):
         """Return how many parties have to answer, and the reason if that is all of them."""
         if not self._needs_everyone(round_number):
             return self.parties.patience.go_on_with, ""
-        because = ' (server.optimizer = "cg" solves for one objective, so it needs every party in every round)'
+        optimizer = self.settings.server.optimizer
+        because = (
+            f' (server.optimizer = "{optimizer}" solves for one objective, so it needs every party in every round)'
+        )
         return len(self.roster.parties), because
 
     def _enough(self, labels_of: LabelsOf, heard: Collection[int], round_number: int, attempt: int) -> bool:
@@ -184,10 +212,15 @@ class FlowerEngine(Engine):
 
     # --- send ---
 
-    def _send_model(self, model: Model, labels_of: LabelsOf, round_number: int) -> Exchange:
-        """Send each party the encoder and the compared rows, one object each for all messages, and its own rows."""
+    def _send_model(
+        self, model: Model, labels_of: LabelsOf, round_number: int, direction: Tensor | None = None
+    ) -> Exchange:
+        """Send each party the encoder, the compared rows and the direction of a Newton step, one object each for all
+        messages, and its own rows."""
         encoder, compared = pack_encoder(model), self._compared_rows(model, round_number)
-        exchange = self.parties.exchange(TRAIN, round_number)
+        if direction is not None:
+            compared["direction"] = pack_theta([direction])
+        exchange = self.parties.exchange(TRAIN if direction is None else CURVATURE, round_number)
         for party, labels in labels_of.items():
             content = self._content(labels, round=round_number)
             content.update(encoder | compared)
@@ -251,6 +284,13 @@ class FlowerEngine(Engine):
                 raise BadMessage("a row is not of length 1")
         self.repeats.check(party, theta, rows, loss)
         return Change(party, theta, rows, loss, norm(theta))
+
+    def _read_product(self, labels_of: LabelsOf, model: Model, party: int, content: RecordDict) -> Change:
+        exactly(content, {"outcome": OUTCOME, "product": None})
+        loss = self._read_outcome(content, labels_of[party])
+        product = unpack_theta(content, "product", model.theta)
+        self.repeats.check(party, product, None, loss)
+        return Change(party, product, None, loss, norm(product))
 
     def _read_sums(self, labels_of: LabelsOf, size: int, party: int, content: RecordDict) -> Change:
         labels, dtype = labels_of[party], self.settings.dtype

@@ -44,6 +44,8 @@ BOUNDS = {
     "hashing.buckets": Bound(1, 10_000_000, "memory"),
     "labels": Bound(1, 10_000_000, "memory: rows of W, where a party compares all labels"),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
+    "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
+    "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
     "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
     "set_size": Bound(1, 1_000, "labels of one instance: the join leaves out instances with more"),
