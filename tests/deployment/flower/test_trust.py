@@ -406,6 +406,101 @@ def test_shares_that_single_out_a_record_get_nothing_of_a_loss_over_all_labels(t
     assert max(cosine(direction, x) for x in naive.X) > 0.99 and not changes[1].any()
 
 
+def columns_of(reply: Message, record: str = "change") -> np.ndarray:
+    array = reply.content[record]["0"]
+    return np.frombuffer(array.data, "f4").reshape(array.shape)
+
+
+@pytest.mark.parametrize("loss", ["square", "logistic", "squared-hinge"])
+def test_columns_that_carry_one_record_each_are_not_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    """What remains (docs/deployment.md): all records contribute alike to the matrix, and one each to its columns."""
+    monkeypatch.setattr(f"{__name__}.FEATURES", 60)
+    clinic, labels = OneParty(tmp_path), RECORDS + 1
+    values = {"encoder.name": "linear", "encoder.dim": labels, "encoder.output": "raw", "client.loss": loss}
+    content = clinic.message(settings_of("fedavg-fixed", values), round=1, **{"label-count": labels})
+    alone = np.eye(RECORDS) if loss == "square" else 60 * np.eye(RECORDS) - 30
+    wanted = np.concatenate([np.zeros((RECORDS, 1)), alone], axis=1)
+    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0].astype("f4")
+    arrays = {"theta": pack({"0": theta}), "rows": pack({"rows": np.eye(labels, dtype="f4")[:1]})}
+    content = RecordDict({**content, **arrays, "all-rows": pack_all_rows(torch.eye(labels))})
+    change = columns_of(clinic.ask("train", clinic.told(content, np.full(RECORDS, 0.5))))
+    assert min(cosine(change[:, record + 1], x) for record, x in enumerate(clinic.X)) > 0.999
+
+
+def curved(clinic: OneParty, theta: np.ndarray, direction: np.ndarray, **settings: Any) -> RecordDict:
+    """Return a message that asks for H p."""
+    asking = compared(clinic, np.eye(theta.shape[1], dtype="f4"), settings={"client.loss": "squared-hinge"} | settings)
+    asking["theta"], asking["direction"] = (pack({"0": array.astype("f4")}) for array in (theta, direction))
+    return asking
+
+
+@pytest.mark.parametrize("loss", SET_LOSSES)
+@pytest.mark.parametrize("crafted_part", ["direction", "theta"])
+def test_curvature_says_nothing_of_a_single_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, crafted_part: str
+) -> None:
+    """A direction along which one record alone moves, or a θ at which it alone has curvature."""
+    monkeypatch.setattr(f"{__name__}.FEATURES", 60)
+    naive, careful = OneParty(tmp_path, fewest=1), OneParty(tmp_path)
+    random = np.random.default_rng(3)
+    alone = np.zeros((RECORDS, 2))
+    alone[7] = 1, -1
+    saturated = np.tile([30.0, -30.0], (RECORDS, 1))  # on the right side of every margin
+    saturated[7] = 0.0
+    theta, direction = np.zeros((60, 2)), random.normal(size=(60, 2))
+    if crafted_part == "direction":
+        direction = np.linalg.lstsq(naive.X, alone, rcond=None)[0]
+    else:
+        theta = np.linalg.lstsq(naive.X, saturated, rcond=None)[0]
+    asking = careful.told(curved(careful, theta, direction, **{"client.loss": loss}), np.full(RECORDS, 1.0))
+    found, none = (columns_of(party.ask("train.curvature", asking), "product") for party in (naive, careful))
+    assert max(cosine(found[:, 1], x) for x in naive.X) > 0.999 and not none.any()
+    honest = OneParty(tmp_path)
+    usual = curved(honest, np.zeros((60, 2)), random.normal(size=(60, 2)), **{"client.loss": loss})
+    assert columns_of(honest.ask("train.curvature", usual), "product").any()
+
+
+def test_what_a_direction_may_be(clinic: OneParty, tmp_path: Path) -> None:
+    theta, direction = np.zeros((FEATURES, 3)), np.ones((FEATURES, 3))
+    assert clinic.ask("train.curvature", curved(clinic, theta, direction)).has_content()
+    for wrong, why in (
+        (np.full((FEATURES, 3), np.inf), "not finite"),
+        (1e9 * direction, "direction = 9.48683e+09 is outside 0 to 1e+09"),
+        (direction[:, :2], "direction 0 is float32 30 × 2, and should be float32 30 × 3"),
+    ):
+        assert_refused(clinic.ask("train.curvature", curved(clinic, theta, wrong)), why)
+    for settings in (
+        {"client.loss": "square"},
+        {"client.loss": "hinge"},
+        {"client.negatives": 2},
+        {"client.sample": 0.5},
+        {"encoder.output": "unit"},
+        {"encoder.name": "mlp", "encoder.embedding": 3, "encoder.hidden": [4]},
+    ):
+        asking = curved(clinic, theta, direction, **settings)
+        assert_refused(clinic.ask("train.curvature", asking, state=RecordDict()), "needs a convex objective")
+    few = OneParty(tmp_path, allow="directions=2")
+    for number, answered in ((1, True), (2, True), (1, True), (3, False)):
+        reply = few.ask("train.curvature", curved(few, theta, number * direction))
+        assert reply.has_content() == answered
+    assert_refused(reply, "directions = 3 is outside 1 to 2")
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+def test_sums_of_the_first_newton_step(tmp_path: Path, loss: str) -> None:
+    """For losses that are sums over labels; and not of a single record."""
+    constant = {"client.loss": loss, "encoder.constant": 0.7, "encoder.features": "raw"}
+    (tmp_path / "long").mkdir()
+    for clinic, given in ((OneParty(tmp_path), True), (OneParty(tmp_path / "long", one_long_record()), False)):
+        reply = clinic.ask("train.sums", compared(clinic, some_rows(), settings=constant))
+        if loss == "softmax":
+            assert_refused(reply, "which does not use any")
+        else:
+            assert np.frombuffer(reply.content["sums"]["gram"].data, "f4").any() == given
+
+
 def test_a_layer_that_fires_for_one_record_alone_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All outputs are alike, but only one record activates the mlp's first layer."""
     monkeypatch.setattr(f"{__name__}.FEATURES", 60)
