@@ -149,14 +149,12 @@ def _check_set_loss(settings: Experiment) -> None:
         )
     if client.loss in ("hinge", "square"):
         return
-    if facts.trains_rows or facts.sub_models(settings) > 1:
+    if facts.trains_rows or facts.secret_rows or facts.sub_models(settings) > 1:
         raise ConfigError(
             f"{client.loss} compares with the class embeddings of all labels, so they must be fixed and known to all: "
             "use fedalc-exact, fedalc-fixed or fedavg-fixed",
             "client.loss",
         )
-    if settings.engine == "flower":
-        raise ConfigError(f"real parties cannot compute {client.loss} yet; use square or hinge", "client.loss")
 
 
 def _check_solver(settings: Experiment) -> None:

@@ -45,7 +45,6 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
     ("client.margin", {"client.loss": ("hinge",)}),
     ("client.set_size", {"client.loss": ALL_LABELS}),
-    ("client.negatives", {"client.loss": ("logistic", "squared-hinge")}),
     ("client.label_power client.label_offset", {"client.loss": ("square",)}),
     (
         "server.learning_rate server.weight_decay",
@@ -77,7 +76,6 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("selection.every selection.patience selection.keep selection.test_curve", {"method": FEDERATED}),
     ("selection.patience", {"selection.keep": ("best",)}),
     ("tuning", {"method": FEDERATED}),
-    ("tuning.axes", {"tuning.search": (False,)}),
     ("selection.test_curve", {"selection.validation": (0,)}),
 )
 

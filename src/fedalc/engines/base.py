@@ -112,7 +112,9 @@ class Engine(ABC):
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums that determine θ, given the design and the class embeddings (methods of one round)."""
 
-    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
         """Return H p, the second derivative of Σ p_u R_u by θ times a direction, for a linear encoder."""
         raise ConfigError("this engine does not compute Newton steps", "server.optimizer")
 

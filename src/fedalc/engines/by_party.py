@@ -66,8 +66,10 @@ class PartyByParty(Engine):
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         return self.inner.sums(model, participants)
 
-    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
-        return self.inner.curvature(model, direction, participants)
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
+        return self.inner.curvature(model, direction, participants, round_number)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.lengths.tensors()

@@ -105,7 +105,9 @@ class FusedEngine(Engine):
             rows = self._rows(W[place(label)], row_gradient, label, weights)
         return RoundResult(self._change(model, encoder, portion), *rows, total.item(), traffic)
 
-    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
         (theta,) = model.theta
         traffic = Ledger.of_curvature(theta, self.federation.user_count(participants))
         if self._by_columns is not None:

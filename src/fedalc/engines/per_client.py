@@ -17,7 +17,7 @@ from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows
-from fedalc.models.encoders import Batch, Chance, SparseRows, make_batch
+from fedalc.models.encoders import Batch, Chance, Encoder, SparseRows, make_batch
 from fedalc.models.model import Model
 
 
@@ -58,23 +58,33 @@ class ClientsEngine(Engine):
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(change, *rows, loss, traffic, statistics=statistics)
 
-    def curvature(self, model: Model, direction: Tensor, participants: np.ndarray) -> tuple[Tensor, Ledger]:
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         weights = self.method.weights(counts, self.federation.label_of[participants]).tolist()
         along = moved_along(model.encoder, direction)
         (moving,) = along.parameters()
         for client, weight in watched("clients", zip(participants.tolist(), weights, strict=True), len(participants)):
-            row, held = model.W[self.federation.label_of[client]], self.federation.instances_of(client)
-            for part in self._parts(held):
-                rows = self._rows(part, row)
-                change = along(rows)
-                g = model.encoder(rows).detach().requires_grad_()
-                loss = self._loss(g, model.W, row, client, part, 0)
-                (slope,) = torch.autograd.grad(loss, g, create_graph=True)
-                (pull,) = torch.autograd.grad((slope * change.detach()).sum(), g)
-                torch.autograd.backward(change, pull * (weight / len(held)))
+            self._add_curvature(model, along, client, weight)
         assert moving.grad is not None
         return moving.grad, Ledger.of_curvature(direction, self.federation.user_count(participants))
+
+    def _add_curvature(self, model: Model, along: Encoder, client: int, weight: float) -> None:
+        """Add the client's part of H p, times its weight, to the gradient of `along`, whose θ is p."""
+        row, held = model.W[self.federation.label_of[client]], self.federation.instances_of(client)
+        for part in self._parts(held):
+            self._add_product(model, along, row, client, part, self._rows(part, row), weight / len(held))
+
+    def _add_product(
+        self, model: Model, along: Encoder, row: Tensor, client: int, instances: np.ndarray, rows: Batch, weight: float
+    ) -> None:
+        change = along(rows)
+        g = model.encoder(rows).detach().requires_grad_()
+        loss = self._loss(g, model.W, row, client, instances, 0)
+        (slope,) = torch.autograd.grad(loss, g, create_graph=True)
+        (pull,) = torch.autograd.grad((slope * change.detach()).sum(), g)
+        torch.autograd.backward(change, pull * weight)
 
     @torch.no_grad()
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
@@ -170,8 +180,12 @@ class ClientsEngine(Engine):
         """Return the client's share of the loss's part over all labels, for each instance."""
         assert self.method.set_loss is not None
         labels, factor = self.method.compared_labels(round_number)
-        scores = g @ (W if labels is None else W[labels]).T
+        scores = self._scores(g, W, labels)
         return self.method.rest_share(own, instances) * factor * self.method.set_loss.rest(scores)
+
+    def _scores(self, g: Tensor, W: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the scores of all labels, or of a sample of them."""
+        return g @ (W if labels is None else W[labels]).T
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
         """Return the divisor of a batch's loss: its size, or for a sample its expected size, as it may be empty."""

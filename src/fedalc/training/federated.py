@@ -129,7 +129,7 @@ class FederatedTraining:
             return self._solve_first_step(clients)
         self.server.aim()
         if isinstance(self.server, NewtonCG) and self.server.direction is not None:
-            curved, traffic = self.engine.curvature(self.model, self.server.direction, clients)
+            curved, traffic = self.engine.curvature(self.model, self.server.direction, clients, t)
             self.ledger.add(traffic)
             return self.server.curve(curved)
         result = self.engine.run(self.model, clients, Chance(settings, t, self.model.W), t)

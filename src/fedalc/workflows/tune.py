@@ -16,6 +16,7 @@ from fedalc.config.schema import TuningSettings
 from fedalc.core import distributed
 from fedalc.core.atomic_files import write_text
 from fedalc.core.interrupt import Interrupt
+from fedalc.core.registry import ORACLES
 from fedalc.data.dataset import Dataset
 from fedalc.errors import ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
@@ -32,6 +33,8 @@ def settled(
     callbacks: Sequence[Callback],
 ) -> tuple[Experiment, dict[str, Any] | None, bool]:
     """Return the settings to train with, what a search tried (as in result.json), and whether the folder is begun."""
+    if settings.method in ORACLES:
+        return settings, None, resume
     if settings.tuning.search:
         if distributed.here().count > 1:
             raise ConfigError("the search runs in one process; leave it out (--no-tune)", "tuning.search")

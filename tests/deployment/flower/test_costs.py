@@ -17,7 +17,7 @@ from fedalc.deployment.flower.answers import RECORD
 from fedalc.deployment.local import write_party
 from fedalc.labels.collection.keys import Key
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
-from tests.deployment.flower.problem import NAMES, OWNED, SETTINGS, Nodes, asked, in_round, run
+from tests.deployment.flower.problem import LINEAR, NAMES, OWNED, SETTINGS, Nodes, asked, in_round, run
 
 OVERHEAD = 0.05  # of the ledger's figure, where θ has 200 kB: names, shapes, hashes and settings of each message
 LARGE = SETTINGS | {"encoder.embedding": 100, "encoder.hidden": [400], "encoder.dim": 20, "encoder.dropout": 0.0}
@@ -46,6 +46,23 @@ def test_the_ledger_is_what_travels(tmp_path: Path, parties: Nodes, attempts: in
     for ledger, wire in (("bytes_down", grid.bytes_down), ("bytes_up", grid.bytes_up)):
         on_wire = sum(wire.values())
         assert result[ledger] <= on_wire <= (1 + OVERHEAD) * result[ledger]
+
+
+@pytest.mark.parametrize("dim", [400, 4])
+@pytest.mark.parametrize("optimizer", ["adam", "newton"])
+def test_the_ledger_counts_the_rows_of_all_labels(tmp_path: Path, parties: Nodes, optimizer: str, dim: int) -> None:
+    """Rows that are axes as one number per label; the direction of a Newton step like θ."""
+    grid = LocalGrid(parties)
+    settings = LINEAR | {"client.loss": "logistic", "client.set_size": "ignored", "server.optimizer": optimizer}
+    settings |= {"encoder.dim": dim, "embeddings.start": "by-frequency"}
+    run(grid, tmp_path / "run", asked("fedalc-exact", settings))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    theta, own, compared, weights = 4 * 20 * dim, 7 * dim * 4, 7 * (4 if dim >= 7 else dim * 4), 7 * 8
+    directions = 2 * 4 * theta if optimizer == "newton" else 0
+    assert result["bytes_down"] == 3 * (4 * theta + own + 4 * compared + weights) + directions
+    assert result["bytes_down"] < sum(grid.bytes_down.values())
+    if dim == 400:
+        assert sum(grid.bytes_down.values()) < 1.3 * result["bytes_down"]
 
 
 def test_a_party_with_three_labels_sends_theta_once(tmp_path: Path, parties: Nodes) -> None:

@@ -354,6 +354,26 @@ def test_conjugate_gradients_need_everyone(tmp_path: Path, parties: Nodes, gone:
         run(grid, tmp_path / "run", asked("fedalc-exact", square, **wait))
 
 
+NEWTON = LINEAR | {"client.loss": "logistic", "server.optimizer": "newton"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda a: {k: np.full_like(v, np.nan) for k, v in a.items()}, "not finite"),
+        (lambda a: {k: v[1:] for k, v in a.items()}, "product 0 is"),
+        (lambda a: {k: v * 1e6 for k, v in a.items()}, "credible"),
+        (lambda a: {"1": a["0"]}, "product has the arrays 1"),
+    ],
+)
+def test_newton_steps_need_a_good_product_of_everyone(tmp_path: Path, parties: Nodes, change: Any, why: str) -> None:
+    grid, alter = LocalGrid(parties), with_arrays("product", change)
+    grid.tampering[BAD] = in_round(3, lambda m, reply: Message(alter(reply.content), reply_to=m), "train.curvature")
+    with pytest.raises(TooFew, match=r'round 3: .*server.optimizer = "newton".* needs every party .*resume=true'):
+        run(grid, tmp_path / "run", asked("fedalc-exact", NEWTON, **{"num-server-rounds": 5, "wait": 1.0}))
+    assert why in notes(tmp_path / "run")[-1][2]
+
+
 def test_absurd_sums_are_left_out_of_the_one_round(tmp_path: Path, parties: Nodes) -> None:
     grid = LocalGrid(parties)
     times = with_arrays("sums", lambda a: {k: v * 1e6 for k, v in a.items()})

@@ -109,6 +109,20 @@ def test_a_crash_before_a_rounds_evaluation_loses_nothing(tmp_path: Path, partie
     assert all(record["loss"] > 0 and record["metrics"] for record in records)
 
 
+@pytest.mark.parametrize("t", [2, 3, 4])
+def test_a_newton_step_goes_on_after_a_stop(tmp_path: Path, parties: Nodes, t: int) -> None:
+    """Within a step, whose direction is in the checkpoint, and between two."""
+    newton = {"client.loss": "squared-hinge", "server.optimizer": "newton", "server.newton_rounds": 2}
+    asking = asked("fedalc-exact", LINEAR | newton, **{"num-server-rounds": 5})
+    whole = run(LocalGrid(parties), tmp_path / "whole", asking)
+    grid, folder = LocalGrid(parties), tmp_path / "stopped"
+    crash_in(grid, "train" if t == 4 else "train.curvature", t)
+    with pytest.raises(Crash):
+        run(grid, folder, asking)
+    again = {"resume": True, "wait": 5.0, "round-timeout": 5.0, "num-parties": 4}
+    assert_bit_for_bit(run(LocalGrid(renamed(parties)), folder, again).model, whole.model)
+
+
 def test_nobody_left_to_evaluate_ends_no_run(tmp_path: Path, parties: Nodes) -> None:
     grid = LocalGrid(parties)
     grid.script = {4: {}}  # census and three rounds have had their look

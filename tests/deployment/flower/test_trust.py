@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.contributions import enough_contribute
 from fedalc.deployment.flower.limits import BOUNDS, Limits
 from fedalc.deployment.flower.party import Party, held_out
-from fedalc.deployment.flower.wire import BadMessage, pack, task
+from fedalc.deployment.flower.wire import BadMessage, pack, pack_all_rows, task
 from fedalc.deployment.local import write_party
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.privacy.ledger import Ledger
+from fedalc.methods.losses import SET_LOSSES
 from fedalc.models.encoders import make_encoder
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
 from tests.deployment.flower.problem import LINEAR, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
@@ -157,20 +159,24 @@ def test_expected_set_sizes_are_in_their_range_and_stay(clinic: OneParty) -> Non
 
 
 def crafted(clinic: OneParty, loss: str, **client: Any) -> RecordDict:
-    """Return a linear θ and a row for which only record 7 has a considerable loss."""
-    values = {"encoder.name": "linear", "encoder.dim": 1, "encoder.output": "raw", "encoder.start": "he"}
+    """Return a linear θ and rows for which only record 7 has a considerable loss."""
+    labels = 2 if loss in SET_LOSSES else 1
+    values = {"encoder.name": "linear", "encoder.dim": labels, "encoder.output": "raw", "encoder.start": "he"}
     values |= {"client.loss": loss, "client.learning_rate": 0.1}
     values |= {f"client.{name}": value for name, value in client.items()}
-    wanted = np.full(RECORDS, 1.0 if loss == "square" else 0.9)  # where all others have no loss
+    wanted = np.full((RECORDS, labels), {"hinge": 0.9, "square": 1.0}.get(loss, 30.0))  # all others have no loss
+    wanted[:, 1:] *= -1
     wanted[7] = 0.0
-    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0]
-    content = clinic.message(settings_of("fedavg-fixed", values), round=1)
-    arrays = {"theta": pack({"0": theta.reshape(-1, 1).astype("f4")}), "rows": pack({"rows": np.ones((1, 1), "f4")})}
+    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0].astype("f4")
+    content = clinic.message(settings_of("fedavg-fixed", values), round=1, **{"label-count": labels})
+    arrays = {"theta": pack({"0": theta}), "rows": pack({"rows": np.eye(labels, dtype="f4")[:1]})}
     content = RecordDict({**content, **arrays})
-    return clinic.told(content, np.full(RECORDS, 1.0)) if loss == "square" else content
+    if loss in SET_LOSSES:
+        content["all-rows"] = pack_all_rows(torch.eye(labels))
+    return content if loss == "hinge" else clinic.told(content, np.full(RECORDS, 1.0))
 
 
-@pytest.mark.parametrize("loss", ["hinge", "square"])
+@pytest.mark.parametrize("loss", ["hinge", "square", *SET_LOSSES])
 @pytest.mark.parametrize("schedule", [{}, {"epochs": 3}, {"epochs": 2, "batch_size": 8}, {"batch_size": 13}])
 def test_a_crafted_encoder_gets_nothing_of_a_single_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, schedule: dict[str, int]
@@ -182,7 +188,8 @@ def test_a_crafted_encoder_gets_nothing_of_a_single_record(
     found = {}
     for name, party in (("naive", naive), ("careful", careful)):
         reply = party.ask("train", content)
-        found[name] = np.frombuffer(reply.content["change"]["0"].data, "f4")
+        change = reply.content["change"]["0"]
+        found[name] = np.frombuffer(change.data, "f4").reshape(change.shape)[:, 0]
     assert max(cosine(found["naive"], x) for x in naive.X) > (0.999 if len(schedule) == 0 else 0.9)
     assert not found["careful"].any()
 
@@ -293,15 +300,205 @@ def test_evaluation_says_nothing_of_few_records(
     assert counted == [int(out.sum()) if expected == "enough" else 0, 0]
 
 
-@pytest.mark.parametrize("loss", ["hinge", "square"])
+@pytest.mark.parametrize("loss", ["hinge", "square", *SET_LOSSES])
 def test_an_honest_encoder_gets_its_answer(tmp_path: Path, loss: str) -> None:
     clinic = OneParty(tmp_path)
     values = {"encoder.name": "linear", "encoder.dim": 3, "encoder.output": "raw", "client.loss": loss}
-    content = clinic.message(settings_of("fedavg-fixed", values), round=1)
+    content = clinic.message(settings_of("fedavg-fixed", values), round=1, **{"label-count": 3})
     theta = np.random.default_rng(1).normal(0, 0.3, (FEATURES, 3)).astype("f4")
     content = RecordDict({**content, "theta": pack({"0": theta}), "rows": pack({"rows": np.eye(3, dtype="f4")[:1]})})
-    content = clinic.told(content, np.full(RECORDS, 0.5)) if loss == "square" else content
+    content = clinic.told(content, np.full(RECORDS, 0.5)) if loss != "hinge" else content
+    content["all-rows"] = pack_all_rows(torch.eye(3))
     assert np.frombuffer(clinic.ask("train", content).content["change"]["0"].data, "f4").any()
+
+
+# --- losses over all labels ---
+
+
+def compared(clinic: OneParty, rows: np.ndarray, own: int = 0, **more: Any) -> RecordDict:
+    """Return an honest server's message for the logistic loss with these rows of W."""
+    labels, dim = rows.shape
+    values = {"encoder.name": "linear", "encoder.dim": dim, "encoder.output": "raw", "client.loss": "logistic"}
+    values |= {"client.learning_rate": 0.1, **more.pop("settings", {})}
+    said = {"round": 1, "numbers": [own], "label-count": labels, **more}
+    content = clinic.message(settings_of("fedavg-fixed", values), **said)
+    theta = np.random.default_rng(1).normal(0, 0.3, (FEATURES, dim)).astype("f4")
+    arrays = {"theta": pack({"0": theta}), "rows": pack({"rows": rows[[own]]})}
+    arrays["all-rows"] = pack_all_rows(torch.from_numpy(rows))
+    return clinic.told(RecordDict({**content, **arrays}), np.full(RECORDS, 0.5))
+
+
+def some_rows(seed: int = 0, labels: int = 4) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(labels, 3))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype("f4")
+
+
+def test_rows_of_all_labels_do_not_change_in_a_run(clinic: OneParty) -> None:
+    rows, other = some_rows(), some_rows(1)
+    assert clinic.ask("train", compared(clinic, rows)).has_content()
+    assert clinic.ask("train", compared(clinic, rows, round=2)).has_content()
+    problem = "other rows of W, or another number of labels, than before"
+    changed = rows.copy()
+    changed[2] = other[2]
+    for asking in (
+        compared(clinic, changed),
+        compared(clinic, np.concatenate([rows, other])),
+        compared(clinic, rows, own=1),
+        RecordDict({**compared(clinic, rows), "rows": pack({"rows": other[:1]})}),
+    ):
+        assert_refused(clinic.ask("train", asking), problem)
+    assert clinic.ask("train", compared(clinic, rows, round=3)).has_content()
+
+
+def test_rows_of_a_sample(clinic: OneParty) -> None:
+    """The party draws the labels itself, so the server can send only as many rows as the settings say."""
+    sample = {"settings": {"client.negatives": 2}}
+    asking = compared(clinic, some_rows(), **sample)
+    assert_refused(clinic.ask("train", asking), "all-rows rows is float32 4 × 3, and should be float32 2 × 3")
+    few = RecordDict({**asking, "all-rows": pack_all_rows(torch.from_numpy(some_rows()[:2]))})
+    assert clinic.ask("train", few).has_content()
+    moved = RecordDict({**few, "rows": pack({"rows": some_rows(1)[:1]})})
+    assert_refused(clinic.ask("train", moved), "other rows of W")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"label-count": 10**9}, "labels = 1e+09 is outside"),
+        ({"label-count": 0}, "labels = 0 is outside"),
+        ({"label-count": 5}, "all-rows rows is float32 4 × 3, and should be float32 5 × 3"),
+        ({"numbers": [4]}, "not different ones of 4"),
+        ({"numbers": [-1]}, "not different ones of 4"),
+        ({"label-count": 4.0}, "task has no label-count"),
+    ],
+    ids=str,
+)
+def test_numbers_of_labels_that_cannot_be(clinic: OneParty, change: dict[str, Any], why: str) -> None:
+    assert_refused(clinic.ask("train", with_task(compared(clinic, some_rows()), **change)), why)
+
+
+def test_rows_that_cannot_be(clinic: OneParty, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = compared(clinic, some_rows())
+    without = RecordDict({name: record for name, record in honest.items() if name != "all-rows"})
+    assert_refused(clinic.ask("train", without), "there are no all-rows")
+    wrong = some_rows()
+    wrong[3, 1] = np.nan
+    assert_refused(clinic.ask("train", RecordDict({**honest, "all-rows": pack({"rows": wrong})})), "not finite")
+    axes = pack({"columns": np.array([0, 1, 2, 3], dtype=np.int32)})
+    assert_refused(clinic.ask("train", RecordDict({**honest, "all-rows": axes})), "an axis outside 0 to 2")
+    untold = RecordDict({name: record for name, record in honest.items() if name != "told"})
+    assert_refused(clinic.ask("train", untold), "there are no told")
+    weighted = clinic.told(honest, np.full(RECORDS, 0.5), (0.5,))
+    assert_refused(clinic.ask("train", weighted), "label weights other than 1")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=4000))
+    assert_refused(clinic.ask("train", honest), "more than half of this machine")
+
+
+def test_shares_that_single_out_a_record_get_nothing_of_a_loss_over_all_labels(tmp_path: Path) -> None:
+    """Softmax is all share, so with m = 1000 for all records but one the change is that record's."""
+    naive, careful = OneParty(tmp_path, fewest=1), OneParty(tmp_path)
+    shares = np.full(RECORDS, 1 / 1000)
+    shares[7] = 1.0
+    asking = careful.told(compared(careful, some_rows(), settings={"client.loss": "softmax"}), shares)
+    changes = [np.frombuffer(p.ask("train", asking).content["change"]["0"].data, "f4") for p in (naive, careful)]
+    change = changes[0].reshape(FEATURES, -1)
+    direction = np.linalg.svd(change)[0][:, 0]
+    assert max(cosine(direction, x) for x in naive.X) > 0.99 and not changes[1].any()
+
+
+def columns_of(reply: Message, record: str = "change") -> np.ndarray:
+    array = reply.content[record]["0"]
+    return np.frombuffer(array.data, "f4").reshape(array.shape)
+
+
+@pytest.mark.parametrize("loss", ["square", "logistic", "squared-hinge"])
+def test_columns_that_carry_one_record_each_are_not_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    """What remains (docs/deployment.md): all records contribute alike to the matrix, and one each to its columns."""
+    monkeypatch.setattr(f"{__name__}.FEATURES", 60)
+    clinic, labels = OneParty(tmp_path), RECORDS + 1
+    values = {"encoder.name": "linear", "encoder.dim": labels, "encoder.output": "raw", "client.loss": loss}
+    content = clinic.message(settings_of("fedavg-fixed", values), round=1, **{"label-count": labels})
+    alone = np.eye(RECORDS) if loss == "square" else 60 * np.eye(RECORDS) - 30
+    wanted = np.concatenate([np.zeros((RECORDS, 1)), alone], axis=1)
+    theta = np.linalg.lstsq(clinic.X, wanted, rcond=None)[0].astype("f4")
+    arrays = {"theta": pack({"0": theta}), "rows": pack({"rows": np.eye(labels, dtype="f4")[:1]})}
+    content = RecordDict({**content, **arrays, "all-rows": pack_all_rows(torch.eye(labels))})
+    change = columns_of(clinic.ask("train", clinic.told(content, np.full(RECORDS, 0.5))))
+    assert min(cosine(change[:, record + 1], x) for record, x in enumerate(clinic.X)) > 0.999
+
+
+def curved(clinic: OneParty, theta: np.ndarray, direction: np.ndarray, **settings: Any) -> RecordDict:
+    """Return a message that asks for H p."""
+    asking = compared(clinic, np.eye(theta.shape[1], dtype="f4"), settings={"client.loss": "squared-hinge"} | settings)
+    asking["theta"], asking["direction"] = (pack({"0": array.astype("f4")}) for array in (theta, direction))
+    return asking
+
+
+@pytest.mark.parametrize("loss", SET_LOSSES)
+@pytest.mark.parametrize("crafted_part", ["direction", "theta"])
+def test_curvature_says_nothing_of_a_single_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, crafted_part: str
+) -> None:
+    """A direction along which one record alone moves, or a θ at which it alone has curvature."""
+    monkeypatch.setattr(f"{__name__}.FEATURES", 60)
+    naive, careful = OneParty(tmp_path, fewest=1), OneParty(tmp_path)
+    random = np.random.default_rng(3)
+    alone = np.zeros((RECORDS, 2))
+    alone[7] = 1, -1
+    saturated = np.tile([30.0, -30.0], (RECORDS, 1))  # on the right side of every margin
+    saturated[7] = 0.0
+    theta, direction = np.zeros((60, 2)), random.normal(size=(60, 2))
+    if crafted_part == "direction":
+        direction = np.linalg.lstsq(naive.X, alone, rcond=None)[0]
+    else:
+        theta = np.linalg.lstsq(naive.X, saturated, rcond=None)[0]
+    asking = careful.told(curved(careful, theta, direction, **{"client.loss": loss}), np.full(RECORDS, 1.0))
+    found, none = (columns_of(party.ask("train.curvature", asking), "product") for party in (naive, careful))
+    assert max(cosine(found[:, 1], x) for x in naive.X) > 0.999 and not none.any()
+    honest = OneParty(tmp_path)
+    usual = curved(honest, np.zeros((60, 2)), random.normal(size=(60, 2)), **{"client.loss": loss})
+    assert columns_of(honest.ask("train.curvature", usual), "product").any()
+
+
+def test_what_a_direction_may_be(clinic: OneParty, tmp_path: Path) -> None:
+    theta, direction = np.zeros((FEATURES, 3)), np.ones((FEATURES, 3))
+    assert clinic.ask("train.curvature", curved(clinic, theta, direction)).has_content()
+    for wrong, why in (
+        (np.full((FEATURES, 3), np.inf), "not finite"),
+        (1e9 * direction, "direction = 9.48683e+09 is outside 0 to 1e+09"),
+        (direction[:, :2], "direction 0 is float32 30 × 2, and should be float32 30 × 3"),
+    ):
+        assert_refused(clinic.ask("train.curvature", curved(clinic, theta, wrong)), why)
+    for settings in (
+        {"client.loss": "square"},
+        {"client.loss": "hinge"},
+        {"client.negatives": 2},
+        {"client.sample": 0.5},
+        {"encoder.output": "unit"},
+        {"encoder.name": "mlp", "encoder.embedding": 3, "encoder.hidden": [4]},
+    ):
+        asking = curved(clinic, theta, direction, **settings)
+        assert_refused(clinic.ask("train.curvature", asking, state=RecordDict()), "needs a convex objective")
+    few = OneParty(tmp_path, allow="directions=2")
+    for number, answered in ((1, True), (2, True), (1, True), (3, False)):
+        reply = few.ask("train.curvature", curved(few, theta, number * direction))
+        assert reply.has_content() == answered
+    assert_refused(reply, "directions = 3 is outside 1 to 2")
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+def test_sums_of_the_first_newton_step(tmp_path: Path, loss: str) -> None:
+    """For losses that are sums over labels; and not of a single record."""
+    constant = {"client.loss": loss, "encoder.constant": 0.7, "encoder.features": "raw"}
+    (tmp_path / "long").mkdir()
+    for clinic, given in ((OneParty(tmp_path), True), (OneParty(tmp_path / "long", one_long_record()), False)):
+        reply = clinic.ask("train.sums", compared(clinic, some_rows(), settings=constant))
+        if loss == "softmax":
+            assert_refused(reply, "which does not use any")
+        else:
+            assert np.frombuffer(reply.content["sums"]["gram"].data, "f4").any() == given
 
 
 def test_a_layer_that_fires_for_one_record_alone_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """A party's answers to the server's messages.
 
-A party runs engine `clients` on its own data: its labels are the clients. It sees no other rows of W, unless it ranks
-labels for its held-out records (`rank`).
+A party runs engine `clients` on its own data: its labels are the clients. It sees other rows of W only for a loss over
+all labels, and to rank labels for its held-out records (`rank`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, cast
 
 import numpy as np
@@ -20,18 +20,21 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.facts import encoder_facts
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.core.seeds import torch_generator
 from fedalc.data.federation import Federation
 from fedalc.data.images.images import Images
 from fedalc.deployment.flower.answers import sign_off
+from fedalc.deployment.flower.compared_rows import read_compared_rows
 from fedalc.deployment.flower.contributions import CarefulEngine, enough_measured
 from fedalc.deployment.flower.limits import Limits, check_memory, sample_problem
 from fedalc.deployment.flower.party import SHARES, Party, held_out, instance_keys
-from fedalc.deployment.flower.party_memory import check_same_run, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_ranking import ranked
 from fedalc.deployment.flower.wire import (
     BadMessage,
+    config,
     encoder_tensors,
     pack,
     pack_theta,
@@ -40,12 +43,14 @@ from fedalc.deployment.flower.wire import (
     unpack,
     unpack_all_rows,
     unpack_encoder,
+    unpack_theta,
 )
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.join import distinct
 from fedalc.labels.collection.keys import check_run_id
 from fedalc.methods import METHODS, Method, Told, make_method
+from fedalc.methods.losses import SET_LOSSES
 from fedalc.models.encoders import Chance, Encoder, encoder_shape, make_batch, make_encoder, picture_bytes, scale_rows
 from fedalc.models.model import Model
 from fedalc.workflows.train import image_options
@@ -136,6 +141,8 @@ def train(message: Message, context: Context) -> RecordDict:
     if problem := sample_problem(work.federation.counts, sample, fewest, say_counts=False):
         raise BadMessage(problem)
     model = work.model()
+    if work.method.set_loss is not None:
+        work.engine.compared = read_compared_rows(work, t)
     result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)
     work.log_left_out()
     reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
@@ -144,14 +151,36 @@ def train(message: Message, context: Context) -> RecordDict:
     return reply
 
 
+@app.train("curvature")
+@answers
+def curvature(message: Message, context: Context) -> RecordDict:
+    """For Newton steps: send H p, the mean over its labels. p is a direction that the server chooses."""
+    work = Work.read(message, context, round=int)
+    t, client = work.question["round"], work.settings.client
+    work.limits.check("round", t)
+    if not work.is_convex or client.negatives is not None or client.sample < 1:
+        raise BadMessage("asks for curvature, which needs a convex objective: a loss over all labels, a linear encoder")
+    model = work.model()
+    (direction,) = unpack_theta(message.content, "direction", model.theta)
+    work.limits.check("direction", float(direction.double().norm()))
+    work.engine.compared = read_compared_rows(work, t)
+    asked = fingerprint(*(tensor.detach().cpu().numpy().tobytes() for tensor in (*model.theta, direction)))
+    check_asked(context, work.question["run"], "direction", asked, partial(work.limits.check, "directions"))
+    product, _ = work.engine.curvature(model, direction.to(work.settings.device), work.federation.clients)
+    work.log_left_out()
+    return RecordDict({"product": pack_theta([product]), "outcome": work.outcome(0.0)})
+
+
 @app.train("sums")
 @answers
 def sums(message: Message, context: Context) -> RecordDict:
-    """For one-round methods: send half of the symmetric Σ x xᵀ/m over its instances, and a_u Σ x for each label.
+    """For one-round methods, and the first Newton step: send half of the symmetric Σ x xᵀ/m over its instances, and
+    a_u Σ x for each label.
 
     x is the encoder's design: the features, or more columns. θ is not needed."""
     work = Work.read(message, context)
-    if not work.method.one_round:
+    first_step = work.is_convex and work.method.set_loss is not None and work.method.set_loss.separable
+    if not (work.method.one_round or first_step):
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
     encoder = work.encoder_shape()
     gram = encoder.width**2 if work.method.sends_gram else 0
@@ -245,10 +274,13 @@ class Work:
             numbers=np.array(question["numbers"]),
             keys=instance_keys(party.hasher, digests[rows], settings.client.sample),
         )
-        told = None
-        if settings.client.loss == "square" and not on_held_out:
+        told, label_count = None, len(question["labels"])
+        if settings.client.loss != "hinge" and not on_held_out:
             told = _read_told(message, context, settings, question, limits, digests[rows], digests[~out])
-        method = make_method(settings, len(question["labels"]), told=told)
+        if settings.client.loss in SET_LOSSES and not on_held_out:  # it is over the labels of all parties
+            question |= config(message.content, "task", {"label-count": int})
+            label_count = _all_label_count(question, limits)
+        method = make_method(settings, label_count, told=told)
         _, records = distinct(digests[rows])
         return cls(message, context, party, settings, question, limits, federation, method, records)
 
@@ -263,6 +295,13 @@ class Work:
     @property
     def label_count(self) -> int:
         return len(self.question["labels"])
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether the objective is one that Newton steps solve: a loss over all labels of one matrix."""
+        encoder = self.settings.encoder
+        linear = encoder_facts(encoder.name).linear and encoder.output == "raw"
+        return linear and self.method.set_loss is not None
 
     def enough_measured(self, influence: np.ndarray) -> bool:
         """Return whether enough records contribute to a mean over held-out rows. `influence`: of each row."""
@@ -292,29 +331,26 @@ class Work:
 
     def model(self) -> Model:
         """Return the model that was sent, if its shapes match the settings. It has rows for the party's labels only."""
-        shape = (self.label_count, self._width)
-        rows = unpack(self.message.content, "rows", {"rows": (self.settings.dtype, shape)})["rows"]
-        return self._model(torch.from_numpy(rows), int(self.federation.counts.max()))
+        return self._model(self.own_rows(), int(self.federation.counts.max()))
+
+    def own_rows(self) -> Tensor:
+        shape = (self.label_count, self.width)
+        return torch.from_numpy(unpack(self.message.content, "rows", {"rows": (self.settings.dtype, shape)})["rows"])
 
     def model_of_all_labels(self) -> Model:
         """Return the model that was sent, with the rows of all labels."""
         count = self.all_label_count
-        check_memory(2 * count * self._width * self.dtype.itemsize)
-        rows = unpack_all_rows(self.message.content, "all-rows", self.settings.dtype, count, self._width)
+        check_memory(2 * count * self.width * self.dtype.itemsize)
+        rows = unpack_all_rows(self.message.content, "all-rows", self.settings.dtype, count, self.width)
         return self._model(rows, len(self.records))
 
     @property
     def all_label_count(self) -> int:
-        """The number of labels of all parties, as the server states it."""
-        count = int(self.question["label-count"])
-        self.limits.check("labels", count)
-        numbers = self.question["numbers"]
-        if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
-            raise BadMessage(f"numbers of labels that are not different ones of {count}")
-        return count
+        return _all_label_count(self.question, self.limits)
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """The columns of W."""
         return METHODS[self.settings.method].sub_models(self.settings) * self.settings.encoder.dim
 
     def _model(self, rows: Tensor, instances: int) -> Model:
@@ -332,6 +368,15 @@ class Work:
 
     def outcome(self, loss: float) -> ConfigRecord:
         return ConfigRecord({"labels": self.question["labels"], "loss": float(loss)})
+
+
+def _all_label_count(question: dict[str, Any], limits: Limits) -> int:
+    """Return the number of labels of all parties, as the server states it."""
+    count, numbers = int(question["label-count"]), question["numbers"]
+    limits.check("labels", count)
+    if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
+        raise BadMessage(f"numbers of labels that are not different ones of {count}")
+    return count
 
 
 def _own_columns(party: Party, question: dict[str, Any]) -> list[int]:
@@ -383,13 +428,13 @@ def _read(
     message: Message, context: Context, **more: type | tuple[type, type]
 ) -> tuple[Party, Experiment, dict[str, Any]]:
     """Return the party, the settings and the question. The settings come first: they say how pictures are read."""
-    config = context.node_config
-    settings, question = read_task(message.content, str(config.get("device", "cpu")), share=float, **more)
-    Limits.from_node_config(config).check_settings(settings)
+    node_config = context.node_config
+    settings, question = read_task(message.content, str(node_config.get("device", "cpu")), share=float, **more)
+    Limits.from_node_config(node_config).check_settings(settings)
     _check_share(question["share"])
     _check_run(message, context, question)
     images = replace(image_options(settings), tell=log.warning)
-    party = Party.from_node_config(config, images, question["run"])
+    party = Party.from_node_config(node_config, images, question["run"])
     features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size
     pictures = isinstance(features, Images)
     if pictures != settings.encoder.is_image:

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from fedalc.config.experiment import Experiment
 from fedalc.data.federation import Federation
+from fedalc.deployment.flower.compared_rows import ComparedRows
 from fedalc.deployment.flower.limits import Limits
 from fedalc.engines.base import RoundResult, Sums
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.methods import Method
-from fedalc.models.encoders import Batch, Chance, Design, SparseRows, TextEncoder
+from fedalc.models.encoders import Batch, Chance, Design, Encoder, SparseRows, TextEncoder
 from fedalc.models.encoders.sparse_rows import ColumnsOf
 from fedalc.models.model import Model
 
@@ -65,7 +66,8 @@ def enough_measured(influence: np.ndarray, fewest: int) -> bool:
 
 class CarefulEngine(ClientsEngine):
     """Engine `clients` at a party. It leaves a label unchanged if too few records contribute to its change, and counts
-    such labels in `left_out`. `records` says which rows of the federation are the same record."""
+    such labels in `left_out`. `records` says which rows of the federation are the same record. `compared`: for a loss
+    over all labels, the rows of the labels of all parties; None if the model has them."""
 
     def __init__(
         self, federation: Federation, method: Method, settings: Experiment, limits: Limits, records: np.ndarray
@@ -73,6 +75,7 @@ class CarefulEngine(ClientsEngine):
         super().__init__(federation, method, settings)
         self.limits = limits
         self.records = records
+        self.compared: ComparedRows | None = None
         self.left_out = 0
         self._influence = _Influence(federation.labels.shape[0])
         self._parts_left = 0  # of the current step
@@ -113,16 +116,42 @@ class CarefulEngine(ClientsEngine):
     ) -> float:
         self.limits.check_time()
         self._influence.begin(instances)
-        watched: Any = rows
-        if isinstance(rows, SparseRows):
-            squares = torch.from_numpy(self._squares[instances]).to(rows.keys.device)
-            watched = _WatchedRows(rows, rows, [squares], self._influence)
+        watched = self._watched(rows, instances)
         loss = super()._add_gradient(local, row, client, instances, watched, chance, counted, round_number)
         self._influence.end()
         self._parts_left -= 1
         if self._parts_left == 0:
             self._influence.end_step(self._kept_of_theta, self._kept_of_row(row))
         return loss
+
+    def _watched(self, rows: Batch, instances: np.ndarray) -> Any:
+        if not isinstance(rows, SparseRows):
+            return rows
+        squares = torch.from_numpy(self._squares[instances]).to(rows.keys.device)
+        return _WatchedRows(rows, rows, [squares], self._influence)
+
+    def _add_curvature(self, model: Model, along: Encoder, client: int, weight: float) -> None:
+        """Add the label's part of H p if enough records contribute: c is the length of the record's own part, of each
+        part of a linear encoder's design."""
+        (moving,) = along.parameters()
+        assert moving.grad is not None
+        before = moving.grad.clone()
+        self._influence.clear()
+        super()._add_curvature(model, along, client, weight)
+        if not self._enough(self._influence.of_each(), self._influence.seen):
+            self.left_out += 1
+            moving.grad.copy_(before)
+
+    def _add_product(
+        self, model: Model, along: Encoder, row: Tensor, client: int, instances: np.ndarray, rows: Batch, weight: float
+    ) -> None:
+        self.limits.check_time()
+        self._influence.begin(instances)
+        super()._add_product(model, along, row, client, instances, self._watched(rows, instances), weight)
+        self._influence.end()
+
+    def _scores(self, g: Tensor, W: Tensor, labels: Tensor | None) -> Tensor:
+        return super()._scores(g, W, labels) if self.compared is None else self.compared.scores(g)
 
     def _counted(self, client: int, batch: np.ndarray) -> float:
         """Also note how many parts the step has: the engine calls this once, at the start of each step."""

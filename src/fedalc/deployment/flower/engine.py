@@ -1,8 +1,8 @@
 """One training round over the network.
 
-The server chooses the parties to ask, sends each of them θ and the rows of its own labels, and then reads, checks and
-adds up the replies as they arrive. Flower's own `Strategy.start` is not used: it keeps all replies in memory and cannot
-resume. To the rest of fedalc this is one more engine.
+The server chooses the parties to ask, sends each of them θ and the rows of its own labels (for a loss over all labels,
+all rows), and then reads, checks and adds up the replies as they arrive. Flower's own `Strategy.start` is not used: it
+keeps all replies in memory and cannot resume. To the rest of fedalc this is one more engine.
 
 Memory: θ three times (the server's, as a message, and the sum of changes in double precision) plus the few replies at
 hand, whatever the number of parties. The aggregation rules that compare changes hold all of them
@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.answers import Repeats, exactly
 from fedalc.deployment.flower.census import Census
+from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.connections import RESUME, Parties, TooFew
 from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.norm_screen import Change, NormScreen, Verdict, bad_rows
@@ -35,7 +36,10 @@ from fedalc.deployment.flower.wire import (
     config,
     encoder_tensors,
     pack,
+    pack_all_rows,
     pack_encoder,
+    pack_theta,
+    record_bytes,
     task,
     unpack,
     unpack_theta,
@@ -50,6 +54,7 @@ from fedalc.models.model import Model
 from fedalc.training.server_optimizers import needs_everyone
 
 OUTCOME = ("labels", "loss")
+CURVATURE = "train.curvature"
 ATTEMPTS = 3  # at a round to which too few parties have answered
 
 
@@ -78,7 +83,7 @@ class FlowerEngine(Engine):
         self._capped: set[int] = set()  # parties that the log already names for claiming too much weight
         self._traffic = Ledger()  # of this round, all attempts together
 
-    # --- the two questions ---
+    # --- the questions ---
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         """Run one round. `chance` is unused: parties draw from the round's number."""
@@ -103,8 +108,31 @@ class FlowerEngine(Engine):
                 return result
         raise self._too_few(round_number)
 
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
+        """Collect the parties' products H p for a Newton step. Every party is needed."""
+        weight_of = self._client_weights(model, participants)
+        self._traffic = Ledger()
+        self.repeats.about([*model.theta, direction])
+        for attempt in range(ATTEMPTS):
+            labels_of = self._choose(participants, round_number, attempt)
+            exchange = self._send_model(model, labels_of, round_number, direction)
+            total = self._begin_total(model, labels_of, weight_of, round_number)
+            screen = NormScreen(Lengths())  # products are not as long as changes of θ
+            read = partial(self._read_product, labels_of, model)
+            for reply in exchange.replies():
+                product = self._read(reply, round_number, read)
+                if product is not None:
+                    self._add(total, screen.judge(product), round_number)
+            self._add(total, screen.judge_waiting(), round_number)
+            if self._enough(labels_of, total.norms, round_number, attempt):
+                (mean,) = total.result(0.0, self._traffic).change
+                return mean, self._traffic
+        raise self._too_few(round_number)
+
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
-        """Collect the sums that a one-round method needs."""
+        """Collect the sums that a one-round method, or the first Newton step, needs."""
         self._traffic = Ledger()
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, 1, attempt)
@@ -156,7 +184,10 @@ class FlowerEngine(Engine):
         """Return how many parties have to answer, and the reason if that is all of them."""
         if not self._needs_everyone(round_number):
             return self.parties.patience.go_on_with, ""
-        because = ' (server.optimizer = "cg" solves for one objective, so it needs every party in every round)'
+        optimizer = self.settings.server.optimizer
+        because = (
+            f' (server.optimizer = "{optimizer}" solves for one objective, so it needs every party in every round)'
+        )
         return len(self.roster.parties), because
 
     def _enough(self, labels_of: LabelsOf, heard: Collection[int], round_number: int, attempt: int) -> bool:
@@ -181,26 +212,41 @@ class FlowerEngine(Engine):
 
     # --- send ---
 
-    def _send_model(self, model: Model, labels_of: LabelsOf, round_number: int) -> Exchange:
-        """Send each party the encoder, one object for all messages, and its own rows."""
-        encoder = pack_encoder(model)
-        exchange = self.parties.exchange(TRAIN, round_number)
+    def _send_model(
+        self, model: Model, labels_of: LabelsOf, round_number: int, direction: Tensor | None = None
+    ) -> Exchange:
+        """Send each party the encoder, the compared rows and the direction of a Newton step, one object each for all
+        messages, and its own rows."""
+        encoder, compared = pack_encoder(model), self._compared_rows(model, round_number)
+        if direction is not None:
+            compared["direction"] = pack_theta([direction])
+        exchange = self.parties.exchange(TRAIN if direction is None else CURVATURE, round_number)
         for party, labels in labels_of.items():
             content = self._content(labels, round=round_number)
-            content.update(encoder)
+            content.update(encoder | compared)
             content["rows"] = pack({"rows": model.W[torch.from_numpy(labels)]})
             self._traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
+            self._traffic.down += sum(map(record_bytes, compared.values()))
             exchange.send(self.parties.node_of[party], content)
         return exchange
 
     def _content(self, labels: np.ndarray, **more: int) -> RecordDict:
-        """Return a message for the owner of `labels`. For the square loss it says what only the server knows."""
+        """Return a message for the owner of `labels`. For all losses but hinge it says what only the server knows."""
+        if self.method.set_loss is not None:
+            more["label-count"] = self.roster.label_count
         content = RecordDict({"task": task(self.settings, self.census.run, **self.census.about(labels), **more)})
-        if self.settings.client.loss == "square":
+        if self.settings.client.loss != "hinge":
             told = self.method.tell(labels, self.census.set_sizes.get(int(self.roster.owner[labels[0]])))
             content["told"] = pack({"weights": told.label_weights, "shares": told.shares})
             self._traffic.down += told.label_weights.nbytes + told.shares.nbytes
         return content
+
+    def _compared_rows(self, model: Model, round_number: int) -> dict[str, ArrayRecord]:
+        """Return the rows of W that a loss over all labels compares with: all of them, or those of a sample."""
+        if self.method.set_loss is None:
+            return {}
+        labels, _ = self.method.compared_labels(round_number)
+        return {ALL_ROWS: pack_all_rows(model.W if labels is None else model.W[labels])}
 
     # --- receive ---
 
@@ -238,6 +284,13 @@ class FlowerEngine(Engine):
                 raise BadMessage("a row is not of length 1")
         self.repeats.check(party, theta, rows, loss)
         return Change(party, theta, rows, loss, norm(theta))
+
+    def _read_product(self, labels_of: LabelsOf, model: Model, party: int, content: RecordDict) -> Change:
+        exactly(content, {"outcome": OUTCOME, "product": None})
+        loss = self._read_outcome(content, labels_of[party])
+        product = unpack_theta(content, "product", model.theta)
+        self.repeats.check(party, product, None, loss)
+        return Change(party, product, None, loss, norm(product))
 
     def _read_sums(self, labels_of: LabelsOf, size: int, party: int, content: RecordDict) -> Change:
         labels, dtype = labels_of[party], self.settings.dtype

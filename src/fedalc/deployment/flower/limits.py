@@ -42,8 +42,10 @@ BOUNDS = {
     "encoder.random_features": Bound(1, 65_536, "memory"),
     "hashing.tables": Bound(1, 256, "memory: an encoder for each table"),
     "hashing.buckets": Bound(1, 10_000_000, "memory"),
-    "labels": Bound(1, 10_000_000, "memory: rows of W, where a party ranks all labels"),
+    "labels": Bound(1, 10_000_000, "memory: rows of W, where a party compares all labels"),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
+    "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
+    "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
     "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
     "set_size": Bound(1, 1_000, "labels of one instance: the join leaves out instances with more"),
@@ -111,11 +113,14 @@ class Limits:
             raise BadMessage(f"asks for work that takes longer than {most:g} seconds, this party's limit for an answer")
 
     def check_told(self, settings: Experiment, weights: np.ndarray, shares: np.ndarray) -> None:
-        """Check the label weights and set sizes for the square loss: an honest join can give each of them."""
+        """Check the label weights and set sizes: an honest join can give each of them."""
         for weight in weights[(weights < BOUNDS["label_weight"].least) | (weights > BOUNDS["label_weight"].most)][:1]:
             self.check("label_weight", float(weight))
-        if settings.client.label_power == 0 and (weights != 1).any():
-            raise BadMessage("label weights other than 1, although client.label_power is 0")
+        weighted = settings.client.loss == "square" and settings.client.label_power > 0
+        if not weighted and (weights != 1).any():
+            raise BadMessage(
+                "label weights other than 1, although client.label_power is 0 or does not act on this loss"
+            )
         most = self.most.get("set_size", BOUNDS["set_size"].most)
         for share in shares[~((shares >= 1 / most) & (shares <= 1))][:1]:
             raise BadMessage(f"a share of {_short(share)}: shares are 1/m, and m is 1 to {most:g} labels (set_size)")

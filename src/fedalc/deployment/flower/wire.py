@@ -136,15 +136,23 @@ def axes_of(W: Tensor) -> np.ndarray | None:
 
 def unpack_all_rows(content: RecordDict, record: str, dtype: str, labels: int, width: int) -> Tensor:
     """Return W from what `pack_all_rows` made, if it has this shape. Check `labels` and the memory first."""
+    columns = unpack_axes(content, record, labels, width)
+    if columns is None:
+        return torch.from_numpy(unpack(content, record, {"rows": (dtype, (labels, width))})["rows"])
+    W = torch.zeros(labels, width, dtype=getattr(torch, dtype))
+    W[torch.arange(labels), columns] = 1
+    return W
+
+
+def unpack_axes(content: RecordDict, record: str, labels: int, width: int) -> Tensor | None:
+    """Return the axis of each label from what `pack_all_rows` made. None if the rows were sent instead."""
     sent = content.get(record)
     if not (isinstance(sent, ArrayRecord) and set(sent) == {"columns"}):
-        return torch.from_numpy(unpack(content, record, {"rows": (dtype, (labels, width))})["rows"])
+        return None
     columns = unpack(content, record, {"columns": ("int32", (labels,))})["columns"]
     if labels and not (columns.min() >= 0 and columns.max() < width):
         raise BadMessage(f"{record} columns has an axis outside 0 to {width - 1}")
-    W = torch.zeros(labels, width, dtype=getattr(torch, dtype))
-    W[torch.arange(labels), torch.from_numpy(columns).long()] = 1
-    return W
+    return torch.from_numpy(columns).long()
 
 
 def config(content: RecordDict, record: str, wanted: Mapping[str, type | tuple[type, type]]) -> dict[str, Any]:
