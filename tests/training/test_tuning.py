@@ -35,9 +35,9 @@ def small_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def search(data: Dataset, **more: Any) -> Search:
-    settings = fedalc.experiment({"dataset": "demo", "method": "fedalc-exact", "dtype": "float64"})
+    settings = fedalc.experiment({"dataset": "demo", "method": "fedalc-exact", "dtype": "float64", **more})
     with Interrupt() as interrupt:
-        return Search(settings, data, interrupt, **more)
+        return Search(settings, data, interrupt)
 
 
 def measured(found: Search, changes: dict[str, Any], rounds: int) -> float:
@@ -93,6 +93,29 @@ def test_labels_that_do_not_fit_get_no_axes(monkeypatch: pytest.MonkeyPatch) -> 
     assert with_axes(settings, data).encoder.dim == 7
     monkeypatch.setattr(tuning, "LARGEST", 20 * 7 - 1)
     assert with_axes(settings, data).encoder.dim == 512
+
+
+def test_a_search_without_an_axis_per_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels share axes: only the square loss, with one label power, which the training uses too."""
+    monkeypatch.setattr(tuning, "LARGEST", 20 * 7 - 1)
+    found = search(small_dataset(instances=100), encoder={"dim": 5})
+    best = found.run()
+    assert {trial.loss for trial in found.trials} == {"square"} and best.label_power == 0.2
+    assert best.value == pytest.approx(measured(found, best.changes, 1), abs=1e-9)
+
+
+def test_too_many_features_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.workflows.tune.LARGEST", 20 * 20 - 1)
+    for tune in (None, False):
+        with pytest.warns(UserWarning, match="20 features are too many for a search"):
+            run = fedalc.train(data=small_dataset(), tune=tune)
+        assert run.settings.method == "fedalc-exact" and run.settings.server.optimizer == "cg"
+
+
+def test_settings_that_the_search_would_replace_are_refused() -> None:
+    for settings, field in (({"rounds": 5}, "rounds"), ({"server": {"ridge": 3}}, "server.ridge")):
+        with pytest.raises(ConfigError, match=f"{field}: the search chooses it"):
+            default_choice({"method": "fedalc-exact", **settings}, tune=True)
 
 
 class StopAt(Callback):

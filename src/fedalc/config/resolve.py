@@ -89,13 +89,26 @@ def default_choice(
         _merge(requested, table)
     for text in overrides:
         _merge(requested, _parse_override(text))
-    if "method" in requested or set(requested) - {*PLAIN, "tuning"}:
+    if "method" in requested or set(requested) - {*PLAIN, "images", "tuning"}:
+        if tune:
+            _refuse_what_a_search_chooses(requested)
         return {} if tune is None else {"tuning": {"search": tune}}
-    if has_pictures(requested.get("dataset", Experiment.model_fields["dataset"].default)):
+    if "images" in requested or has_pictures(requested.get("dataset", Experiment.model_fields["dataset"].default)):
         return {"method": "fedalc-exact"}
     if tune is False:
-        return {"method": "fedalc-oneshot", "tuning": {"axes": True}, "server": {"ridge": 0.5}}
+        return {"method": "fedalc-oneshot", "tuning": {"axes": True}}
     return {"method": "fedalc-exact", "tuning": {"search": True}}
+
+
+def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
+    """A search keeps some settings of the user. Others it would replace without a word."""
+    kept = {*PLAIN, "method", "preset", "engine", "selection", "collection", "tuning"}
+    kept |= {"encoder.features", "client.set_size", "client.label_offset"}
+    for name, value in requested.items():
+        fields = [f"{name}.{field}" for field in value] if isinstance(value, Mapping) else [name]
+        for field in fields:
+            if name not in kept and field not in kept:
+                raise ConfigError("the search chooses it; leave it out, or leave out --tune", field)
 
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:

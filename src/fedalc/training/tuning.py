@@ -40,6 +40,7 @@ from fedalc.training.federated import FederatedTraining, knowledge_for, simulate
 Loss = Literal["square", "squared-hinge", "logistic"]
 
 POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+ONE_POWER = 0.2  # if labels share axes
 FIRST_PENALTY: dict[Loss, float] = {"square": 1.0, "squared-hinge": 0.5, "logistic": 0.05}
 MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
 BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
@@ -145,10 +146,20 @@ class Search:
         """Return the best trial."""
         for features in self._kinds_of_features():
             self._climb("square", features)
-        constant: dict[str, Any] = {"name": "linear", "constant": 1.0}
-        self._climb("squared-hinge", constant)
-        self._climb("logistic", constant)
+        if self._has_axes:  # otherwise a pass over all labels is too slow
+            constant: dict[str, Any] = {"name": "linear", "constant": 1.0}
+            self._climb("squared-hinge", constant)
+            self._climb("logistic", constant)
         return self.best
+
+    @property
+    def _has_axes(self) -> bool:
+        return self.settings.encoder.dim >= self.data.label_count
+
+    @property
+    def _powers(self) -> tuple[float, ...]:
+        """The label powers to try. Without an axis per label a power does more than to scale scores: only one."""
+        return POWERS if self._has_axes else (ONE_POWER,)
 
     @property
     def _is_large(self) -> bool:
@@ -203,13 +214,15 @@ class Search:
                 theta.copy_(sums.solve(penalty))
             counts = torch.from_numpy(part.train.labels.getnnz(axis=0).astype(np.float64))
             offset = self.settings.client.label_offset
-            weights = [(counts.clamp(min=1) + offset) ** -power for power in POWERS]
-            outcomes.append(self._judge(training, part, [w / w.max() for w in weights], traffic))
+            weights = [(counts.clamp(min=1) + offset) ** -power for power in self._powers]
+            scaled = [w / w.max() for w in weights] if self._has_axes else [None]
+            outcomes.append(self._judge(training, part, scaled, traffic))
             self._done(number, len(self._parts), "parts of the data")
-        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(POWERS))]
-        at = max(range(len(POWERS)), key=lambda at: means[at][self.metric])
-        also = {f"label_power {power:g}": mean[self.metric] for power, mean in zip(POWERS, means, strict=True)}
-        return self._trial(("square", features, penalty), means[at], also, began, traffic, label_power=POWERS[at])
+        powers = self._powers
+        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(powers))]
+        at = max(range(len(powers)), key=lambda at: means[at][self.metric])
+        also = {f"label_power {power:g}": mean[self.metric] for power, mean in zip(powers, means, strict=True)}
+        return self._trial(("square", features, penalty), means[at], also, began, traffic, label_power=powers[at])
 
     def _sums(self, part: _Part, features: dict[str, Any], traffic: Ledger) -> tuple[FederatedTraining, Sums]:
         """Return the clients' sums for these features. They are sent once."""
@@ -291,7 +304,8 @@ class Search:
         ]
 
     def _training(self, part: _Part, trial: Trial, traffic: Ledger) -> FederatedTraining:
-        settings = changed(self.settings, {**trial.changes, "client": {**trial.changes["client"], "label_power": 0.0}})
+        power = 0.0 if self._has_axes else ONE_POWER  # with axes, powers scale the scores afterwards
+        settings = changed(self.settings, {**trial.changes, "client": {"loss": trial.loss, "label_power": power}})
         if "labels" not in part.knowledge:
             part.knowledge["labels"] = knowledge_for(settings, part.train, self.data.label_names)
             if (knowledge := part.knowledge["labels"]) is not None:
