@@ -68,7 +68,7 @@ class ClientSums(Protocol):
 
 @dataclass(frozen=True)
 class Told:
-    """The values that the server sends to a party for the square loss, because only the server knows all labels."""
+    """The values that the server sends to a party for all losses but hinge: only the server knows all labels."""
 
     label_weights: np.ndarray  # a_u for each label
     shares: np.ndarray  # 1/m for each instance (`set_size` exact) or for each label (expected)
