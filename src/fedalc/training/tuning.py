@@ -46,7 +46,7 @@ MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
 BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
 NEWTON_ROUNDS = (5, 10, 15)  # after which a Newton training is judged
 TO_THE_END = 25  # rounds of the final training, if the search saw it still improve
-LARGE = 10**9  # values × labels: above it a pass takes a second, and each loss gets one penalty by Newton steps
+LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 LARGEST = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
@@ -163,7 +163,10 @@ class Search:
 
     @property
     def _is_large(self) -> bool:
-        return self.data.train.features.nnz * self.data.label_count > LARGE
+        """Whether a pass or a solution takes a second or more: then each loss gets one penalty by Newton steps, and the
+        data is split at most twice."""
+        passes = self.data.train.features.nnz * self.data.label_count
+        return passes > LARGE_PASS or self.data.feature_count**3 > LARGE_SOLUTION
 
     @property
     def best(self) -> Trial:
@@ -294,7 +297,7 @@ class Search:
             return [_Part(train, replace(held_out, features=scale_rows(held_out.features, how)))]
         size = min(round(HELD_OUT * len(train)), MOST)
         order = numpy_generator(self.settings.seed, "tuning").permutation(len(train))
-        count = min(int(1 / HELD_OUT), -(-ENOUGH // max(size, 1)))
+        count = min(2 if self._is_large else int(1 / HELD_OUT), -(-ENOUGH // max(size, 1)))
         return [
             _Part(
                 train.rows(np.sort(np.delete(order, np.s_[number * size : (number + 1) * size]))),
