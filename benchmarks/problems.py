@@ -1,7 +1,7 @@
 """Datasets for benchmarks/tuned.py: real ones as they are, and variants of them with other features, labels or sizes.
 
-All are built in memory with fixed seeds. What is fitted (terms, idf, SVD) is fitted on train. Records without a label are
-dropped from train and test, as P@k says nothing about them.
+All are built in memory with fixed seeds. What is fitted (terms, idf, SVD) is fitted on train. In variants, labels that
+train lacks are dropped, and then the records without a label, as P@k says nothing about them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,6 @@ def _from_texts(name: str, train: Texts, test: Texts, vectorizer: CountVectorize
     train = [train[0][at] for at in kept], [train[1][at] for at in kept]
     binarizer = MultiLabelBinarizer(sparse_output=True).fit(train[1])
     known = set(binarizer.classes_)
-    # A test record keeps labels that train lacks only as one that it misses: the record stays, with its known labels.
     test = test[0], [[label for label in labels if label in known] for labels in test[1]]
     splits = []
     for part, fit in ((train, True), (test, False)):

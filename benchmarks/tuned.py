@@ -3,12 +3,12 @@
     FEDALC_DATA=… python benchmarks/tuned.py [DATASET …] [--cost]
 
 For each dataset (benchmarks/problems.py): `fedalc.train(dataset=…)` as a new user calls it, the same with `tune=False`,
-each loss with its first penalty, and the packages omikuji and napkinXC with their own defaults. All see the same records.
+each loss with its first penalty, and the packages omikuji and napkinXC with their own defaults, on the same records.
 Each row uses the test set once, at its end, and nothing is chosen by it. `--cost` adds two tables on eurlex15k: seconds
 beside the packages, and the rounds and bytes that each method needs to reach their quality.
 
-Writes docs/results/tuned.md and tuned.json. Finished rows are stored in runs/tuned.jsonl: after an interruption the same
-command continues. Needs the extra `peers`.
+Writes docs/results/tuned.md and tuned.json. Finished rows are stored in runs/tuned.jsonl: after an interruption the
+same command continues. Needs the extra `peers`.
 """
 
 from __future__ import annotations
