@@ -127,10 +127,10 @@ def gaps(rows: Mapping[str, Outcome]) -> dict[str, float]:
 
 
 def quality_table(rows: Mapping[str, Outcome]) -> str:
-    lines = [f"| | {' | '.join(METRICS)} | seconds | the search chose |", "|---" * (3 + len(METRICS)) + "|"]
+    lines = [f"| | {' | '.join(METRICS)} | processor seconds | the search chose |", "|---" * (3 + len(METRICS)) + "|"]
     for row, outcome in rows.items():
         values = " | ".join(f"{outcome['metrics'][metric]:.2f}" for metric in METRICS)
-        lines.append(f"| {row} | {values} | {outcome['seconds']:.0f} | {outcome.get('chosen', '')} |")
+        lines.append(f"| {row} | {values} | {outcome['processor']:.1f} | {outcome.get('chosen', '')} |")
     gap = gaps(rows)
     verdict = "within" if min(gap.values()) >= -BEHIND else "**not within**"
     values = " | ".join(f"{gap[metric]:+.2f}" for metric in METRICS)
