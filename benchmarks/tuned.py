@@ -195,14 +195,21 @@ def cost_of(data: fedalc.Dataset, keys: Mapping[str, Any], target: float) -> Out
         keys["selection"] = {"every": 1, **keys.get("selection", {}), "validation": 0.0, "test_curve": True}
     result = fedalc.train(data=data, callbacks=curve, **keys).result
     last = {"round": result["rounds_run"], "P@1": result["metrics"]["P@1"]}
-    last |= {name: result[name] for name in ("bytes_up", "bytes_down")}
+    last |= {name: result[name] for name in ("bytes_up", "bytes_down")}  # those of the search included
     if (tuning := result["tuning"]) is not None:
-        last |= {name: last[name] + tuning[name] for name in ("bytes_up", "bytes_down")}
-        last["round"] += sum(trial["rounds"] for trial in tuning["tried"])
+        last["round"] += rounds_of(tuning["tried"])
     curves = [{**record, "P@1": value} for record in curve.records if (value := _p1(record)) is not None]
     reached = next((record for record in curves if record["P@1"] >= target), last) if keys else last
     outcome = {name: reached[name] for name in ("round", "P@1", "bytes_up", "bytes_down")}
     return outcome | {"reached": outcome["P@1"] >= target, "best": max(r["P@1"] for r in [*curves, last])}
+
+
+def rounds_of(tried: Sequence[Mapping[str, Any]]) -> int:
+    """Return the rounds of a search if its splits of train run at the same time: one for each kind of features that the
+    square loss was tried with, and as many as each Newton training was judged after."""
+    square = {json.dumps(trial["features"]) for trial in tried if trial["loss"] == "square"}
+    newton = [trial["also"] for trial in tried if trial["loss"] != "square"]
+    return len(square) + sum(max(int(name.removeprefix("rounds ")) for name in also) for also in newton)
 
 
 def _p1(record: Mapping[str, Any]) -> float | None:
