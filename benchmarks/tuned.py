@@ -239,6 +239,8 @@ def page(memory: Memory, names: Sequence[str], cost: bool) -> None:
     finished = {name: rows_of(memory, name) for name in names if all((name, row) in memory.known for row in ROWS)}
     text = "`make tuned`: fedalc's default, single settings and centralised packages on the same records, seed 0, one "
     text += "thread. Test figures, in percent; nothing was chosen by them.\n"
+    if missing := [name for name in names if name not in finished]:
+        text += f"\nNot measured yet: {', '.join(missing)}.\n"
     for name, rows in finished.items():
         what = (PROBLEMS[name].__doc__ or "").strip()
         text += f"\n## {name}\n{what + ' ' if what else ''}{shape(problem(name))}.\n\n{quality_table(rows)}"
