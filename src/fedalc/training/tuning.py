@@ -44,8 +44,8 @@ ONE_POWER = 0.2  # if labels share axes
 FIRST_PENALTY: dict[Loss, float] = {"square": 1.0, "squared-hinge": 0.5, "logistic": 0.05}
 MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
 BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
-NEWTON_ROUNDS = (5, 10, 15)  # after which a Newton training is judged
-TO_THE_END = 25  # rounds of the final training, if the search saw it still improve
+NEWTON_ROUNDS = (5, 10, 15, 20, 25)  # after which a Newton training is judged
+GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for the search to go on
 LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 LARGEST = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
@@ -66,6 +66,7 @@ class Trial(BaseModel):
     rounds: PositiveInt = 1
     label_power: Annotated[float, Field(ge=0, lt=1)] = 0.0
     also: dict[str, FiniteFloat] = {}  # the value with other powers or rounds
+    on_first_part: FiniteFloat = 0.0  # the best value on the first part of the data, for losses tried later
     seconds: FiniteFloat = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -187,7 +188,7 @@ class Search:
             for _ in range(MOST_PENALTIES):
                 penalty *= factor
                 value = self._try(loss, features, penalty)
-                if value <= best:
+                if value < best + GAIN:
                     break
                 best = value
             if best > first:
@@ -223,9 +224,11 @@ class Search:
             self._done(number, len(self._parts), "parts of the data")
         powers = self._powers
         means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(powers))]
-        at = max(range(len(powers)), key=lambda at: means[at][self.metric])
+        at = self._best_of(means)
         also = {f"label_power {power:g}": mean[self.metric] for power, mean in zip(powers, means, strict=True)}
-        return self._trial(("square", features, penalty), means[at], also, began, traffic, label_power=powers[at])
+        return self._trial(
+            ("square", features, penalty), means[at], also, began, traffic, outcomes[0], label_power=powers[at]
+        )
 
     def _sums(self, part: _Part, features: dict[str, Any], traffic: Ledger) -> tuple[FederatedTraining, Sums]:
         """Return the clients' sums for these features. They are sent once."""
@@ -239,28 +242,39 @@ class Search:
     # --- other losses: Newton steps ---
 
     def _newton(self, loss: Loss, features: dict[str, Any], penalty: float) -> Trial:
-        began, traffic, last = time.perf_counter(), Ledger(), NEWTON_ROUNDS[-1]
+        began, traffic = time.perf_counter(), Ledger()
+        judged: tuple[int, ...] = NEWTON_ROUNDS  # the first part of the data decides how far to go
         outcomes = []
         for number, part in enumerate(self._parts):
             part.sums.clear()  # large, and no longer needed
-            trial = Trial(loss=loss, features=features, penalty=penalty, rounds=last)
+            trial = Trial(loss=loss, features=features, penalty=penalty, rounds=judged[-1])
             training = self._training(part, trial, traffic)
-            by_round = []
-            for round_number in range(1, last + 1):
+            by_round: list[dict[str, float]] = []
+            for round_number in range(1, judged[-1] + 1):
                 training.run_round()
-                self._done(number * last + round_number, last * len(self._parts), "rounds")
-                if round_number in NEWTON_ROUNDS:
+                self._done(number * judged[-1] + round_number, judged[-1] * len(self._parts), "rounds")
+                if round_number in judged:
                     by_round += self._judge(training, part, [None], traffic)
-                    if round_number > NEWTON_ROUNDS[0] and by_round[-1][self.metric] < self.best.value - BEHIND:
+                    if number == 0 and self._goes_nowhere([found[self.metric] for found in by_round]):
+                        judged = judged[: len(by_round)]
                         break
             traffic.add(training.ledger)
             outcomes.append(by_round)
-        seen = NEWTON_ROUNDS[: min(map(len, outcomes))]
-        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(seen))]
-        at = max(range(len(seen)), key=lambda at: means[at][self.metric])
-        also = {f"rounds {rounds}": mean[self.metric] for rounds, mean in zip(seen, means, strict=True)}
-        rounds = TO_THE_END if seen[at] == last else seen[at]
-        return self._trial((loss, features, penalty), means[at], also, began, traffic, rounds=rounds)
+        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(judged))]
+        at = self._best_of(means)
+        also = {f"rounds {rounds}": mean[self.metric] for rounds, mean in zip(judged, means, strict=True)}
+        rounds = judged[at]
+        return self._trial((loss, features, penalty), means[at], also, began, traffic, outcomes[0], rounds=rounds)
+
+    def _goes_nowhere(self, values: Sequence[float]) -> bool:
+        """Whether a Newton training stops to improve, or is clearly behind other settings on the first part."""
+        if len(values) < 2:
+            return False
+        best = max(trial.on_first_part for trial in self.trials)
+        return values[-1] < values[-2] + GAIN or values[-1] < best - BEHIND
+
+    def _best_of(self, outcomes: Sequence[Mapping[str, float]]) -> int:
+        return max(range(len(outcomes)), key=lambda at: outcomes[at][self.metric])
 
     def _trial(
         self,
@@ -269,6 +283,7 @@ class Search:
         also: dict[str, float],
         began: float,
         traffic: Ledger,
+        on_first_part: Sequence[Mapping[str, float]],
         **chosen: Any,
     ) -> Trial:
         loss, features, penalty = what
@@ -279,6 +294,7 @@ class Search:
             value=metrics[self.metric],
             metrics=metrics,
             also=also,
+            on_first_part=max(outcome[self.metric] for outcome in on_first_part),
             seconds=time.perf_counter() - began,
             bytes_up=traffic.up,
             bytes_down=traffic.down,
