@@ -16,6 +16,7 @@ README = Path(__file__).parent.parent / "README.md"
 DEMO = tuple(re.findall(r"^DEMO := (.*)$", README.with_name("Makefile").read_text(), re.MULTILINE)[0].split(","))
 
 
+@pytest.mark.long
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})

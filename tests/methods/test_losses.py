@@ -141,6 +141,7 @@ def test_the_engines_agree(loss: str, case: dict[str, Any]) -> None:
     assert_engines_equal(settings, TRAIN, rounds=5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["logistic", "squared-hinge"])
 def test_a_sample_of_the_labels_has_no_bias(loss: str) -> None:
     """The mean of the gradients over all samples is the gradient with all labels; both engines draw the same one."""

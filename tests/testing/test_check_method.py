@@ -72,6 +72,7 @@ def fedalc_command(*words: str, cwd: Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_method_of_one_file_trains_compares_plots_and_predicts_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(PLUGIN)
     plugin = ("--plugin", "outside.py")
