@@ -219,7 +219,8 @@ def test_a_key_of_feduv_has_an_effect(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         keys: dict[str, Any] = {"encoder": {"dim": 16}, "collection": {"key": str(tmp_path / "key")}}
-        fedalc.train(data=small_dataset(), method="feduv", rounds=1, **keys)
+        run = fedalc.train(data=small_dataset(), method="feduv", rounds=1, **keys)
+    assert run.metrics
 
 
 @pytest.mark.parametrize("engine", ["fused", "clients"])
