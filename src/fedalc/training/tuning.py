@@ -27,7 +27,7 @@ from fedalc.config.resolve import experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset, Split
-from fedalc.engines.base import Sums
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.errors import Interrupted
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
