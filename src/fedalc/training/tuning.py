@@ -32,6 +32,7 @@ from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.errors import Interrupted
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
 from fedalc.labels.knowledge import LabelKnowledge
+from fedalc.models.class_embeddings import are_axes
 from fedalc.models.encoders import make_batch, scale_rows
 from fedalc.models.model import Model
 from fedalc.training.callbacks import Callback
@@ -285,10 +286,10 @@ class Search:
 
     def _goes_nowhere(self, values: Sequence[float]) -> bool:
         """Whether a training stops to improve, or is clearly behind other settings on the first part."""
-        if len(values) < 2:
-            return False
-        best = max((trial.on_first_part for trial in self.trials), default=0.0)
-        return values[-1] < values[-2] + GAIN or values[-1] < best - BEHIND
+        behind = max((trial.on_first_part for trial in self.trials), default=0.0) - values[-1]
+        if len(values) == 1:
+            return behind > 2 * BEHIND
+        return values[-1] < values[-2] + GAIN or behind > BEHIND
 
     def _best_of(self, outcomes: Sequence[Mapping[str, float]]) -> int:
         return max(range(len(outcomes)), key=lambda at: outcomes[at][self.metric])
@@ -379,12 +380,11 @@ def _best_labels(model: Model, held: np.ndarray, split: Split, weights: Sequence
     W, absent = model.W, torch.from_numpy(~held).to(model.W.device)
     k = min(DEEPEST, int(held.sum()))
     found: list[list[np.ndarray]] = [[] for _ in weights]
-    one_hot = bool((W.count_nonzero(dim=1) == 1).all())
-    axis = W.argmax(1)
+    axis = W.argmax(1) if are_axes(W) else None
     for start in range(0, len(split), AT_ONCE):
         features = split.features[start : start + AT_ONCE]
         g = model.encoder(make_batch(features, np.zeros(features.shape[0]), W.dtype, W.device))
-        scores = g[:, axis] if one_hot else g @ W.T
+        scores = g @ W.T if axis is None else g[:, axis]
         for place, weight in enumerate(weights):
             weighted = scores if weight is None else scores * weight.to(scores)
             found[place].append(weighted.masked_fill(absent, -torch.inf).topk(k).indices.cpu().numpy())
