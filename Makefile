@@ -82,7 +82,7 @@ reproduce: $(READY)  ## the paper's tables again, cell by cell (needs FEDALC_DAT
 results: $(READY)  ## methods side by side, for README (needs FEDALC_DATA; about three hours)
 	$(BIN)/python benchmarks/results.py
 
-tuned: $(READY)  ## the default, single settings and centralised packages on ten datasets (needs FEDALC_DATA and 16 GB; an hour or more; goes on where it stopped)
+tuned: $(READY)  ## the default, single settings and centralised packages on eleven datasets (needs FEDALC_DATA and 8 GB; an hour or more; goes on where it stopped)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[peers]"
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tuned.py --cost
 
