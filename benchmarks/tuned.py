@@ -95,7 +95,7 @@ def measured(data: fedalc.Dataset, keys: Mapping[str, Any]) -> Outcome:
     run = fedalc.train(data=data, **with_axes(keys, data))
     outcome: Outcome = {"seconds": time.perf_counter() - began, "processor": time.process_time() - used}
     outcome |= {"metrics": {name: run.metrics[name] for name in METRICS}}
-    tuning = run.result["tuning"]
+    tuning = run.result.get("tuning")
     if tuning is not None:
         tried = [{name: trial[name] for name in TRIED} for trial in tuning["tried"]]
         outcome |= {"chosen": chosen(tuning["chosen"]), "value": tuning["value"], "tried": tried}
@@ -195,7 +195,7 @@ def cost_of(data: fedalc.Dataset, keys: Mapping[str, Any], target: float) -> Out
     result = fedalc.train(data=data, callbacks=curve, **keys).result
     last = {"round": result["rounds_run"], "P@1": result["metrics"]["P@1"]}
     last |= {name: result[name] for name in ("bytes_up", "bytes_down")}  # those of the search included
-    if (tuning := result["tuning"]) is not None:
+    if (tuning := result.get("tuning")) is not None:
         last["round"] += rounds_of(tuning["tried"])
     curves = [{**record, "P@1": value} for record in curve.records if (value := _p1(record)) is not None]
     reached = next((record for record in curves if record["P@1"] >= target), last) if keys else last
