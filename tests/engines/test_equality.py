@@ -13,6 +13,7 @@ from scipy.sparse import csr_matrix
 from fedalc.config.resolve import experiment
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Split
+from fedalc.engines.fused import FusedEngine
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import Chance
 from fedalc.testing import assert_engines_equal
@@ -73,6 +74,23 @@ def test_conjugate_gradients(method: str, set_size: str, design: dict[str, Any])
     encoder = {**design, "start": "zero"}
     server = {"optimizer": "cg", "weights": "samples", "ema": 0.0}
     assert_equal(6, method=method, client=client, encoder=encoder, server=server)
+
+
+@pytest.mark.parametrize("dim", [7, 9])
+@pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
+@pytest.mark.parametrize("constant", [0.0, 0.7])
+def test_conjugate_gradients_with_an_axis_per_label(dim: int, set_size: str, constant: float) -> None:
+    """With as many axes as labels the columns of θ are computed block by block; with more, all at once."""
+    changes: dict[str, Any] = {
+        "method": "fedalc-exact",
+        "client": {"loss": "square", "set_size": set_size, "label_power": 0.3},
+        "encoder": {"name": "linear", "constant": constant, "dim": dim, "start": "zero"},
+        "embeddings": {"start": "by-frequency"},
+        "server": {"optimizer": "cg", "weights": "samples", "ema": 0.0},
+    }
+    assert_equal(6, **changes)
+    engine = federated(settings("fused", **changes), TRAIN).engine
+    assert isinstance(engine, FusedEngine) and (engine._by_columns is not None) == (dim == 7)
 
 
 @pytest.mark.parametrize("train", [TRAIN, FEW], ids=["many records", "fewer records than columns"])

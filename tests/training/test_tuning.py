@@ -106,7 +106,7 @@ def test_a_search_without_an_axis_per_label(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_too_many_features_for_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then conjugate gradients train the square loss, and the search judges rounds as well as label powers."""
-    monkeypatch.setattr(tuning, "LARGEST_SUMS", 20 * 20 - 1)
+    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 20 * 20 - 1)
     found = search(small_dataset(instances=100))
     found._try("square", {"name": "linear"}, 1.0)
     (trial,) = found.trials
@@ -121,12 +121,12 @@ def test_too_many_features_for_one_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_round_is_possible_if_records_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "LARGEST_SUMS", 15 * 15)
+    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 15 * 15)
     assert tuning.can_solve(small_dataset(instances=15)) and not tuning.can_solve(small_dataset(instances=16))
 
 
 def test_too_many_features_and_labels_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "LARGEST_SUMS", 20 * 20 - 1)
+    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 20 * 20 - 1)
     with pytest.warns(UserWarning, match="20 features are too many for one round: training fedalc-exact"):
         run = fedalc.train(data=small_dataset(), tune=False)
     assert run.settings.method == "fedalc-exact" and run.settings.server.optimizer == "cg"

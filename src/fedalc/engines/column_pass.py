@@ -25,7 +25,7 @@ from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags
 from fedalc.data.federation import Federation
 from fedalc.methods import Method
-from fedalc.methods.losses import SetLoss
+from fedalc.methods.losses import SetLoss, Square
 
 COLUMNS = 32
 MOST_KEPT = 2**28  # second derivatives (1 GiB in float32) that are kept within a Newton step
@@ -49,7 +49,8 @@ class ColumnPass:
     @classmethod
     def of(cls, federation: Federation, method: Method, settings: Experiment) -> ColumnPass | None:
         """Return the pass, or None if the settings need the general one."""
-        loss = method.set_loss
+        square = settings.client.loss == "square" and settings.encoder.dim == federation.label_count
+        loss = Square() if square else method.set_loss  # with more axes than labels ‖g‖² counts the others too
         possible = (
             loss is not None
             and loss.separable
@@ -100,7 +101,8 @@ class ColumnPass:
             total += self.loss.rest(scores).mul_(self.rest_counts).sum()
             with torch.enable_grad():
                 score = scores[pairs.instance, pairs.column].requires_grad_()
-                own = self.method.loss(score, score, pairs.label, self.instances[pairs.instance])
+                nothing = torch.zeros_like(score)  # ‖g‖² of the square loss: it is in `rest`
+                own = self.method.loss(score, nothing, pairs.label, self.instances[pairs.instance])
                 (pull,) = torch.autograd.grad(own.sum(), score)
             total += (own.detach() * pairs.weight).sum()
             slope.index_put_((pairs.instance, pairs.column), pull * pairs.weight, accumulate=True)

@@ -13,6 +13,9 @@ from fedalc.core.sparse_products import WeightedBags
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 
+LARGEST = 2**26
+"""The most numbers of G (8,192 columns) for which fedalc solves by itself. Beyond, conjugate gradients are faster, and
+clients would send more than in several rounds."""
 AT_ONCE = 64  # records that are multiplied with all others at a time: few, so that they stay in the cache
 
 

@@ -142,9 +142,9 @@ class Method(MethodFacts, ABC):
 
     def rest_share(self, labels: Tensor, instances: Tensor) -> Tensor:
         """Return the share of the part over all labels that the owner of each pair counts."""
-        assert self.set_loss is not None
         share = self.share(labels, instances)
-        return torch.ones_like(share) if self.set_loss.counts_pairs else share
+        counts_pairs = self.set_loss is not None and self.set_loss.counts_pairs
+        return torch.ones_like(share) if counts_pairs else share
 
     def compared_labels(self, round_number: int) -> tuple[Tensor | None, float]:
         """Return the labels over which the part over all labels is summed in a round, and the factor of that sum: all

@@ -18,7 +18,7 @@ from fedalc.core import distributed
 from fedalc.core.seeds import torch_generator
 from fedalc.data.dataset import Split
 from fedalc.data.federation import Clients, form_clients
-from fedalc.engines import Engine, make_engine
+from fedalc.engines import Engine, make_engine, sums
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
 from fedalc.labels.knowledge import LabelKnowledge, learn_labels
@@ -180,26 +180,27 @@ class FederatedTraining:
         labels. It needs an axis per label, and a constant column, whose row of the sums has Σ x."""
         loss, encoder = self.method.set_loss, self.settings.encoder
         newton = isinstance(self.server, NewtonCG) and self.round_number == 1 and encoder.start == "zero"
+        newton = newton and self.model.encoder.width**2 <= sums.LARGEST
         return newton and self.method.has_axes and loss is not None and loss.separable and encoder.constant > 0
 
     @torch.no_grad()
     def _solve_first_step(self, clients: np.ndarray) -> float:
         """Take the first Newton step at once. Return the objective of the quadratic model after it."""
-        sums, loss, ridge = self.engine.sums(self.model, clients), self.method.set_loss, self.settings.server.ridge
+        found, loss, ridge = self.engine.sums(self.model, clients), self.method.set_loss, self.settings.server.ridge
         assert loss is not None
         zero = torch.zeros(1, 1, dtype=torch.float64)
         slope, curvature = loss.slope(zero.clone()).item(), loss.curve(zero, torch.ones_like(zero)).item()
         columns = self.model.W.sum(0)  # one for the axis of a label, zero for an axis that no label has
-        last = torch.zeros_like(sums.cross[:, :1])
+        last = torch.zeros_like(found.cross[:, :1])
         last[-1] = 1
-        totals = (sums.kept @ last).squeeze(1) / self.settings.encoder.constant  # Σ x over all instances
-        pull = slope * torch.outer(totals, columns) + loss.own_slope_at_zero * sums.cross
+        totals = (found.kept @ last).squeeze(1) / self.settings.encoder.constant  # Σ x over all instances
+        pull = slope * torch.outer(totals, columns) + loss.own_slope_at_zero * found.cross
         (theta,) = self.model.theta
-        theta.copy_(replace(sums, cross=-pull / curvature).solve(2 * ridge / curvature))
-        self.ledger.add(sums.traffic)
+        theta.copy_(replace(found, cross=-pull / curvature).solve(2 * ridge / curvature))
+        self.ledger.add(found.traffic)
         instances = totals[-1].item() / self.settings.encoder.constant
         at_zero = loss.rest(zero).item() * instances * self.method.label_count  # Σ own is 0 there
-        return (at_zero + 0.5 * (theta * pull).sum().item()) / sums.pairs
+        return (at_zero + 0.5 * (theta * pull).sum().item()) / found.pairs
 
     def is_finite(self) -> bool:
         """Whether all numbers of θ are finite and the rows of W have their length."""

@@ -27,6 +27,7 @@ from fedalc.config.resolve import experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset, Split
+from fedalc.engines import sums
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.errors import Interrupted
@@ -50,7 +51,6 @@ GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for
 LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 LARGEST = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
-LARGEST_SUMS = 2**29  # numbers in the matrix of the square loss's equations (4 GiB in float64) up to which it is solved
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
 AT_ONCE = 2048  # instances scored at a time
 
@@ -104,7 +104,7 @@ def equations(data: Dataset) -> int:
 
 def can_solve(data: Dataset) -> bool:
     """Whether the square loss is solved in one round; otherwise by conjugate gradients."""
-    return equations(data) ** 2 <= LARGEST_SUMS
+    return equations(data) ** 2 <= sums.LARGEST
 
 
 def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
