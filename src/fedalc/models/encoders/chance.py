@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.seeds import derived_seed, torch_generator
+from fedalc.models.encoders.sparse_rows import SparseRows
 
 
 class Chance:
@@ -21,9 +22,10 @@ class Chance:
         self._round = (settings.seed, round_number)
         self._sample = settings.client.sample
         self._augment = settings.images.augment
-        rate = settings.encoder.dropout
-        generator = torch_generator(settings.seed, "dropout", round_number)
-        self._dropout = Dropout(rate, generator, like) if rate else None
+        self._dropout, self._input_dropout = (
+            Dropout(rate, torch_generator(settings.seed, purpose, round_number), like) if rate else None
+            for purpose, rate in (("dropout", settings.encoder.dropout), ("input", settings.encoder.input_dropout))
+        )
 
     def chosen(self, keys: np.ndarray) -> np.ndarray:
         """Return a mask of the participating instances: probability `client.sample`, the same at all its clients."""
@@ -31,6 +33,11 @@ class Chance:
 
     def drop(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
         return h if self._dropout is None else self._dropout(h, keys, layer)
+
+    def drop_features(self, rows: SparseRows, features: Tensor | None, layer: int) -> SparseRows:
+        """Return the rows without the features that dropout takes. `features`: the numbers of their columns in all
+        data, if the rows have only some of these."""
+        return rows if self._input_dropout is None else self._input_dropout.of_features(rows, features, layer)
 
     def moved(self, pictures: Tensor, keys: Tensor) -> Tensor:
         """Mirror half of the pictures (N × size × size × colours), and shift all by up to 1/8 with reflected edges."""
@@ -73,10 +80,20 @@ class Dropout:
         self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
 
     def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
-        positions = self.POOL - h.shape[1]
-        mixed = (keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D  # wraps: a multiplicative hash
-        start = (mixed >> 20).remainder(positions)
+        start = self._start(keys, layer).remainder(self.POOL - h.shape[1])
         return h * self._pool.unfold(0, h.shape[1], 1)[start]
+
+    def of_features(self, rows: SparseRows, features: Tensor | None, layer: int) -> SparseRows:
+        start = self._start(rows.keys, layer)
+
+        def factors(instance: Tensor, column: Tensor) -> Tensor:
+            return self._pool[(start[instance] + (column if features is None else features[column])) % self.POOL]
+
+        return rows.times(factors)
+
+    def _start(self, keys: Tensor, layer: int) -> Tensor:
+        """Return where each instance's masks begin, before the remainder."""
+        return ((keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D) >> 20  # wraps: a multiplicative hash
 
 
 def _reflect(pixel: Tensor, size: int) -> Tensor:
