@@ -18,18 +18,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from finished_rows import Memory, Outcome
 from problems import PROBLEMS
 
 import fedalc
 from fedalc.core.atomic_files import write_text
 from fedalc.core.seeds import numpy_generator
-from fedalc.training.tuning import FIRST_PENALTY, TO_THE_END, Loss, Trial
+from fedalc.training.tuning import FIRST_PENALTY, Loss, Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 DONE = ROOT / "runs" / "tuned.jsonl"
@@ -38,9 +39,8 @@ METRICS = ("P@1", "P@3", "P@5", "nDCG@5")
 BEHIND = 0.3  # points by which the default may stay behind the better package
 PEERS = ("omikuji", "napkinxc")
 DEFAULT, FIXED, GAP = "default", "default, tune=False", "default minus better package"
+TO_THE_END = 25  # rounds of the single losses that are not solved in one
 SHARE = 0.2  # of train, held out for the table of rounds and bytes
-
-Outcome = dict[str, Any]
 
 
 def single(loss: Loss) -> dict[str, Any]:
@@ -57,24 +57,6 @@ ROWS: dict[str, dict[str, Any]] = {
     **{f"{loss}, penalty {penalty:g}": single(loss) for loss, penalty in FIRST_PENALTY.items()},
     **{peer: {"method": peer} for peer in PEERS},
 }
-
-
-class Memory:
-    """Finished rows, one line each."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        self.known: dict[tuple[str, str], Outcome] = {(r["dataset"], r["row"]): r["outcome"] for r in records}
-
-    def row(self, dataset: str, row: str, work: Callable[[], Outcome]) -> Outcome:
-        if (dataset, row) not in self.known:
-            outcome = self.known[dataset, row] = work()
-            with self.path.open("a") as file:
-                file.write(json.dumps({"dataset": dataset, "row": row, "outcome": outcome}) + "\n")
-            print(dataset, row, json.dumps(outcome)[:400], flush=True)
-        return self.known[dataset, row]
 
 
 @cache

@@ -6,7 +6,7 @@ The twin of `fedalc-exact` with the preset `mlp`. It shares no code with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedalc.core.seeds import torch_generator
 from fedalc.data.dataset import Dataset, Split
 from fedalc.oracles.base import Follow, Oracle, Scores
 
-LOSSES = {"square": mse_loss, "logistic": binary_cross_entropy_with_logits}
+LOSSES: dict[str, Callable[..., Tensor]] = {"square": mse_loss, "logistic": binary_cross_entropy_with_logits}
 
 
 @dataclass(frozen=True)

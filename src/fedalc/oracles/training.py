@@ -69,9 +69,10 @@ class OracleTraining(AnyTraining):
             trained = self._trained(oracle, self.train)
             metrics = self._measured(trained, self.validation, with_map=self._with_map)
             value = metrics[self.settings.selection.metric]
-            tried.append({self.kind.choice: candidate, "value": value, "unconverged": oracle.unconverged})
+            named = {f"validation {name}": number for name, number in metrics.items()}
+            found = {"value": value, "unconverged": oracle.unconverged, "metrics": named}
+            tried.append({self.kind.choice: candidate, **found})
             if self.chosen is None or self._is_better(value, self.chosen["value"]):
-                named = {f"validation {name}": number for name, number in metrics.items()}
                 self.chosen = {"round": 1, "value": value, "metrics": named, self.kind.choice: candidate}
                 best = None if self.refits else trained
             began = time.perf_counter()  # as in a federated run, count only the seconds of training

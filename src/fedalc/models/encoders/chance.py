@@ -6,6 +6,8 @@ an instance is encoded once for all its clients or by each of them, and all engi
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,10 +24,10 @@ class Chance:
         self._round = (settings.seed, round_number)
         self._sample = settings.client.sample
         self._augment = settings.images.augment
-        self._dropout, self._input_dropout = (
-            Dropout(rate, torch_generator(settings.seed, purpose, round_number), like) if rate else None
-            for purpose, rate in (("dropout", settings.encoder.dropout), ("input", settings.encoder.input_dropout))
-        )
+        units, features = settings.encoder.dropout, settings.encoder.input_dropout
+        draw = partial(torch_generator, settings.seed)
+        self._dropout = Dropout(units, draw("dropout", round_number), like) if units else None
+        self._input_dropout = Dropout(features, draw("input", round_number), like, 1 << 17) if features else None
 
     def chosen(self, keys: np.ndarray) -> np.ndarray:
         """Return a mask of the participating instances: probability `client.sample`, the same at all its clients."""
@@ -72,22 +74,21 @@ class Chance:
 class Dropout:
     """Each instance takes its masks from its own position in one long row of random bits."""
 
-    POOL = 1 << 20
-
-    def __init__(self, rate: float, generator: torch.Generator, like: Tensor) -> None:
-        keep = torch.rand(self.POOL, generator=generator) >= rate
-        self._pool = (keep.to(like.dtype) / (1 - rate)).to(like.device)
+    def __init__(self, rate: float, generator: torch.Generator, like: Tensor, size: int = 1 << 20) -> None:
+        keep = torch.rand(size, generator=generator).ge_(rate)
+        self._pool = keep.to(like.dtype).div_(1 - rate).to(like.device)
         self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
 
     def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
-        start = self._start(keys, layer).remainder(self.POOL - h.shape[1])
+        start = self._start(keys, layer).remainder(len(self._pool) - h.shape[1])
         return h * self._pool.unfold(0, h.shape[1], 1)[start]
 
     def of_features(self, rows: SparseRows, features: Tensor | None, layer: int) -> SparseRows:
         start = self._start(rows.keys, layer)
 
         def factors(instance: Tensor, column: Tensor) -> Tensor:
-            return self._pool[(start[instance] + (column if features is None else features[column])) % self.POOL]
+            number = column if features is None else features[column]
+            return self._pool[(start[instance] + number) % len(self._pool)]
 
         return rows.times(factors)
 
