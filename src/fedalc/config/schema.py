@@ -262,7 +262,7 @@ class MlpSettings(Settings):
     input_dropout: Share = 0.2  # of features
     dropout: Share = 0.5  # of hidden units
     batch_size: Count = 256
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = 3e-3
     weight_decay: NotNegative = 0.0  # decoupled, as server.weight_decay
     epochs: Count = 20  # at most: validation chooses the number
 
