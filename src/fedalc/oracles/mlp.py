@@ -36,8 +36,8 @@ class MLP(Oracle):
 
     kind = "mlp"
     help = "a network with one hidden layer: Adam on minibatches, square or logistic loss"
-    use_when = "To see what federated training loses: the centralised twin of fedalc-exact with the preset mlp"
-    colour = "#8C564B"  # brown
+    use_when = "To see what federated training loses: the twin of fedalc-exact with preset mlp"
+    colour = "#00B5B8"  # turquoise
     sections = ("mlp",)
     choice = "epochs"
 
