@@ -263,7 +263,7 @@ class MlpSettings(Settings):
     dropout: Share = 0.5  # of hidden units
     batch_size: Count = 256
     learning_rate: Positive = 3e-3
-    weight_decay: NotNegative = 0.0  # decoupled, as server.weight_decay
+    weight_decay: NotNegative = 1.0  # decoupled, as server.weight_decay
     epochs: Count = 20  # at most: validation chooses the number
 
 
