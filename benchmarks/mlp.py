@@ -226,8 +226,8 @@ def draw(found: Mapping[str, Mapping[str, Outcome]]) -> None:
 def write(found: Mapping[str, Mapping[str, Outcome]], variants: str, speed: str) -> None:
     parts = [
         f"`python benchmarks/mlp.py {' '.join(found)}`: test set, mean of three seeds, one thread. Seconds are those "
-        "of training (an mlp: on a part of train, then on all of it) and of the test.\nThe last column is what validation "
-        "chose; it also chose the number of epochs, at most 20.\n"
+        "of training (an mlp: on a part of train, then on all of it) and of the test.\nThe last column is what "
+        "validation chose; it also chose the number of epochs, at most 20.\n"
     ]
     parts += [f"## {name}\n{table(rows)}" for name, rows in found.items()]
     parts += [f"## Variants of the preset\n{variants}", f"## What a round costs\n{speed}"]
