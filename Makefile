@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach tuning privacy poisoning clean
+.PHONY: help setup demo test test-long crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ tuned: $(READY)  ## the default, single settings and centralised packages on ele
 
 reach: $(READY)  ## rounds and bytes until each method has centralised quality (needs FEDALC_DATA; half an hour; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reach.py
+
+mlp: $(READY)  ## an mlp by minibatch rounds beside the centralised one, on four datasets (needs FEDALC_DATA; about half an hour; goes on where it stopped)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mlp.py
 
 tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about two hours)
 	$(BIN)/python benchmarks/tuning.py text

@@ -22,7 +22,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from tuned import Memory
+from finished_rows import Memory
 
 import fedalc
 from fedalc.core.atomic_files import write_text

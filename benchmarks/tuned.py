@@ -17,11 +17,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from finished_rows import Memory, Outcome
 from problems import PROBLEMS
 
 import fedalc
@@ -35,8 +36,6 @@ METRICS = ("P@1", "P@3", "P@5", "nDCG@5")
 BEHIND = 0.3  # points by which the default may stay behind the better package
 PEERS = ("omikuji", "napkinxc")
 DEFAULT, FIXED, GAP = "default", "default, tune=False", "default minus better package"
-
-Outcome = dict[str, Any]
 
 
 def single(loss: Loss) -> dict[str, Any]:
@@ -53,24 +52,6 @@ ROWS: dict[str, dict[str, Any]] = {
     **{f"{loss}, penalty {penalty:g}": single(loss) for loss, penalty in FIRST_PENALTY.items()},
     **{peer: {"method": peer} for peer in PEERS},
 }
-
-
-class Memory:
-    """Finished rows, one line each."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        self.known: dict[tuple[str, str], Outcome] = {(r["dataset"], r["row"]): r["outcome"] for r in records}
-
-    def row(self, dataset: str, row: str, work: Callable[[], Outcome]) -> Outcome:
-        if (dataset, row) not in self.known:
-            outcome = self.known[dataset, row] = work()
-            with self.path.open("a") as file:
-                file.write(json.dumps({"dataset": dataset, "row": row, "outcome": outcome}) + "\n")
-            print(dataset, row, json.dumps(outcome)[:400], flush=True)
-        return self.known[dataset, row]
 
 
 @cache

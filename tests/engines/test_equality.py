@@ -131,6 +131,7 @@ def test_every_server_optimiser(optimizer: str) -> None:
         {"encoder": {**RANDOM, "activation": "cosine", "linear_part": False}},
         # Not adam: it would blow a gradient of 1e-18, which is 0 in the other engine, up to a step of 1e-11.
         {"encoder": {"dropout": 0.4}, "server": {"optimizer": "momentum"}},
+        {"encoder": {"input_dropout": 0.3, "embedding": None}, "server": {"optimizer": "momentum"}},
         {"client": {"sample": 0.4}, "server": {"optimizer": "momentum"}},
         {"client": {"sample": 0.05}, "server": {"optimizer": "momentum"}},  # most clients have none of their instances
         {"client": {"weight_decay": 0.3}},
@@ -161,6 +162,7 @@ MANY_FEATURES.features.eliminate_zeros()  # about six each, so that few clients 
     [
         {"server": {"participation": 0.3}},
         {"client": {"sample": 0.2}},
+        {"client": {"sample": 0.2}, "encoder": {"input_dropout": 0.3}},
         {"server": {"participation": 0.3, "weight_decay": 0.0}, "encoder": {"name": "linear"}},
         {"server": {"participation": 0.3, "weight_decay": 0.0}, "encoder": CONSTANT},
         {"server": {"participation": 0.3}, "encoder": RANDOM},

@@ -40,8 +40,11 @@ from tests.problems import real_data, small_dataset
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 DATA = make_demo(DemoSize(train=200, test=60, words=200))
-OWN_ORACLES = ["sleec", "ovr"]  # those of other packages: test_peers.py
-SMALL: dict[str, Any] = {"sleec": {"dim": 10, "neighbours": 20, "nearest": 10}}
+OWN_ORACLES = ["sleec", "ovr", "mlp"]  # those of other packages: test_peers.py
+SMALL: dict[str, Any] = {
+    "sleec": {"dim": 10, "neighbours": 20, "nearest": 10},
+    "mlp": {"hidden": 64, "epochs": 12, "batch_size": 16, "learning_rate": 0.02, "dropout": 0.0},
+}
 
 
 class Watching(Callback):
@@ -71,7 +74,7 @@ def test_the_run_folder_keeps_its_contract(tmp_path: Path, method: str) -> None:
     assert result["rounds"] == result["rounds_run"] == 1 and result["seconds"] > 0
     assert result["metrics"]["P@1"] > 30 and set(result["metrics"]) == set(federated["metrics"])
     records = history.read(tmp_path / "r" / "history.jsonl")
-    assert [record["phase"] for record in records] == (["select", "refit"] if method == "ovr" else ["fit"])
+    assert [record["phase"] for record in records] == (["fit"] if method == "sleec" else ["select", "refit"])
     again = fedalc.load_run(tmp_path / "r")
     assert again.settings == run.settings and again.metrics == run.metrics
     for ours, theirs in zip(*(r.model.predict(DATA.test.features, 3) for r in (again, run)), strict=True):

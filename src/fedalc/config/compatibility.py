@@ -86,15 +86,18 @@ def _check_aggregation(settings: Experiment) -> None:
 
 
 def _check_sample(settings: Experiment) -> None:
-    if settings.client.sample == 1:
+    if settings.client.sample == 1 and settings.tuning.batch is None:
         return
+    field = "client.sample" if settings.tuning.batch is None else "tuning.batch"
     if settings.client.epochs > 1 or settings.client.batch_size is not None:
         raise ConfigError(
             "a sample is for rounds of one step; epochs and batches go through all instances. Leave one of the two out",
-            "client.sample",
+            field,
         )
     if solves_one_objective(settings.method, settings.server.optimizer):
-        raise ConfigError("an exact solution needs all instances, not a sample of them", "client.sample")
+        raise ConfigError("an exact solution needs all instances, not a sample of them", field)
+    if settings.engine == "flower" and field == "tuning.batch":
+        raise ConfigError("the number of records is not known with real parties; use client.sample", field)
 
 
 def _check_encoder(settings: Experiment) -> None:
@@ -105,6 +108,11 @@ def _check_encoder(settings: Experiment) -> None:
             raise ConfigError(f"the encoder {encoder.name} does not support {value!r}; use {use}", f"encoder.{field}")
     if settings.engine == "flower" and not facts.for_parties:
         raise ConfigError("real parties train built-in encoders only, which their safeguards know", "encoder.name")
+    if settings.engine == "flower" and (encoder.input_dropout > 0 or encoder.embedding is None):
+        field = "encoder.input_dropout" if encoder.input_dropout > 0 else "encoder.embedding"
+        raise ConfigError("real parties do not support it: their check against too few contributors lacks it", field)
+    if encoder.embedding is None and not encoder.hidden:
+        raise ConfigError("without an embedding layer the mlp needs a hidden one", "encoder.hidden")
     if encoder.precision == "mixed" and settings.dtype == "float64":
         raise ConfigError('mixed is for float32; use dtype = "float32", or precision = "full"', "encoder.precision")
     if facts.pictures and encoder.norm == "batch":

@@ -33,6 +33,7 @@ from fedalc.config.schema import (
     HashingSettings,
     ImageSettings,
     MethodName,
+    MlpSettings,
     NapkinxcSettings,
     OmikujiSettings,
     OvrSettings,
@@ -84,6 +85,7 @@ class Experiment(Settings):
     tuning: TuningSettings = TuningSettings()
     ovr: OvrSettings = OvrSettings()
     sleec: SleecSettings = SleecSettings()
+    mlp: MlpSettings = MlpSettings()
     omikuji: OmikujiSettings = OmikujiSettings()
     napkinxc: NapkinxcSettings = NapkinxcSettings()
     options: dict[str, Option] = {}  # of a registered method: docs/extending.md

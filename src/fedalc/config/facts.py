@@ -72,7 +72,7 @@ class MethodFacts:
 
 
 #: Sections that act only on the methods that name them in `sections`.
-METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec", "omikuji", "napkinxc")
+METHOD_SECTIONS = ("hashing", "regularizer", "fixed", "options", "ovr", "sleec", "mlp", "omikuji", "napkinxc")
 
 
 def check_declared(method: type[MethodFacts]) -> None:

@@ -162,14 +162,15 @@ def _for_method(requested: dict[str, Any], method: str, file: Path | None) -> di
 
 def preset(name: str, method: str, encoder: str | None = None) -> dict[str, Any]:
     """Return the settings of a preset. Later tables win: for all methods, the method's own defaults, for this method,
-    and, if the user named an encoder, for this encoder (or its family, such as `resnet`)."""
-    files = [_preset_file(file) for file in (name, "exact", "oracles")]  # the last two apply to every preset
+    and for the encoder (or its family, such as `resnet`) that the user or the preset names."""
+    files = [_preset_file(file) for file in ("exact", "oracles", name)]  # the first two apply to every preset
     values: dict[str, Any] = {"preset": name}
     for tables in files:
         _merge(values, tables.get("all", {}))
     _merge(values, copy.deepcopy(method_facts(method).defaults))
     for tables in files:
         _merge(values, tables.get(method, {}))
+    encoder = encoder or values.get("encoder", {}).get("name")
     families = () if encoder is None or encoder not in ENCODERS else (encoder_facts(encoder).family, encoder)
     for family in families:
         for key in ("all", method):

@@ -12,7 +12,7 @@ from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 MethodName = Annotated[str, AfterValidator(known_method)]
 EncoderName = Annotated[str, AfterValidator(known_encoder)]
 AggregationName = Literal["mean", "clip", "median", "trimmed-mean", "multi-krum"]
-PresetName = Literal["strong", "paper", "demo"]
+PresetName = Literal["strong", "mlp", "paper", "demo"]
 Weighting = Literal["sigma", "gamma", "conditional", "counts"]  # of a pair of labels: labels/correlations.py
 Algorithm = Literal["hmac-sha256", "hmac-sha512", "hmac-md5", "sha256", "sha512", "md5"]  # the last three take no key
 LossName = Literal["hinge", "square", "logistic", "squared-hinge", "softmax", "softmax-per-label"]
@@ -54,12 +54,13 @@ class EncoderSettings(Settings):
 
     name: EncoderName = "mlp"
     dim: Count = 512
-    embedding: Count = 512  # mlp only: width of the first layer
+    embedding: Count | None = 512  # mlp only: width of the first layer, which has no ReLU; None: no such layer
     hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)  # mlp only: widths of the next layers
     start: Literal["he", "framework", "zero"] = "he"  # zero: linear only
     output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, for the square loss
     features: Literal["unit", "mean", "raw"] = "unit"  # how rows are scaled: to length 1, to a mean, or not
-    dropout: Share = 0.0
+    dropout: Share = 0.0  # of units
+    input_dropout: Share = 0.0  # mlp only: of features
     shortcut: bool = False  # mlp only: add a linear map; the mlp then starts at zero
     precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16
     norm: Literal["group", "frozen", "batch"] = "group"  # of a ResNet: docs/images.md
@@ -215,10 +216,12 @@ class SelectionSettings(Settings):
 
 
 class TuningSettings(Settings):
-    """How a run chooses settings by itself (docs/tuning.md). config.toml has what was chosen, and both off."""
+    """How a run chooses settings by itself (docs/tuning.md). config.toml has what was chosen, and all of these off."""
 
     search: bool = False  # choose loss, penalty, label power, features and D on held-out records
     axes: bool = False  # without a search: an axis for each label (D = C), if that fits
+    batch: Count | None = None  # a round samples about this many records: sets client.sample and rounds (docs/exact.md)
+    epochs: Count = 20  # with batch: rounds that add up to this many passes over train; each pass is validated
 
 
 class OvrSettings(Settings):
@@ -249,6 +252,19 @@ class SleecSettings(Settings):
     cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
     threshold: Share = 0.01  # share of the weights, the smallest, set to zero
     nearest: Count = 25  # NN: neighbours whose labels count
+
+
+class MlpSettings(Settings):
+    """An mlp with one hidden layer (centralised): Adam on minibatches. docs/oracles.md."""
+
+    loss: Literal["square", "logistic"] = "square"
+    hidden: Count = 1024
+    input_dropout: Share = 0.2  # of features
+    dropout: Share = 0.5  # of hidden units
+    batch_size: Count = 256
+    learning_rate: Positive = 3e-3
+    weight_decay: NotNegative = 1.0  # decoupled, as server.weight_decay
+    epochs: Count = 20  # at most: validation chooses the number
 
 
 class OmikujiSettings(Settings):

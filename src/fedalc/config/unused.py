@@ -33,7 +33,8 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("rounds client.learning_rate server.learning_rate", {"method": Fact("one_round", False)}),
     ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # with pictures, validation computes mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
-    ("encoder.dropout encoder.shortcut encoder.precision encoder.norm encoder.pretrained", {"method": FEDERATED}),
+    ("encoder.dropout encoder.input_dropout encoder.shortcut encoder.precision", {"method": FEDERATED}),
+    ("encoder.norm encoder.pretrained", {"method": FEDERATED}),
     (
         "encoder.constant encoder.random_features encoder.activation encoder.scale encoder.linear_part",
         {"method": FEDERATED},
@@ -76,6 +77,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("selection.every selection.patience selection.keep selection.test_curve", {"method": FEDERATED}),
     ("selection.patience", {"selection.keep": ("best",)}),
     ("tuning", {"method": FEDERATED}),
+    ("rounds client.sample selection.every", {"tuning.batch": (None,)}),
     ("selection.test_curve", {"selection.validation": (0,)}),
 )
 

@@ -119,6 +119,7 @@ ORACLES = Registry(
     {
         "sleec": "fedalc.oracles.sleec:Sleec",
         "ovr": "fedalc.oracles.one_vs_rest:OneVsRest",
+        "mlp": "fedalc.oracles.mlp:MLP",
         "omikuji": "fedalc.oracles.omikuji:Omikuji",
         "napkinxc": "fedalc.oracles.napkinxc:NapkinXC",
     },

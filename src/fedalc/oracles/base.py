@@ -47,6 +47,7 @@ class Oracle(MethodFacts, ABC):
 
     centralised = True
     kind: ClassVar[str]  # the method's name, also stored in the model's files
+    choice: ClassVar[str] = "penalty"  # what candidates are values of
     unconverged: int = 0  # the number of regressions that stopped before they converged
 
     @classmethod

@@ -53,7 +53,7 @@ class OracleTraining(AnyTraining):
             else:
                 best = self._select(candidates, heard)
                 assert self.chosen is not None
-                trained = best or self._fit("refit", self.chosen["penalty"], heard)
+                trained = best or self._fit("refit", self.chosen[self.kind.choice], heard)
         if self.chosen is not None or trained.oracle.unconverged:
             self.chosen = {**(self.chosen or {}), "unconverged": trained.oracle.unconverged}
         return trained
@@ -69,14 +69,15 @@ class OracleTraining(AnyTraining):
             trained = self._trained(oracle, self.train)
             metrics = self._measured(trained, self.validation, with_map=self._with_map)
             value = metrics[self.settings.selection.metric]
-            tried.append({"penalty": candidate, "value": value, "unconverged": oracle.unconverged})
+            named = {f"validation {name}": number for name, number in metrics.items()}
+            found = {"value": value, "unconverged": oracle.unconverged, "metrics": named}
+            tried.append({self.kind.choice: candidate, **found})
             if self.chosen is None or self._is_better(value, self.chosen["value"]):
-                named = {f"validation {name}": number for name, number in metrics.items()}
-                self.chosen = {"round": 1, "value": value, "metrics": named, "penalty": candidate}
+                self.chosen = {"round": 1, "value": value, "metrics": named, self.kind.choice: candidate}
                 best = None if self.refits else trained
             began = time.perf_counter()  # as in a federated run, count only the seconds of training
         assert self.chosen is not None
-        self.chosen |= {"tried": tried, "edge": edge(self.chosen["penalty"], candidates)}
+        self.chosen |= {"tried": tried, "edge": edge(self.chosen[self.kind.choice], candidates)}
         self._record("select", self.chosen["metrics"])
         return best
 

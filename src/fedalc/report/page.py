@@ -185,11 +185,12 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
         f"seed {text(result.get('seed'))}: a centralised oracle, for comparison. It has all instances with all "
         "their labels in one place, and no clients, rounds or traffic."
     )
-    selection, penalty = result.get("selection"), number_at(result, "selection", "penalty")
+    selection = result.get("selection")
+    values = {name: number_at(result, "selection", name) for name in ("penalty", "epochs")}
     again = any(record.get("phase") == "refit" for record in records)
-    if selection and penalty is not None:
+    if selection and (found := [f"{name} {value:g}" for name, value in values.items() if value is not None]):
         edge = f", the {text(selection['edge'])} tried," if selection.get("edge") else ""
-        start += f" Penalty {penalty:g}{edge} was best on validation data, and was "
+        start += f" {found[0].capitalize()}{edge} was best on validation data, and was "
         start += "fitted again on all training data." if again else "kept."
     unconverged = number_at(result, "selection", "unconverged")
     if unconverged:

@@ -214,13 +214,15 @@ def _mark(heading: str, row: Row) -> str:
 
 
 def edge_notes(rows: Iterable[Row]) -> list[str]:
-    """Return notes on oracles whose best penalty is the smallest or largest tried: one beyond may be better."""
+    """Return notes on oracles whose best value is the smallest or largest tried: one beyond may be better."""
     notes = []
     for row in rows:
         for selection in (result.get("selection") or {} for result in row.results):
-            penalty = number_at(selection, "penalty")
-            if penalty is not None and (edge := selection.get("edge")):
-                notes.append(f"{row.method}: the best penalty, {penalty:g}, is the {text(edge)} tried (ovr.penalties)")
+            for choice, setting in (("penalty", "ovr.penalties"), ("epochs", "mlp.epochs")):
+                value = number_at(selection, choice)
+                if value is not None and (edge := selection.get("edge")):
+                    best = f"the best {'penalty' if choice == 'penalty' else 'number of epochs'}"
+                    notes.append(f"{row.method}: {best}, {value:g}, is the {text(edge)} tried ({setting})")
     return list(dict.fromkeys(notes))
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
+from fedalc.config.schema import TuningSettings
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset, Split
@@ -105,6 +106,22 @@ def equations(data: Dataset) -> int:
 def can_solve(data: Dataset) -> bool:
     """Whether the square loss is solved in one round; otherwise by conjugate gradients."""
     return equations(data) ** 2 <= sums.LARGEST
+
+
+def in_batches(settings: Experiment, data: Dataset) -> Experiment:
+    """Return the settings with rounds of about `tuning.batch` records, for `tuning.epochs` passes over train."""
+    tuning, selection = settings.tuning, settings.selection
+    assert tuning.batch is not None
+    share = 0.0 if data.validation is not None else selection.validation
+    every = max(1, round((1 - share) * len(data.train) / tuning.batch))
+    return (with_axes(settings, data) if tuning.axes else settings).model_copy(
+        update={
+            "rounds": every * tuning.epochs,
+            "client": settings.client.model_copy(update={"sample": 1 / every}),
+            "selection": selection.model_copy(update={"every": every}),
+            "tuning": TuningSettings(),
+        }
+    )
 
 
 def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:

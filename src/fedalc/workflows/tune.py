@@ -21,7 +21,7 @@ from fedalc.data.dataset import Dataset
 from fedalc.errors import ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
 from fedalc.training.callbacks import Callback
-from fedalc.training.tuning import Search, Trial, can_solve, changed, with_axes
+from fedalc.training.tuning import Search, Trial, can_solve, changed, in_batches, with_axes
 
 
 def settled(
@@ -35,6 +35,8 @@ def settled(
     """Return the settings to train with, what a search tried (as in result.json), and whether the folder is begun."""
     if settings.method in ORACLES:
         return settings, None, resume
+    if settings.tuning.batch is not None and not settings.tuning.search:
+        return in_batches(settings, data), None, resume
     if not can_solve(data) and (settings.tuning.search or settings.tuning.axes):
         has_axes = with_axes(settings, data).encoder.dim >= data.label_count
         if not (settings.tuning.search and has_axes):

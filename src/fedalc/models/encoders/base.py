@@ -81,6 +81,7 @@ class ModuleEncoder(Encoder):
     ignores = ("start", "constant", *OF_RANDOM_FEATURES)
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {  # the module's layers would have to support other values
         "dropout": (0.0,),
+        "input_dropout": (0.0,),
         "shortcut": (False,),
         "precision": ("full",),
         "pretrained": (None,),

@@ -6,12 +6,15 @@ an instance is encoded once for all its clients or by each of them, and all engi
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.core.seeds import derived_seed, torch_generator
+from fedalc.models.encoders.sparse_rows import SparseRows
 
 
 class Chance:
@@ -21,9 +24,10 @@ class Chance:
         self._round = (settings.seed, round_number)
         self._sample = settings.client.sample
         self._augment = settings.images.augment
-        rate = settings.encoder.dropout
-        generator = torch_generator(settings.seed, "dropout", round_number)
-        self._dropout = Dropout(rate, generator, like) if rate else None
+        units, features = settings.encoder.dropout, settings.encoder.input_dropout
+        draw = partial(torch_generator, settings.seed)
+        self._dropout = Dropout(units, draw("dropout", round_number), like) if units else None
+        self._input_dropout = Dropout(features, draw("input", round_number), like, 1 << 17) if features else None
 
     def chosen(self, keys: np.ndarray) -> np.ndarray:
         """Return a mask of the participating instances: probability `client.sample`, the same at all its clients."""
@@ -31,6 +35,11 @@ class Chance:
 
     def drop(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
         return h if self._dropout is None else self._dropout(h, keys, layer)
+
+    def drop_features(self, rows: SparseRows, features: Tensor | None, layer: int) -> SparseRows:
+        """Return the rows without the features that dropout takes. `features`: the numbers of their columns in all
+        data, if the rows have only some of these."""
+        return rows if self._input_dropout is None else self._input_dropout.of_features(rows, features, layer)
 
     def moved(self, pictures: Tensor, keys: Tensor) -> Tensor:
         """Mirror half of the pictures (N × size × size × colours), and shift all by up to 1/8 with reflected edges."""
@@ -65,18 +74,27 @@ class Chance:
 class Dropout:
     """Each instance takes its masks from its own position in one long row of random bits."""
 
-    POOL = 1 << 20
-
-    def __init__(self, rate: float, generator: torch.Generator, like: Tensor) -> None:
-        keep = torch.rand(self.POOL, generator=generator) >= rate
-        self._pool = (keep.to(like.dtype) / (1 - rate)).to(like.device)
+    def __init__(self, rate: float, generator: torch.Generator, like: Tensor, size: int = 1 << 20) -> None:
+        keep = torch.rand(size, generator=generator).ge_(rate)
+        self._pool = keep.to(like.dtype).div_(1 - rate).to(like.device)
         self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
 
     def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
-        positions = self.POOL - h.shape[1]
-        mixed = (keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D  # wraps: a multiplicative hash
-        start = (mixed >> 20).remainder(positions)
+        start = self._start(keys, layer).remainder(len(self._pool) - h.shape[1])
         return h * self._pool.unfold(0, h.shape[1], 1)[start]
+
+    def of_features(self, rows: SparseRows, features: Tensor | None, layer: int) -> SparseRows:
+        start = self._start(rows.keys, layer)
+
+        def factors(instance: Tensor, column: Tensor) -> Tensor:
+            number = column if features is None else features[column]
+            return self._pool[(start[instance] + number) % len(self._pool)]
+
+        return rows.times(factors)
+
+    def _start(self, keys: Tensor, layer: int) -> Tensor:
+        """Return where each instance's masks begin, before the remainder."""
+        return ((keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D) >> 20  # wraps: a multiplicative hash
 
 
 def _reflect(pixel: Tensor, size: int) -> Tensor:

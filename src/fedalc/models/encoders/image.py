@@ -43,7 +43,7 @@ class ImageEncoder(Encoder):
     pictures = True
     for_parties = True
     family = "resnet"
-    ignores = ("embedding", "hidden", "constant", *OF_RANDOM_FEATURES)
+    ignores = ("embedding", "hidden", "input_dropout", "constant", *OF_RANDOM_FEATURES)
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"shortcut": (False,), "start": ("he", "framework")}
     dropout_layers = 1
     shape: ClassVar[dict[str, Any]]  # arguments of transformers' ResNetConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,20 @@ class SparseRows:
         is false."""
         columns = columns_of(self)
         return Design(self if with_features else None, torch.cat(list(columns), dim=1)) if columns else self
+
+    def times(self, factors: Callable[[Tensor, Tensor], Tensor]) -> SparseRows:
+        """Return the rows with every stored value multiplied by factors(instances, columns)."""
+        device, columns = self.keys.device, self.feature_count
+        if self._dense is not None:
+            part = copy.copy(self)
+            instance, column = (torch.arange(size, device=device) for size in (len(self), columns))
+            part._dense = self._dense * factors(instance.unsqueeze(1), column)
+            return part
+        index, starts = self.rows.index, self.rows.starts
+        instance = torch.repeat_interleave(torch.arange(len(self), device=device), starts.diff())
+        values = self.rows.weight * factors(instance, index.long())
+        arrays = tuple(tensor.cpu().numpy() for tensor in (values, index, starts))
+        return SparseRows(csr_matrix(arrays, (len(self), columns)), self.keys.cpu().numpy(), self.dtype, device)
 
     def nothing(self) -> SparseRows:
         """Return one instance without any feature."""

@@ -27,6 +27,8 @@ class TextEncoder(Encoder):
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"pretrained": (None,)}
     takes_some_features = True
     for_parties = True
+    relu_first = False  # whether ReLU follows the first matrix
+    features: Tensor | None = None  # after `for_features`: the numbers of the features that it is reduced to
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__(feature_count, settings, generator)
@@ -58,6 +60,7 @@ class TextEncoder(Encoder):
 
     def for_features(self, features: Tensor) -> TextEncoder:
         part, rows = copy.copy(self), self.rows_for(features)
+        part.features = features
         part._parameters = {name: self._rows(matrix, rows) for name, matrix in self._parameters.items()}
         return part
 
@@ -66,10 +69,12 @@ class TextEncoder(Encoder):
         return None if matrix is None else nn.Parameter(matrix.detach()[features])
 
     def forward(self, rows: SparseRows, chance: Chance | None = None) -> Tensor:
+        if chance:
+            rows = chance.drop_features(rows, self.features, self.first_layer)
         h = self.design(rows) @ self.embedding
         with torch.autocast(h.device.type, torch.bfloat16, enabled=self.mixed):
             for depth, layer in enumerate(self.layers):
-                if depth:
+                if depth or self.relu_first:
                     h = torch.relu(h)
                 if chance:
                     h = chance.drop(h, rows.keys, self.first_layer + depth)
@@ -102,13 +107,19 @@ class TextEncoder(Encoder):
 
 
 class MLP(TextEncoder):
-    """Features → 512 → 1024 → 1024 → 512: the paper's sizes are the defaults."""
+    """Features → 512 → 1024 → 1024 → 512: the paper's sizes are the defaults. Without its embedding layer, `hidden` are
+    all layers but the last, and the first of them has no bias."""
 
     help = "the paper's network for sparse features: an embedding layer and three dense ones"
 
+    def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
+        super().__init__(feature_count, settings, generator)
+        self.relu_first = settings.embedding is None
+
     @staticmethod
     def widths(settings: EncoderSettings) -> list[int]:
-        return [settings.embedding, *settings.hidden, settings.dim]
+        embedding = () if settings.embedding is None else (settings.embedding,)
+        return [*embedding, *settings.hidden, settings.dim]
 
 
 class Linear(TextEncoder):
@@ -119,6 +130,7 @@ class Linear(TextEncoder):
     linear = True
     ignores: ClassVar[tuple[str, ...]] = ("norm", "embedding", "hidden", *OF_RANDOM_FEATURES)
     only = {"pretrained": (None,), "dropout": (0.0,), "shortcut": (False,), "precision": ("full",)}
+    only |= {"input_dropout": (0.0,)}
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__(feature_count, settings, generator)
