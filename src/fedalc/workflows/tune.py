@@ -20,8 +20,9 @@ from fedalc.core.registry import ORACLES
 from fedalc.data.dataset import Dataset
 from fedalc.errors import ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
+from fedalc.training.base import listening
 from fedalc.training.callbacks import Callback
-from fedalc.training.tuning import LARGEST, Search, Trial, changed, with_axes
+from fedalc.training.tuning import LARGEST, Part, Search, Trial, changed, with_axes
 
 
 def settled(
@@ -31,8 +32,11 @@ def settled(
     resume: bool,
     overwrite: bool,
     callbacks: Sequence[Callback],
+    parts: Sequence[Part] = (),
+    interrupt: Interrupt | None = None,
 ) -> tuple[Experiment, dict[str, Any] | None, bool]:
-    """Return the settings to train with, what a search tried (as in result.json), and whether the folder is begun."""
+    """Return the settings to train with, what a search tried (as in result.json), and whether the folder is begun.
+    `parts`: where a search tries settings, by default on splits of train."""
     if settings.method in ORACLES:
         return settings, None, resume
     if data.feature_count**2 > LARGEST and (settings.tuning.search or settings.tuning.axes):
@@ -45,7 +49,7 @@ def settled(
     if settings.tuning.search:
         if distributed.here().count > 1:
             raise ConfigError("the search runs in one process; leave it out (--no-tune)", "tuning.search")
-        chosen, tuning = _searched(settings, data, folder, resume, overwrite, callbacks)
+        chosen, tuning = _searched(settings, data, folder, resume, overwrite, callbacks, parts, interrupt)
         return chosen, tuning, folder is not None
     if settings.tuning.axes:
         settings = _over(with_axes(settings, data))
@@ -60,8 +64,10 @@ def _searched(
     resume: bool,
     overwrite: bool,
     callbacks: Sequence[Callback],
+    parts: Sequence[Part],
+    interrupt: Interrupt | None,
 ) -> tuple[Experiment, dict[str, Any]]:
-    with Interrupt() as interrupt, nullcontext() if folder is None else only_writer(folder):
+    with listening(interrupt) as interrupt, nullcontext() if folder is None else only_writer(folder):
         known: list[Trial] = []
         if folder is not None:
             check_folder(folder, settings, resume, overwrite)
@@ -73,7 +79,7 @@ def _searched(
         for callback in callbacks:
             callback.started(settings)
         tried = list(known)
-        search = Search(settings, data, interrupt, callbacks, known, partial(_keep, folder, tried))
+        search = Search(settings, data, interrupt, callbacks, known, partial(_keep, folder, tried), parts)
         best = search.run()
         chosen = _over(changed(search.settings, best.changes))
         if folder is not None:
