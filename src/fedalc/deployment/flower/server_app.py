@@ -48,6 +48,9 @@ def main(grid: Grid, context: Context) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
     say(f"finished after {run.result['rounds']} rounds: {metrics or 'nothing to measure on'}")
     say(f"run folder: {run.folder}")
+    if run.result.get("tuning"):
+        again = f"fedalc deploy run --config {run.folder}/config.toml --held-out-share 0"
+        say(f"held-out records are not in the model; to train on all records with these settings: {again}")
 
 
 def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -> Run:
