@@ -18,9 +18,11 @@ from fedalc.deployment.flower.census import question
 from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.party import held_out
-from fedalc.deployment.flower.ranking import RANK
+from fedalc.deployment.flower.party_ranking import WEIGHTS
+from fedalc.deployment.flower.ranking import RANK, read_hits
 from fedalc.deployment.flower.run_config import read_run_config
-from fedalc.deployment.flower.wire import SEARCH, for_parties
+from fedalc.deployment.flower.server_app import run_with_parties
+from fedalc.deployment.flower.wire import SEARCH, BadMessage, for_parties, pack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.hashing import canonical_sparse
 from fedalc.labels.collection.messages import byte_order
@@ -28,7 +30,7 @@ from fedalc.runs.folder import read_settings
 from fedalc.training import tuning
 from fedalc.training.tuning import Search, Trial
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
-from tests.deployment.flower.problem import NAMES, OWNED, RUN_ID, Nodes, run, write_parties
+from tests.deployment.flower.problem import NAMES, OWNED, RUN_ID, Nodes, notes, run, write_parties
 from tests.deployment.flower.test_ranking import FIGURES, hasher
 from tests.deployment.flower.test_resume import Crash, renamed
 from tests.problems import random_split
@@ -99,19 +101,40 @@ def test_with_random_features(tmp_path: Path, train: Split, parties: Nodes, monk
     assert_as_simulated(tmp_path / "run", train, parties, trials=8)
 
 
-def assert_as_simulated(folder: Path, train: Split, parties: Nodes, trials: int) -> None:
+def test_labels_that_share_axes(tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the square loss, with one label power, which the trials use too."""
+    monkeypatch.setattr(tuning, "LARGEST", 20 * 7 - 1)
+    deployment, settings = read_run_config(ASKED | {"run-folder": str(tmp_path / "run")}, 1)
+    settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
+    run_with_parties(LocalGrid(parties), deployment, settings)
+    assert_as_simulated(tmp_path / "run", train, parties, trials=3, settings=settings)
+
+
+def test_too_many_features_for_a_search(tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.workflows.tune.LARGEST", 20 * 20 - 1)
+    with pytest.warns(UserWarning, match="20 features are too many for a search"):
+        run(LocalGrid(parties), tmp_path / "run", ASKED)
+    settings = read_settings(tmp_path / "run")
+    assert (settings.method, settings.server.optimizer) == ("fedalc-exact", "cg") and not settings.tuning.search
+
+
+def assert_as_simulated(
+    folder: Path, train: Split, parties: Nodes, trials: int, settings: fedalc.Experiment | None = None
+) -> None:
     result, tried = read(folder)
-    wanted = simulated(read_run_config(ASKED, 1)[1], train, parties)
+    wanted = simulated(settings or read_run_config(ASKED, 1)[1], train, parties)
+    dim = len(NAMES) if settings is None else settings.encoder.dim
+    losses = {"square", "squared-hinge", "logistic"} if dim == len(NAMES) else {"square"}
     assert [trial.key for trial in tried] == [trial.key for trial in wanted.trials]
-    assert {trial.loss for trial in tried} == {"square", "squared-hinge", "logistic"} and len(tried) == trials
+    assert {trial.loss for trial in tried} == losses and len(tried) == trials
     for found, trial in zip(tried, wanted.trials, strict=True):
         assert found.changes == trial.changes
-        assert found.also == pytest.approx(trial.also, rel=1e-9) and len(found.also) > 1
+        assert found.also == pytest.approx(trial.also, rel=1e-9) and (len(found.also) > 1 or dim < len(NAMES))
         assert found.metrics == pytest.approx({name: trial.metrics[name] for name in FIGURES}, rel=1e-9)
     settings = read_settings(folder)
     assert result["tuning"]["chosen"] == wanted.best.changes
     assert settings.server.ridge == wanted.best.penalty and settings.client.loss == wanted.best.loss
-    assert settings.encoder.dim == len(NAMES) and not settings.tuning.search
+    assert settings.encoder.dim == dim and not settings.tuning.search
     # The final training is on the same records, and so are its figures.
     assert {name: result["metrics"][f"party {name}"] for name in FIGURES} == pytest.approx(wanted.best.metrics)
     assert result["rounds"] == wanted.best.rounds
@@ -197,6 +220,46 @@ def test_a_missing_party_stops_the_search(tmp_path: Path, parties: Nodes) -> Non
         run(grid, folder, ASKED)
     run(LocalGrid(parties), folder, AGAIN)
     assert read(folder)[0]["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (np.zeros((3, 7)), "label_weight = 0 is outside"),
+        (np.full((3, 7), 2.0), "label_weight = 2 is outside"),
+        (np.ones((0, 7)), "no weights of labels"),
+        (np.ones((3, 6)), "should be float64 any × 7"),
+    ],
+    ids=["zero", "above 1", "none", "too few"],
+)
+def test_weights_that_no_label_power_gives(tmp_path: Path, parties: Nodes, weights: np.ndarray, words: str) -> None:
+    grid = LocalGrid(parties)
+
+    def other_weights(message: Message) -> None:
+        if message.metadata.message_type == RANK:
+            message.content[WEIGHTS] = pack({WEIGHTS: weights})
+
+    grid.before_push = other_weights
+    with pytest.raises(TooFew):
+        run(grid, tmp_path / "run", ASKED)
+    assert {words in why for _, _, why in notes(tmp_path / "run")} == {True}
+
+
+def test_each_weighting_counts_as_a_ranking(tmp_path: Path, parties: Nodes) -> None:
+    few = {node: config | {"allow": "rankings=2"} for node, config in parties.items()}
+    with pytest.raises(TooFew):
+        run(LocalGrid(few), tmp_path / "run", ASKED)
+    assert "rankings = 3 is outside 1 to 2" in notes(tmp_path / "run")[0][2]
+
+
+def test_hits_for_each_weighting_are_checked() -> None:
+    most = np.full(6, 4.0)
+    counts, gains = np.array([[1, 2, 3], [2, 2, 2]]), np.array([[1.0, 1.5, 2.0], [2.0, 2.0, 2.0]])
+    found = read_hits(most, True, RecordDict({"hits": pack({"counts": counts, "gains": gains})}), weightings=2)
+    assert found.tolist() == [[1, 2, 3, 1.0, 1.5, 2.0], [2, 2, 2, 2.0, 2.0, 2.0]]
+    for wrong, number, words in ((counts, 3, "should be int64 3 × 3"), (counts * [[1], [3]], 2, "6 hits for P@1")):
+        with pytest.raises(BadMessage, match=words):
+            read_hits(most, True, RecordDict({"hits": pack({"counts": wrong, "gains": gains})}), weightings=number)
 
 
 # --- what a party accepts ---
