@@ -415,10 +415,11 @@ def _read_told(
     per_label = shares if set_size == "expected" else np.zeros(len(labels))
     facts = {}
     for label, weight, share in zip(labels, weights, per_label, strict=True):
-        weight_too = () if question[SEARCH] else (weight.tobytes(),)
-        facts[f"label {label.hex()}"] = fingerprint(*weight_too, share.tobytes())
         if question[SEARCH]:  # it chooses the label power, and so the weights
             facts[f"power {settings.client.label_power!r} {label.hex()}"] = fingerprint(weight.tobytes())
+            facts[f"label {label.hex()}"] = fingerprint(share.tobytes())
+        else:
+            facts[f"label {label.hex()}"] = fingerprint(weight.tobytes(), share.tobytes())
     if set_size == "exact":
         facts["shares"] = fingerprint(shares.tobytes())
     check_unchanged(context, question["run"], facts, "sends other shares or label weights than before in this run")
