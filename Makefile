@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned tuning privacy poisoning clean
+.PHONY: help setup demo test test-long crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach tuning privacy poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -82,9 +82,12 @@ reproduce: $(READY)  ## the paper's tables again, cell by cell (needs FEDALC_DAT
 results: $(READY)  ## methods side by side, for README (needs FEDALC_DATA; about three hours)
 	$(BIN)/python benchmarks/results.py
 
-tuned: $(READY)  ## the default, single settings and centralised packages on ten datasets (needs FEDALC_DATA and 16 GB; an hour or more; goes on where it stopped)
+tuned: $(READY)  ## the default, single settings and centralised packages on eleven datasets (needs FEDALC_DATA and 8 GB; an hour or more; goes on where it stopped)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[peers]"
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tuned.py --cost
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tuned.py
+
+reach: $(READY)  ## rounds and bytes until each method has centralised quality (needs FEDALC_DATA; half an hour; goes on where it stopped)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reach.py
 
 tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about two hours)
 	$(BIN)/python benchmarks/tuning.py text

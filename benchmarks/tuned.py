@@ -1,11 +1,10 @@
-"""`make tuned`: compare fedalc's default, single settings and centralised packages on ten datasets, in one run.
+"""`make tuned`: compare fedalc's default, single settings and centralised packages on eleven datasets, in one run.
 
-    FEDALC_DATA=… python benchmarks/tuned.py [DATASET …] [--cost]
+    FEDALC_DATA=… python benchmarks/tuned.py [DATASET …]
 
 For each dataset (benchmarks/problems.py): `fedalc.train(dataset=…)` as a new user calls it, the same with `tune=False`,
 each loss with its first penalty, and the packages omikuji and napkinXC with their own defaults, on the same records.
-Each row uses the test set once, at its end, and nothing is chosen by it. `--cost` adds two tables on eurlex15k: seconds
-beside the packages, and the rounds and bytes that each method needs to reach their quality.
+Each row uses the test set once, at its end, and nothing is chosen by it.
 
 Writes docs/results/tuned.md and tuned.json. Finished rows are stored in runs/tuned.jsonl: after an interruption the
 same command continues. Needs the extra `peers`.
@@ -23,13 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from problems import PROBLEMS
 
 import fedalc
 from fedalc.core.atomic_files import write_text
-from fedalc.core.seeds import numpy_generator
-from fedalc.training.tuning import FIRST_PENALTY, TO_THE_END, Loss, Trial
+from fedalc.training.tuning import FIRST_PENALTY, JUDGED_ROUNDS, Loss, Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 DONE = ROOT / "runs" / "tuned.jsonl"
@@ -38,7 +35,6 @@ METRICS = ("P@1", "P@3", "P@5", "nDCG@5")
 BEHIND = 0.3  # points by which the default may stay behind the better package
 PEERS = ("omikuji", "napkinxc")
 DEFAULT, FIXED, GAP = "default", "default, tune=False", "default minus better package"
-SHARE = 0.2  # of train, held out for the table of rounds and bytes
 
 Outcome = dict[str, Any]
 
@@ -46,7 +42,7 @@ Outcome = dict[str, Any]
 def single(loss: Loss) -> dict[str, Any]:
     """Return the settings of one loss with its first penalty, which the search would start from."""
     features: dict[str, str | float] = {"name": "linear"} if loss == "square" else {"name": "linear", "constant": 1.0}
-    rounds, power = (1, 0.2) if loss == "square" else (TO_THE_END, 0.0)
+    rounds, power = (1, 0.2) if loss == "square" else (JUDGED_ROUNDS[-1], 0.0)
     changes = Trial(loss=loss, features=features, penalty=FIRST_PENALTY[loss], rounds=rounds, label_power=power).changes
     return {**changes, "selection": {"validation": 0.0}}
 
@@ -95,7 +91,7 @@ def measured(data: fedalc.Dataset, keys: Mapping[str, Any]) -> Outcome:
     run = fedalc.train(data=data, **with_axes(keys, data))
     outcome: Outcome = {"seconds": time.perf_counter() - began, "processor": time.process_time() - used}
     outcome |= {"metrics": {name: run.metrics[name] for name in METRICS}}
-    tuning = run.result["tuning"]
+    tuning = run.result.get("tuning")
     if tuning is not None:
         tried = [{name: trial[name] for name in TRIED} for trial in tuning["tried"]]
         outcome |= {"chosen": chosen(tuning["chosen"]), "value": tuning["value"], "tried": tried}
@@ -148,93 +144,17 @@ def shape(data: fedalc.Dataset) -> str:
 # --- what it costs ---
 
 
-def seconds_beside_packages(memory: Memory) -> str:
-    """Return a table of the default's seconds on eurlex15k, training and prediction, beside those of the packages."""
-    rows = rows_of(memory, "eurlex15k")
-    lines = ["| | seconds | processor seconds | default: times as long |", "|---|---|---|---|"]
+def seconds_beside_packages(rows: Mapping[str, Outcome]) -> str:
+    """Return a table of seconds, and of how many times those of the faster package they are."""
+    faster = {unit: min(rows[peer][unit] for peer in PEERS) for unit in ("seconds", "processor")}
+    lines = ["| | seconds | × the faster package | processor seconds | × |", "|---|---|---|---|---|"]
     for row in (DEFAULT, FIXED, *PEERS):
-        outcome = rows[row]
-        ratio = rows[DEFAULT]["processor"] / outcome["processor"]
-        lines.append(f"| {row} | {outcome['seconds']:.1f} | {outcome['processor']:.1f} | {ratio:.1f} |")
+        cells = (f"{rows[row][unit]:.1f} | {rows[row][unit] / least:.1f}" for unit, least in faster.items())
+        lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-#: With 512 dimensions, as the methods of the paper have them; the exact ones with an axis for each label.
-NEWTON: dict[str, Any] = {**single("squared-hinge"), "rounds": TO_THE_END}
-COSTS: dict[str, dict[str, Any]] = {
-    "fedavg-fixed": {"method": "fedavg-fixed", "rounds": 200, "selection": {"every": 10}},
-    "fedalc-exact, cg": {"method": "fedalc-exact", "rounds": 40, "encoder": {"name": "linear"}},
-    "fedalc-exact, newton": NEWTON,
-    "fedalc-oneshot": single("square"),
-    "the search, then what it chose": {},
-}
-
-
-class Curve(fedalc.Callback):
-    """Collects the evaluated rounds."""
-
-    def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
-
-    def evaluated(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
-
-
-def held_out(data: fedalc.Dataset) -> fedalc.Dataset:
-    """Return the training data in two parts; the second takes the place of the test set, which stays unused."""
-    order = numpy_generator(0, "tuned").permutation(len(data.train))
-    size = round(SHARE * len(order))
-    train, test = data.train.rows(np.sort(order[size:])), data.train.rows(np.sort(order[:size]))
-    return fedalc.Dataset(data.name, train, test, data.label_names)
-
-
-def cost_of(data: fedalc.Dataset, keys: Mapping[str, Any], target: float) -> Outcome:
-    """Return the rounds and bytes until P@1 on the held-out records reaches the target, or those of the whole run."""
-    keys, curve = with_axes(keys, data), Curve()
-    if keys:
-        keys["selection"] = {"every": 1, **keys.get("selection", {}), "validation": 0.0, "test_curve": True}
-    result = fedalc.train(data=data, callbacks=curve, **keys).result
-    last = {"round": result["rounds_run"], "P@1": result["metrics"]["P@1"]}
-    last |= {name: result[name] for name in ("bytes_up", "bytes_down")}  # those of the search included
-    if (tuning := result["tuning"]) is not None:
-        last["round"] += rounds_of(tuning["tried"])
-    curves = [{**record, "P@1": value} for record in curve.records if (value := _p1(record)) is not None]
-    reached = next((record for record in curves if record["P@1"] >= target), last) if keys else last
-    outcome = {name: reached[name] for name in ("round", "P@1", "bytes_up", "bytes_down")}
-    return outcome | {"reached": outcome["P@1"] >= target, "best": max(r["P@1"] for r in [*curves, last])}
-
-
-def rounds_of(tried: Sequence[Mapping[str, Any]]) -> int:
-    """Return the rounds of a search if its splits of train run at the same time: one for each kind of features that the
-    square loss was tried with, and as many as each Newton training was judged after."""
-    square = {json.dumps(trial["features"]) for trial in tried if trial["loss"] == "square"}
-    newton = [trial["also"] for trial in tried if trial["loss"] != "square"]
-    return len(square) + sum(max(int(name.removeprefix("rounds ")) for name in also) for also in newton)
-
-
-def _p1(record: Mapping[str, Any]) -> float | None:
-    return next((value for name, value in record["metrics"].items() if name.endswith("P@1")), None)
-
-
-def cost_table(memory: Memory, name: str = "eurlex15k") -> str:
-    """Return a table of rounds and bytes to reach the P@1 of the better package, on held-out training records."""
-    key = f"{name}, held out"
-    peers = {p: memory.row(key, p, lambda p=p: measured(held_out(problem(name)), ROWS[p])) for p in PEERS}
-    target = max(outcome["metrics"]["P@1"] for outcome in peers.values())
-    lines = [
-        f"P@1 to reach: {target:.2f}\n",
-        "| | reached | rounds | MB up | MB down | P@1 then | best P@1 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row, keys in COSTS.items():
-        o = memory.row(key, row, lambda keys=keys: cost_of(held_out(problem(name)), keys, target))
-        traffic = " | ".join(f"{o[way] / 1e6:.0f}" for way in ("bytes_up", "bytes_down"))
-        reached = "yes" if o["reached"] else "no"
-        lines.append(f"| {row} | {reached} | {o['round']} | {traffic} | {o['P@1']:.2f} | {o['best']:.2f} |")
-    return "\n".join(lines) + "\n"
-
-
-def page(memory: Memory, names: Sequence[str], cost: bool) -> None:
+def page(memory: Memory, names: Sequence[str]) -> None:
     """Write what is finished."""
     finished = {name: rows_of(memory, name) for name in names if all((name, row) in memory.known for row in ROWS)}
     text = "`make tuned`: fedalc's default, single settings and centralised packages on the same records, seed 0, one "
@@ -244,10 +164,9 @@ def page(memory: Memory, names: Sequence[str], cost: bool) -> None:
     for name, rows in finished.items():
         what = (PROBLEMS[name].__doc__ or "").strip()
         text += f"\n## {name}\n{what + ' ' if what else ''}{shape(problem(name))}.\n\n{quality_table(rows)}"
-    if cost:
-        text += f"\n## Seconds on eurlex15k\nTraining, the search and the test.\n\n{seconds_beside_packages(memory)}"
-        text += "\n## Rounds and bytes to reach the better package on eurlex15k\nOn a fifth of train, held out. "
-        text += "The search counts with all its trials.\n\n" + cost_table(memory)
+    if "eurlex15k" in finished:
+        text += "\n## Seconds on eurlex15k\nThe search, the training and the test, without loading the data.\n\n"
+        text += seconds_beside_packages(finished["eurlex15k"])
     small = {name: {**rows, GAP: gaps(rows)} for name, rows in finished.items()}
     write_text(OUT.with_suffix(".md"), text)
     write_text(OUT.with_suffix(".json"), json.dumps({"command": "make tuned", "datasets": small}, indent=1) + "\n")
@@ -256,13 +175,11 @@ def page(memory: Memory, names: Sequence[str], cost: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", default=list(PROBLEMS), metavar="DATASET")
-    parser.add_argument("--cost", action="store_true")
     asked = parser.parse_args()
     memory = Memory(DONE)
     for name in asked.datasets:
         print(quality_table(rows_of(memory, name)), flush=True)
-        page(memory, list(PROBLEMS), cost=False)
-    page(memory, list(PROBLEMS), asked.cost)
+        page(memory, list(PROBLEMS))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from fedalc.training.federated import FederatedTraining
 from tests.problems import changed, federated, random_split
 
 TRAIN = random_split(50, 20, 7, seed=11)
+FEW = random_split(9, 20, 7, seed=12)
 SMALL = {
     "dtype": "float64",
     "block_rows": 7,  # several blocks, the last one short
@@ -74,21 +75,22 @@ def test_conjugate_gradients(method: str, set_size: str, design: dict[str, Any])
     assert_equal(6, method=method, client=client, encoder=encoder, server=server)
 
 
+@pytest.mark.parametrize("train", [TRAIN, FEW], ids=["many records", "fewer records than columns"])
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
-def test_one_round(set_size: str, design: dict[str, Any]) -> None:
+def test_one_round(set_size: str, design: dict[str, Any], train: Split) -> None:
     changes: dict[str, Any] = {"client": {"set_size": set_size, "label_power": 0.3}, "encoder": design}
     changes["server"] = {"ema": 0.0}
-    assert_equal(1, method="fedalc-oneshot", **changes)
+    assert_equal(1, train=train, method="fedalc-oneshot", **changes)
     ours, literal = (
         training.engine.sums(training.model, training.federation.clients)
         for engine in ("fused", "clients")
-        for training in [federated(settings(engine, method="fedalc-oneshot", **changes), TRAIN)]
+        for training in [federated(settings(engine, method="fedalc-oneshot", **changes), train)]
     )
     assert torch.allclose(ours.gram, literal.gram, rtol=1e-12, atol=1e-14)
     assert torch.allclose(ours.cross, literal.cross, rtol=1e-12, atol=1e-14)
     assert ours.constant == pytest.approx(literal.constant, rel=1e-12)
-    assert ours.pairs == literal.pairs == TRAIN.labels.nnz
+    assert ours.pairs == literal.pairs == train.labels.nnz
 
 
 @pytest.mark.parametrize("method", ["fedncm", "fed3r"])

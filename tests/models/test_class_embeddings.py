@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedalc.models.class_embeddings import (
+    are_axes,
     collapse,
     frequency_rows,
     orthogonal_rows,
@@ -111,6 +112,17 @@ def test_collapse_of_one_point_and_of_a_basis() -> None:
     assert point["effective_rank"] == pytest.approx(1, abs=1e-5)
     basis = collapse(torch.eye(5))
     assert basis["mean_cosine"] == pytest.approx(0) and basis["effective_rank"] == pytest.approx(5)
+
+
+def test_rows_on_axes_need_no_products() -> None:
+    """The short way gives what the long one does, and two rows on one axis do not take it."""
+    axes = torch.eye(7)[[4, 0, 2]]
+    turned = torch.linalg.qr(torch.randn(7, 7, generator=torch.Generator().manual_seed(1))).Q
+    assert are_axes(axes) and not are_axes(axes @ turned)
+    assert collapse(axes) == pytest.approx(collapse(axes @ turned), abs=1e-5)
+    twice = torch.eye(7)[[4, 4, 2]]
+    assert not are_axes(twice) and collapse(twice)["max_cosine"] == pytest.approx(1)
+    assert not are_axes(torch.cat([axes, torch.zeros(1, 7)]))
 
 
 def test_collapse_against_the_dense_definition() -> None:

@@ -54,7 +54,7 @@ def measured(found: Search, changes: dict[str, Any], rounds: int) -> float:
 
 def test_all_powers_of_the_square_loss_follow_from_one_solution() -> None:
     found = search(small_dataset(instances=100))
-    trial = found._square({"name": "linear"}, 0.7)
+    trial = found._solved({"name": "linear"}, 0.7)
     assert len(found._parts) == 2 and len(set(trial.also.values())) > 1
     for power in POWERS:
         changes = trial.model_copy(update={"label_power": power}).changes
@@ -66,7 +66,7 @@ def test_all_powers_of_the_square_loss_follow_from_one_solution() -> None:
 def test_newton_trials_are_trainings(loss: tuning.Loss) -> None:
     found = search(small_dataset(instances=100))
     found._try("square", {"name": "linear"}, 1.0)
-    trial = found._newton(loss, {"name": "linear", "constant": 1.0}, 0.3)
+    trial = found._by_rounds(loss, {"name": "linear", "constant": 1.0}, 0.3)
     for rounds in (5, 10):
         if f"rounds {rounds}" in trial.also:
             assert trial.also[f"rounds {rounds}"] == pytest.approx(measured(found, trial.changes, rounds), abs=1e-9)
@@ -104,12 +104,38 @@ def test_a_search_without_an_axis_per_label(monkeypatch: pytest.MonkeyPatch) -> 
     assert best.value == pytest.approx(measured(found, best.changes, 1), abs=1e-9)
 
 
-def test_too_many_features_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedalc.workflows.tune.LARGEST", 20 * 20 - 1)
+def test_too_many_features_for_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then conjugate gradients train the square loss, and the search judges rounds as well as label powers."""
+    monkeypatch.setattr(tuning, "LARGEST_SUMS", 20 * 20 - 1)
+    found = search(small_dataset(instances=100))
+    found._try("square", {"name": "linear"}, 1.0)
+    (trial,) = found.trials
+    assert trial.changes["method"] == "fedalc-exact" and trial.changes["server"]["optimizer"] == "cg"
+    for rounds, power in ((5, 0.0), (5, 0.4), (10, 0.2)):
+        again = trial.model_copy(update={"label_power": power, "rounds": rounds})
+        value = trial.also[f"rounds {rounds}, label_power {power:g}"]
+        assert value == pytest.approx(measured(found, again.changes, rounds), abs=1e-9)
+    fedalc.train(data=small_dataset(instances=100), folder=tmp_path / "run")
+    tried = json.loads((tmp_path / "run" / "result.json").read_text())["tuning"]["tried"]
+    assert {trial["loss"] for trial in tried} == {"square", "squared-hinge", "logistic"}
+
+
+def test_one_round_is_possible_if_records_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "LARGEST_SUMS", 15 * 15)
+    assert tuning.can_solve(small_dataset(instances=15)) and not tuning.can_solve(small_dataset(instances=16))
+
+
+def test_too_many_features_and_labels_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "LARGEST_SUMS", 20 * 20 - 1)
+    with pytest.warns(UserWarning, match="20 features are too many for one round: training fedalc-exact"):
+        run = fedalc.train(data=small_dataset(), tune=False)
+    assert run.settings.method == "fedalc-exact" and run.settings.server.optimizer == "cg"
+    assert run.settings.encoder.dim == 7
+    monkeypatch.setattr(tuning, "LARGEST", 20 * 7 - 1)
     for tune in (None, False):
-        with pytest.warns(UserWarning, match="20 features are too many for a search"):
-            run = fedalc.train(data=small_dataset(), tune=tune)
-        assert run.settings.method == "fedalc-exact" and run.settings.server.optimizer == "cg"
+        with pytest.warns(UserWarning, match="600 labels too many for a search"):
+            run = fedalc.train(data=small_dataset(labels=600), tune=tune)
+        assert run.settings.method == "fedalc-exact" and run.settings.encoder.dim == 512
 
 
 def test_settings_that_the_search_would_replace_are_refused() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedalc.core.sparse_products import WeightedBags
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 from fedalc.models.class_embeddings import unit_rows
@@ -67,35 +68,6 @@ def moved_along(encoder: Encoder, direction: Tensor) -> Encoder:
         parameter.copy_(direction)
     parameter.grad = torch.zeros_like(parameter)
     return along
-
-
-@dataclass(frozen=True)
-class Sums:
-    """The sums that clients with a linear encoder and a square loss send, added up over all clients. x is what θ is
-    multiplied with, `Encoder.design`: the features, or more columns.
-
-    The objective is tr(θᵀ G θ) - 2 tr(θᵀ B) + constant, G = Σ x xᵀ/m, B = Σ_u a_u (Σ_j x_j) w_uᵀ.
-    """
-
-    gram: Tensor  # G, `Encoder.width` rows and columns
-    cross: Tensor  # B, `Encoder.width` × D
-    constant: float  # Σ over pairs of a_u²
-    pairs: int
-    traffic: Ledger
-
-    def solve(self, ridge: float) -> Tensor:
-        """Return the θ that solves (G + ridge·I) θ = B, in double precision."""
-        gram = self.gram.to(torch.float64, copy=True)
-        gram.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        if failed:
-            raise ConfigError("the equations have no unique solution: use a value above 0", "server.ridge")
-        return torch.cholesky_solve(self.cross.double(), factor).to(self.cross)
-
-    def objective(self, theta: Tensor, ridge: float) -> float:
-        """Return the mean loss per pair at θ, including the penalty."""
-        quadratic = (theta * (self.gram @ theta)).sum() - 2 * (theta * self.cross).sum() + ridge * theta.square().sum()
-        return (quadratic.item() + self.constant) / self.pairs
 
 
 class Engine(ABC):

@@ -18,7 +18,8 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.federation import Federation
 from fedalc.engines import aggregation
 from fedalc.engines.aggregation.lengths import Lengths, norm
-from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows
+from fedalc.engines.base import Engine, RoundResult, mean_rows
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.encoders import Chance

@@ -17,7 +17,7 @@ With several processes (`fedalc.core.distributed`), each takes a share of the in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 
 import numpy as np
@@ -31,10 +31,11 @@ from fedalc.core.blocks import blocks as budget_blocks
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, moved_along, no_rows
+from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
 from fedalc.engines.column_pass import ColumnPass
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.sums import GramOfRecords, Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows
@@ -168,20 +169,22 @@ class FusedEngine(Engine):
         weights = self.method.label_weights[label]
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
         targets = WeightedBags(label, starts, weights) @ W
+        by_records = self.method.sends_gram and len(instances) < encoder.width and distributed.here().count == 1
+        own_gram = self.method.sends_gram and not by_records
         gram, cross = W.new_zeros(0, 0), W.new_zeros(0, W.shape[1])
         if encoder.uses_features:
-            if self.method.sends_gram:
-                weighted = features.multiply(counted.cpu().numpy()[:, None]).tocsr()
-                gram = torch.from_numpy((weighted.T @ features).toarray()).to(W)
+            if own_gram:
+                gram = _weighted_gram(features, counted).to(W)
             cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
         if len(cross) < encoder.width:
-            gram, cross = self._with_columns(encoder, features, counted, targets, gram, cross)
+            gram, cross = self._with_columns(encoder, features, counted, targets, gram if own_gram else None, cross)
         constant = weights.square().sum()
         distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
         sends_gram = self.method.sends_gram
         traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, sends_gram)
-        return Sums(gram, cross, constant.item(), self.federation.labels.nnz, traffic)
+        whole = self._gram_of_records(encoder, features, counted) if by_records else gram
+        return Sums(whole, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     @cached_property
     def _by_columns(self) -> ColumnPass | None:
@@ -198,27 +201,49 @@ class FusedEngine(Engine):
         return RoundResult([change], *no_rows(model.W), loss.item(), traffic)
 
     def _with_columns(
-        self, encoder: Encoder, features: csr_matrix, counted: Tensor, targets: Tensor, gram: Tensor, cross: Tensor
+        self,
+        encoder: Encoder,
+        features: csr_matrix,
+        counted: Tensor,
+        targets: Tensor,
+        gram: Tensor | None,
+        cross: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return both sums with the dense columns of the design added to those of the features, block by block."""
+        """Return both sums with the dense columns of the design added to those of the features, block by block. Without
+        `gram`, only `cross` is computed."""
         first, size = len(cross), encoder.width
-        whole, both = cross.new_zeros(size, size), cross.new_zeros(size, cross.shape[1])
+        both = cross.new_zeros(size, cross.shape[1])
+        whole = cross.new_zeros((0, 0) if gram is None else (size, size))
         both[:first] = cross
-        if self.method.sends_gram:
+        if gram is not None:
             whole[:first, :first] = gram
+        for rows, columns in self._column_blocks(encoder, features, cross):
+            both[first:] += columns.T @ targets[rows]
+            if gram is None:
+                continue
+            weighted = columns * counted[rows].unsqueeze(1)
+            whole[first:, first:] += columns.T @ weighted
+            if first:
+                transposed = WeightedBags.from_csr(features[rows].T.tocsr(), cross.dtype, cross.device)
+                whole[:first, first:] += transposed @ weighted
+        if gram is not None:
+            whole[first:, :first] = whole[:first, first:].T
+        return whole, both
+
+    def _column_blocks(self, encoder: Encoder, features: csr_matrix, like: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the dense columns of the design, a block of instances at a time."""
         for start in range(0, features.shape[0], self.settings.block_rows):
             rows = slice(start, start + self.settings.block_rows)
             x = features[rows]
-            batch = make_batch(x, np.arange(x.shape[0]), gram.dtype, gram.device)
+            batch = make_batch(x, np.arange(x.shape[0]), like.dtype, like.device)
             assert isinstance(batch, SparseRows)
-            columns = torch.cat(list(encoder.columns(batch)), dim=1)
-            weighted = columns * counted[rows].unsqueeze(1)
-            whole[first:, first:] += columns.T @ weighted
-            both[first:] += columns.T @ targets[rows]
-            if first:
-                whole[:first, first:] += WeightedBags.from_csr(x.T.tocsr(), gram.dtype, gram.device) @ weighted
-        whole[first:, :first] = whole[:first, first:].T
-        return (whole if self.method.sends_gram else gram), both
+            yield rows, torch.cat([like.new_zeros(len(batch), 0), *encoder.columns(batch)], dim=1)
+
+    def _gram_of_records(self, encoder: Encoder, features: csr_matrix, counted: Tensor) -> GramOfRecords:
+        root = counted.double().sqrt()
+        columns = torch.cat([columns for _, columns in self._column_blocks(encoder, features, counted)])
+        used = features if encoder.uses_features else features[:, :0]
+        return GramOfRecords(used.multiply(root.cpu().numpy()[:, None]).tocsr(), columns * root.unsqueeze(1))
 
     def _take(self, participants: np.ndarray, chance: Chance, model: Model) -> tuple[Portion, Iterable[Block]]:
         """Return the instances of the round, in blocks. If all take part, they are built once and reused."""
@@ -267,3 +292,12 @@ def _encoder_for(model: Model, portion: Portion) -> Encoder:
     if portion.features is None:
         return model.encoder
     return model.encoder.for_features(torch.from_numpy(portion.features).to(model.W.device))
+
+
+def _weighted_gram(features: csr_matrix, counted: Tensor) -> Tensor:
+    """Return Xᵀ diag(counted) X, a few of its rows at a time: its sparse form would be larger than the dense one."""
+    weighted = features.multiply(counted.cpu().numpy()[:, None]).T.tocsr()
+    gram = np.empty((features.shape[1], features.shape[1]), dtype=features.dtype)
+    for rows in budget_blocks(len(gram), 12 * len(gram)):
+        gram[rows] = (weighted[rows] @ features).toarray()
+    return torch.from_numpy(gram)

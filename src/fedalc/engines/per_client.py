@@ -12,8 +12,9 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, Sums, mean_rows, moved_along, no_rows
+from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
 from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
 from fedalc.models.class_embeddings import unit_rows

@@ -207,7 +207,7 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET, labels: Tensor | None = No
     W = W.detach()
     labels = torch.arange(len(W), device=W.device) if labels is None else labels
     C, D = len(labels), W.shape[1]
-    if C < 2:
+    if C < 2 or are_axes(W):
         return _figures(C)
     total, gram = _moments(W, labels[distributed.own_range(C)], budget)
     if C < D:  # the smaller matrix has no eigenvalues that should be zero but are not quite
@@ -216,6 +216,12 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET, labels: Tensor | None = No
     looked_at = labels[:: _step(C, D)]
     looked_at = looked_at[distributed.own_range(len(looked_at))]
     return _figures(C, total, gram, distributed.maximum(_largest_cosine(W, looked_at, labels, budget)))
+
+
+def are_axes(W: Tensor) -> bool:
+    """Whether every row is an axis of its own: one number, in another place than in any other row."""
+    once = bool((W.count_nonzero(dim=1) == 1).all())
+    return once and bool((W.count_nonzero(dim=0) <= 1).all())
 
 
 def _largest_cosine(W: Tensor, looked_at: Tensor, labels: Tensor, budget: int) -> float:

@@ -190,7 +190,9 @@ class FederatedTraining:
         zero = torch.zeros(1, 1, dtype=torch.float64)
         slope, curvature = loss.slope(zero.clone()).item(), loss.curve(zero, torch.ones_like(zero)).item()
         columns = self.model.W.sum(0)  # one for the axis of a label, zero for an axis that no label has
-        totals = sums.gram[-1] / self.settings.encoder.constant  # Σ x over all instances
+        last = torch.zeros_like(sums.cross[:, :1])
+        last[-1] = 1
+        totals = (sums.kept @ last).squeeze(1) / self.settings.encoder.constant  # Σ x over all instances
         pull = slope * torch.outer(totals, columns) + loss.own_slope_at_zero * sums.cross
         (theta,) = self.model.theta
         theta.copy_(replace(sums, cross=-pull / curvature).solve(2 * ridge / curvature))

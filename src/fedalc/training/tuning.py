@@ -31,11 +31,12 @@ from fedalc.config.resolve import experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset, Split
-from fedalc.engines.base import Sums
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.errors import Interrupted
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
 from fedalc.labels.knowledge import LabelKnowledge
+from fedalc.models.class_embeddings import are_axes
 from fedalc.models.encoders import make_batch, scale_rows
 from fedalc.models.model import Model
 from fedalc.training.callbacks import Callback
@@ -48,11 +49,12 @@ ONE_POWER = 0.2  # if labels share axes
 FIRST_PENALTY: dict[Loss, float] = {"square": 1.0, "squared-hinge": 0.5, "logistic": 0.05}
 MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
 BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
-NEWTON_ROUNDS = (5, 10, 15, 20, 25)  # after which a Newton training is judged
+JUDGED_ROUNDS = (5, 10, 15, 20, 25)  # after which a training is judged, if it takes several
 GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for the search to go on
 LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 LARGEST = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
+LARGEST_SUMS = 2**29  # numbers in the matrix of the square loss's equations (4 GiB in float64) up to which it is solved
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
 AT_ONCE = 2048  # instances scored at a time
 
@@ -84,7 +86,7 @@ class Trial(BaseModel):
         """The settings that this trial stands for."""
         square = self.loss == "square"
         return {
-            "method": "fedalc-oneshot" if square else "fedalc-exact",
+            "method": "fedalc-oneshot" if square and self.rounds == 1 else "fedalc-exact",
             "rounds": self.rounds,
             "encoder": dict(self.features),
             "client": {"loss": self.loss, "label_power": self.label_power},
@@ -97,6 +99,17 @@ def with_axes(settings: Experiment, data: Dataset) -> Experiment:
     if max(data.feature_count, data.label_count) * data.label_count > LARGEST:
         return settings
     return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": data.label_count})})
+
+
+def equations(data: Dataset) -> int:
+    """Return the number of equations of the square loss: one for each feature, or for each record if they are fewer.
+    Records of real parties are not here: these send sums over features."""
+    return min(data.feature_count, len(data.train) or data.feature_count)
+
+
+def can_solve(data: Dataset) -> bool:
+    """Whether the square loss is solved in one round; otherwise by conjugate gradients."""
+    return equations(data) ** 2 <= LARGEST_SUMS
 
 
 def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
@@ -217,7 +230,7 @@ class Search:
         """Whether a pass or a solution takes a second or more: then each loss gets one penalty by Newton steps, and the
         data is split at most twice."""
         passes = self.data.train.features.nnz * self.data.label_count
-        return passes > LARGE_PASS or self.data.feature_count**3 > LARGE_SOLUTION
+        return passes > LARGE_PASS or equations(self.data) ** 3 > LARGE_SOLUTION
 
     @property
     def best(self) -> Trial:
@@ -249,7 +262,8 @@ class Search:
         if trial is None:
             for callback in self.callbacks:
                 callback.phase(f"search: {loss}, {features['name']}, penalty {penalty:g}", 1, 0)
-            trial = self._square(features, penalty) if loss == "square" else self._newton(loss, features, penalty)
+            solved = loss == "square" and can_solve(self.data)
+            trial = self._solved(features, penalty) if solved else self._by_rounds(loss, features, penalty)
             self.record(trial)
             for callback in self.callbacks:
                 callback.step(1, f"{self.metric} {trial.value:.2f}")
@@ -258,7 +272,7 @@ class Search:
 
     # --- the square loss: all penalties and powers from the same sums ---
 
-    def _square(self, features: dict[str, Any], penalty: float) -> Trial:
+    def _solved(self, features: dict[str, Any], penalty: float) -> Trial:
         began, traffic = time.perf_counter(), Ledger()
         outcomes = []
         for number, part in enumerate(self._parts, 1):
@@ -266,11 +280,7 @@ class Search:
             (theta,) = training.model.theta
             with torch.no_grad():
                 theta.copy_(sums.solve(penalty))
-            counts = torch.from_numpy(part.counts.astype(np.float64))
-            offset = self.settings.client.label_offset
-            weights = [(counts.clamp(min=1) + offset) ** -power for power in self._powers]
-            scaled = [w / w.max() for w in weights] if self._has_axes else [None]
-            outcomes.append(part.judge(training, scaled, traffic))
+            outcomes.append(part.judge(training, self._weights(part), traffic))
             self._done(number, len(self._parts), "parts of the data")
         powers = self._powers
         means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(powers))]
@@ -289,39 +299,48 @@ class Search:
             part.sums[repr(features)] = training, sums
         return part.sums[repr(features)]
 
-    # --- other losses: Newton steps ---
+    # --- other losses, by Newton steps, and the square loss by conjugate gradients if it has too many equations ---
 
-    def _newton(self, loss: Loss, features: dict[str, Any], penalty: float) -> Trial:
+    def _by_rounds(self, loss: Loss, features: dict[str, Any], penalty: float) -> Trial:
         began, traffic = time.perf_counter(), Ledger()
-        judged: tuple[int, ...] = NEWTON_ROUNDS  # the first part of the data decides how far to go
+        judged: tuple[int, ...] = JUDGED_ROUNDS  # the first part of the data decides how far to go
+        powers = self._powers if loss == "square" else (0.0,)
         outcomes = []
         for number, part in enumerate(self._parts):
             part.sums.clear()  # large, and no longer needed
             trial = Trial(loss=loss, features=features, penalty=penalty, rounds=judged[-1])
             training = self._training(part, trial, traffic)
-            by_round: list[dict[str, float]] = []
+            by_round: list[dict[str, float]] = []  # for each round that is judged, a value for each power
             for round_number in range(1, judged[-1] + 1):
                 training.run_round()
                 self._done(number * judged[-1] + round_number, judged[-1] * len(self._parts), "rounds")
                 if round_number in judged:
-                    by_round += part.judge(training, [None], traffic)
-                    if number == 0 and self._goes_nowhere([found[self.metric] for found in by_round]):
-                        judged = judged[: len(by_round)]
+                    weights = self._weights(part) if loss == "square" else [None]
+                    by_round += part.judge(training, weights, traffic)
+                    values = [found[self.metric] for found in by_round]
+                    best = [max(values[at : at + len(powers)]) for at in range(0, len(values), len(powers))]
+                    if number == 0 and self._goes_nowhere(best):
+                        judged = judged[: len(best)]
                         break
             traffic.add(training.ledger)
             outcomes.append(by_round)
-        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(judged))]
+        choices = [(rounds, power) for rounds in judged for power in powers]
+        means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(choices))]
         at = self._best_of(means)
-        also = {f"rounds {rounds}": mean[self.metric] for rounds, mean in zip(judged, means, strict=True)}
-        rounds = judged[at]
-        return self._trial((loss, features, penalty), means[at], also, began, traffic, outcomes[0], rounds=rounds)
+        also = {
+            f"rounds {rounds}" + (f", label_power {power:g}" if len(powers) > 1 else ""): mean[self.metric]
+            for (rounds, power), mean in zip(choices, means, strict=True)
+        }
+        rounds, power = choices[at]
+        what = (loss, features, penalty)
+        return self._trial(what, means[at], also, began, traffic, outcomes[0], rounds=rounds, label_power=power)
 
     def _goes_nowhere(self, values: Sequence[float]) -> bool:
-        """Whether a Newton training stops to improve, or is clearly behind other settings on the first part."""
-        if len(values) < 2:
-            return False
-        best = max(trial.on_first_part for trial in self.trials)
-        return values[-1] < values[-2] + GAIN or values[-1] < best - BEHIND
+        """Whether a training stops to improve, or is clearly behind other settings on the first part."""
+        behind = max((trial.on_first_part for trial in self.trials), default=0.0) - values[-1]
+        if len(values) == 1:
+            return behind > 2 * BEHIND
+        return values[-1] < values[-2] + GAIN or behind > BEHIND
 
     def _best_of(self, outcomes: Sequence[Mapping[str, float]]) -> int:
         return max(range(len(outcomes)), key=lambda at: outcomes[at][self.metric])
@@ -382,6 +401,14 @@ class Search:
         settings = changed(self.settings, {**trial.changes, "client": {"loss": trial.loss, "label_power": power}})
         return part.begin(settings, traffic)
 
+    def _weights(self, part: Part) -> list[Tensor | None]:
+        """Return a weighting of the labels' scores for each label power: with axes, that is all that a power does."""
+        if not self._has_axes:
+            return [None]
+        counts = torch.from_numpy(part.counts.astype(np.float64)).clamp(min=1)
+        weights = [(counts + self.settings.client.label_offset) ** -power for power in self._powers]
+        return [weight / weight.max() for weight in weights]
+
     def _done(self, number: int, total: int, what: str) -> None:
         for callback in self.callbacks:
             callback.part(what, number, total)
@@ -395,12 +422,11 @@ def _best_labels(model: Model, held: np.ndarray, split: Split, weights: Sequence
     W, absent = model.W, torch.from_numpy(~held).to(model.W.device)
     k = min(DEEPEST, int(held.sum()))
     found: list[list[np.ndarray]] = [[] for _ in weights]
-    one_hot = bool((W.count_nonzero(dim=1) == 1).all())
-    axis = W.argmax(1)
+    axis = W.argmax(1) if are_axes(W) else None
     for start in range(0, len(split), AT_ONCE):
         features = split.features[start : start + AT_ONCE]
         g = model.encoder(make_batch(features, np.zeros(features.shape[0]), W.dtype, W.device))
-        scores = g[:, axis] if one_hot else g @ W.T
+        scores = g @ W.T if axis is None else g[:, axis]
         for place, weight in enumerate(weights):
             weighted = scores if weight is None else scores * weight.to(scores)
             found[place].append(weighted.masked_fill(absent, -torch.inf).topk(k).indices.cpu().numpy())

@@ -22,7 +22,7 @@ from fedalc.errors import ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
 from fedalc.training.base import listening
 from fedalc.training.callbacks import Callback
-from fedalc.training.tuning import LARGEST, Part, Search, Trial, changed, with_axes
+from fedalc.training.tuning import Part, Search, Trial, can_solve, changed, with_axes
 
 
 def settled(
@@ -39,13 +39,17 @@ def settled(
     `parts`: where a search tries settings, by default on splits of train."""
     if settings.method in ORACLES:
         return settings, None, resume
-    if data.feature_count**2 > LARGEST and (settings.tuning.search or settings.tuning.axes):
-        warnings.warn(
-            f"{data.feature_count:,} features are too many for a search and for one round, which need features × "
-            "features numbers: training fedalc-exact with fixed settings",
-            stacklevel=5,
-        )
-        settings = changed(settings, {"method": "fedalc-exact"})
+    if not can_solve(data) and (settings.tuning.search or settings.tuning.axes):
+        has_axes = with_axes(settings, data).encoder.dim >= data.label_count
+        if not (settings.tuning.search and has_axes):
+            warnings.warn(
+                (f"{len(data.train):,} records with " if len(data.train) else "")  # those of parties are not here
+                + f"{data.feature_count:,} features are too many for one round"
+                + ("" if has_axes else f", and {data.label_count:,} labels too many for a search")
+                + ": training fedalc-exact by conjugate gradients with fixed settings",
+                stacklevel=5,
+            )
+            settings = with_axes(changed(settings, {"method": "fedalc-exact"}), data)
     if settings.tuning.search:
         if distributed.here().count > 1:
             raise ConfigError("the search runs in one process; leave it out (--no-tune)", "tuning.search")

@@ -61,7 +61,7 @@ def small_search() -> Iterator[None]:
         patch.setattr(tuning, "MOST_PENALTIES", 1)
         patch.setattr(tuning, "POWERS", (0.0, 0.3, 0.6))
         patch.setattr(tuning, "BEHIND", 100.0)  # every loss gets several penalties
-        patch.setattr(tuning, "NEWTON_ROUNDS", (2, 4))
+        patch.setattr(tuning, "JUDGED_ROUNDS", (2, 4))
         patch.setattr("fedalc.report.page.write_page", lambda *folder: None)
         yield
 
@@ -110,10 +110,29 @@ def test_labels_that_share_axes(tmp_path: Path, train: Split, parties: Nodes, mo
     assert_as_simulated(tmp_path / "run", train, parties, trials=3, settings=settings)
 
 
-def test_too_many_features_for_a_search(tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedalc.workflows.tune.LARGEST", 20 * 20 - 1)
-    with pytest.warns(UserWarning, match="20 features are too many for a search"):
-        run(LocalGrid(parties), tmp_path / "run", ASKED)
+@pytest.mark.long
+def test_too_many_features_for_one_round(
+    tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then conjugate gradients train the square loss, and parties judge rounds as well as label powers."""
+    monkeypatch.setattr(tuning, "LARGEST_SUMS", 20 * 20 - 1)
+    grid, folder = LocalGrid(parties), tmp_path / "run"
+    run(grid, folder, ASKED)
+    assert_as_simulated(folder, train, parties, trials=6)
+    square = [trial for trial in read(folder)[1] if trial.loss == "square"]
+    assert all("rounds 2, label_power 0.3" in trial.also for trial in square)
+
+
+@pytest.mark.long
+def test_too_many_features_and_labels_for_a_search(
+    tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "LARGEST_SUMS", 20 * 20 - 1)
+    monkeypatch.setattr(tuning, "LARGEST", 20 * 7 - 1)
+    deployment, settings = read_run_config(ASKED | {"run-folder": str(tmp_path / "run")}, 1)
+    settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
+    with pytest.warns(UserWarning, match="^20 features are too many for one round, and 7 labels too many for a search"):
+        run_with_parties(LocalGrid(parties), deployment, settings)
     settings = read_settings(tmp_path / "run")
     assert (settings.method, settings.server.optimizer) == ("fedalc-exact", "cg") and not settings.tuning.search
 

@@ -22,8 +22,9 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.federation import Federation
 from fedalc.deployment.flower.compared_rows import ComparedRows
 from fedalc.deployment.flower.limits import Limits
-from fedalc.engines.base import RoundResult, Sums
+from fedalc.engines.base import RoundResult
 from fedalc.engines.per_client import ClientsEngine
+from fedalc.engines.sums import Sums
 from fedalc.methods import Method
 from fedalc.models.encoders import Batch, Chance, Design, Encoder, SparseRows, TextEncoder
 from fedalc.models.encoders.sparse_rows import ColumnsOf

@@ -46,7 +46,8 @@ from fedalc.deployment.flower.wire import (
 )
 from fedalc.engines import aggregation
 from fedalc.engines.aggregation.lengths import Lengths, norm
-from fedalc.engines.base import Engine, RoundResult, Sums
+from fedalc.engines.base import Engine, RoundResult
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.methods import Method
 from fedalc.models.encoders import Chance

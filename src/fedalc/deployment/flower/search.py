@@ -20,7 +20,7 @@ from fedalc.deployment.flower.engine import ATTEMPTS, FlowerEngine
 from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.ranking import PartyHits, PartyRanking
 from fedalc.deployment.flower.totals import LabelsOf
-from fedalc.engines.base import Sums
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
 from fedalc.labels.correlations import Correlations

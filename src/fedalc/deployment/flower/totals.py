@@ -8,7 +8,8 @@ import torch
 from fedalc.deployment.flower.norm_screen import Change
 from fedalc.deployment.flower.roster import Roster
 from fedalc.engines.aggregation import Aggregation
-from fedalc.engines.base import RoundResult, Sums, mean_rows, no_rows
+from fedalc.engines.base import RoundResult, mean_rows, no_rows
+from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.models.model import Model
 
