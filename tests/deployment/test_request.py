@@ -40,6 +40,7 @@ def test_the_folders_name_is_that_of_the_settings_in_force(tmp_path: Path) -> No
         return Path(new_run(asked, tmp_path / "runs", given)["run-folder"]).name
 
     assert name({}) == "fedalc-strong-s0"
+    assert name({"tune": True, "seed": 2}) == "tuned-s2"
     assert name(asked) == "fedaws-strong-s3"
     assert name(asked | {"preset": "paper", "seed": 4}) == "fedaws-paper-s4"
     assert name(asked | {"set": overrides_text(["seed=5"])}) == "fedaws-strong-s5"
@@ -58,6 +59,9 @@ def test_the_folders_name_is_that_of_the_settings_in_force(tmp_path: Path) -> No
         (["--config", "nowhere.toml"], "no such file"),
         (["--parties", "2", "--min-parties", "3"], "min-parties"),
         (["--held-out-share", "1.5"], "held-out-share"),
+        (["--tune", "--rounds", "5"], "the search chooses it"),
+        (["--tune", "--held-out-share", "0"], "held-out-share above 0"),
+        (["--tune", "--resume", "runs/old"], "--tune: not with --resume"),
     ],
 )
 def test_nonsense_is_refused_at_once(tmp_path: Path, options: list[str], said: str) -> None:

@@ -278,6 +278,13 @@ def run(
             "which is on if W is fixed (default). It shows every party all rows of W (docs/deployment.md)"
         ),
     ] = None,
+    tune: Annotated[
+        bool | None,
+        typer.Option(
+            "--tune/--no-tune",
+            help="choose loss, penalty and features on the instances that parties keep out, then train (default: no)",
+        ),
+    ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[
         float | None, typer.Option(help="seconds to wait for a party's answer (default: 600)")
@@ -327,7 +334,7 @@ def run(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
         set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
-        rank_held_out=rank_held_out,
+        rank_held_out=rank_held_out, tune=tune,
         max_norm=max_norm, max_labels_per_party=max_labels_per_party, run_id=run_id,
         epsilon_budget=epsilon_budget, privacy_ledger=str(server_state.privacy_ledger),
     )  # fmt: skip

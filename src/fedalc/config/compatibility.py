@@ -212,7 +212,6 @@ def _check_tuning(settings: Experiment) -> None:
     for possible, problem in (
         (settings.method in ("fedalc-exact", "fedalc-oneshot"), "chooses settings of fedalc-exact and fedalc-oneshot"),
         (encoder_facts(settings.encoder.name).linear, "is for linear encoders and random features"),
-        (settings.engine != "flower", "does not work with real parties yet"),
         (settings.clients == "labels", 'needs clients = "labels"'),
         (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
         (settings.collection.correlations is None, "collects labels anew for each part of the data"),

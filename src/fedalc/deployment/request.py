@@ -39,7 +39,8 @@ def new_run(options: Mapping[str, Any], out: Path, name: str | None) -> dict[str
     from fedalc.runs.folder import Taken, check_folder
 
     _, settings = read_run_config(options, run_id=0)
-    name = name or settings.name or f"{settings.method}-{settings.preset}-s{settings.seed}"
+    kind = "tuned" if settings.tuning.search else f"{settings.method}-{settings.preset}"
+    name = name or settings.name or f"{kind}-s{settings.seed}"
     folder = (out / name).resolve()
     try:
         check_folder(folder, settings, resume=False, overwrite=False)

@@ -7,13 +7,17 @@ long as that helps.
 
 Settings are judged by `selection.metric` (P@k or nDCG@k) on held-out records. Positive-only parties can count it
 exactly: each ranks all labels for its own held-out records and counts the hits of its own labels.
+
+`Search` has the rules. A `Part` says where its trials run: on a split of train in this process (`SplitPart`), or with
+real parties and their own held-out records (`deployment.flower.search`).
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -99,8 +103,9 @@ def with_axes(settings: Experiment, data: Dataset) -> Experiment:
 
 
 def equations(data: Dataset) -> int:
-    """Return the number of equations of the square loss: one for each feature, or for each record if they are fewer."""
-    return min(data.feature_count, len(data.train))
+    """Return the number of equations of the square loss: one for each feature, or for each record if they are fewer.
+    Records of real parties are not here: these send sums over features."""
+    return min(data.feature_count, len(data.train) or data.feature_count)
 
 
 def can_solve(data: Dataset) -> bool:
@@ -136,19 +141,63 @@ def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
     return experiment({name: value for name, value in values.items() if value is not None})
 
 
-@dataclass(eq=False)
-class _Part:
-    """One split of train into a part to train on and one to judge by."""
+class Part(ABC):
+    """Records to train on, and others to judge by."""
 
-    train: Split
-    held_out: Split
-    knowledge: dict[str, LabelKnowledge | None] = field(default_factory=dict)
-    sums: dict[str, tuple[FederatedTraining, Sums]] = field(default_factory=dict)  # by kind of features
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[FederatedTraining, Sums]] = {}  # by kind of features
+
+    @property
+    @abstractmethod
+    def counts(self) -> np.ndarray:
+        """The number of records of each label to train on."""
+
+    @abstractmethod
+    def begin(self, settings: Experiment, traffic: Ledger) -> FederatedTraining:
+        """Return a training before its first round. Bytes of the first one are added to `traffic`."""
+
+    @abstractmethod
+    def judge(
+        self, training: FederatedTraining, weights: Sequence[Tensor | None], traffic: Ledger
+    ) -> list[dict[str, float]]:
+        """Return the metrics on the records to judge by, for each weighting of the labels' scores."""
+
+
+class SplitPart(Part):
+    """One split of train, in this process."""
+
+    def __init__(self, train: Split, held_out: Split, label_names: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self.train = train
+        self.held_out = held_out
+        self.label_names = label_names
+        self._knowledge: list[LabelKnowledge | None] = []
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.asarray(self.train.labels.getnnz(axis=0))
+
+    def begin(self, settings: Experiment, traffic: Ledger) -> FederatedTraining:
+        if not self._knowledge:
+            self._knowledge = [knowledge := knowledge_for(settings, self.train, self.label_names)]
+            if knowledge is not None:
+                traffic.add(Ledger(knowledge.bytes_down, knowledge.bytes_up))
+        return simulated(settings, self.train, self._knowledge[0])
+
+    def judge(
+        self, training: FederatedTraining, weights: Sequence[Tensor | None], traffic: Ledger
+    ) -> list[dict[str, float]]:
+        """Each client that has such records receives θ, and sends the hits and gains of its label at each depth, for
+        each weighting."""
+        top = _best_labels(training.model, training.held, self.held_out, weights)
+        clients = int((self.held_out.labels.getnnz(axis=0) > 0).sum())
+        traffic.add(Ledger(clients * payload_bytes(training.model.theta), clients * 16 * DEEPEST * len(weights)))
+        return [all_metrics(Ranked(labels, self.held_out.labels), with_scores=False) for labels in top]
 
 
 class Search:
     """Tries settings and keeps what came of it. `known`: trials of an interrupted search, which are not run again.
-    `record` is called with each new trial.
+    `record` is called with each new trial. `parts`: where trials run, by default on splits of train.
 
     Memory: the sums of each kind of features (features × features, and features × labels), θ a few times, and a block
     of `AT_ONCE` × labels scores.
@@ -162,12 +211,14 @@ class Search:
         callbacks: Sequence[Callback] = (),
         known: Sequence[Trial] = (),
         record: Callable[[Trial], None] = lambda trial: None,
+        parts: Sequence[Part] = (),
     ) -> None:
         self.settings = with_axes(settings, data)
         self.data = data
         self.interrupt = interrupt
         self.callbacks = callbacks
         self.record = record
+        self.given_parts = parts
         self.metric = settings.selection.metric
         self.known = {trial.key: trial for trial in known}
         self.trials: list[Trial] = []
@@ -246,7 +297,7 @@ class Search:
             (theta,) = training.model.theta
             with torch.no_grad():
                 theta.copy_(sums.solve(penalty))
-            outcomes.append(self._judge(training, part, self._weights(part), traffic))
+            outcomes.append(part.judge(training, self._weights(part), traffic))
             self._done(number, len(self._parts), "parts of the data")
         powers = self._powers
         means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(powers))]
@@ -256,7 +307,7 @@ class Search:
             ("square", features, penalty), means[at], also, began, traffic, outcomes[0], label_power=powers[at]
         )
 
-    def _sums(self, part: _Part, features: dict[str, Any], traffic: Ledger) -> tuple[FederatedTraining, Sums]:
+    def _sums(self, part: Part, features: dict[str, Any], traffic: Ledger) -> tuple[FederatedTraining, Sums]:
         """Return the clients' sums for these features. They are sent once."""
         if repr(features) not in part.sums:
             training = self._training(part, Trial(loss="square", features=features, penalty=1.0), traffic)
@@ -282,7 +333,7 @@ class Search:
                 self._done(number * judged[-1] + round_number, judged[-1] * len(self._parts), "rounds")
                 if round_number in judged:
                     weights = self._weights(part) if loss == "square" else [None]
-                    by_round += self._judge(training, part, weights, traffic)
+                    by_round += part.judge(training, weights, traffic)
                     values = [found[self.metric] for found in by_round]
                     best = [max(values[at : at + len(powers)]) for at in range(0, len(values), len(powers))]
                     if number == 0 and self._goes_nowhere(best):
@@ -339,50 +390,41 @@ class Search:
     # --- what both need ---
 
     @cached_property
-    def _parts(self) -> list[_Part]:
-        """The data's own validation data, or splits of train: as many as it takes for `ENOUGH` held-out records."""
-        train, how = self.data.train, self.settings.encoder.features
+    def _parts(self) -> Sequence[Part]:
+        """Those given, the data's own validation data, or splits of train: as many as it takes for `ENOUGH` held-out
+        records."""
+        return self.given_parts or self._splits()
+
+    def _splits(self) -> list[Part]:
+        names, train, how = self.data.label_names, self.data.train, self.settings.encoder.features
         train = replace(train, features=scale_rows(train.features, how))
         if self.data.validation is not None:
             held_out = self.data.validation
-            return [_Part(train, replace(held_out, features=scale_rows(held_out.features, how)))]
+            return [SplitPart(train, replace(held_out, features=scale_rows(held_out.features, how)), names)]
         size = min(round(HELD_OUT * len(train)), MOST)
         order = numpy_generator(self.settings.seed, "tuning").permutation(len(train))
         count = min(2 if self._is_large else int(1 / HELD_OUT), -(-ENOUGH // max(size, 1)))
         return [
-            _Part(
+            SplitPart(
                 train.rows(np.sort(np.delete(order, np.s_[number * size : (number + 1) * size]))),
                 train.rows(np.sort(order[number * size : (number + 1) * size])),
+                names,
             )
             for number in range(count)
         ]
 
-    def _training(self, part: _Part, trial: Trial, traffic: Ledger) -> FederatedTraining:
+    def _training(self, part: Part, trial: Trial, traffic: Ledger) -> FederatedTraining:
         power = 0.0 if self._has_axes else ONE_POWER  # with axes, powers scale the scores afterwards
         settings = changed(self.settings, {**trial.changes, "client": {"loss": trial.loss, "label_power": power}})
-        if "labels" not in part.knowledge:
-            part.knowledge["labels"] = knowledge_for(settings, part.train, self.data.label_names)
-            if (knowledge := part.knowledge["labels"]) is not None:
-                traffic.add(Ledger(knowledge.bytes_down, knowledge.bytes_up))
-        return simulated(settings, part.train, part.knowledge["labels"])
+        return part.begin(settings, traffic)
 
-    def _weights(self, part: _Part) -> list[Tensor | None]:
+    def _weights(self, part: Part) -> list[Tensor | None]:
         """Return a weighting of the labels' scores for each label power: with axes, that is all that a power does."""
         if not self._has_axes:
             return [None]
-        counts = torch.from_numpy(part.train.labels.getnnz(axis=0).astype(np.float64)).clamp(min=1)
+        counts = torch.from_numpy(part.counts.astype(np.float64)).clamp(min=1)
         weights = [(counts + self.settings.client.label_offset) ** -power for power in self._powers]
         return [weight / weight.max() for weight in weights]
-
-    def _judge(
-        self, training: FederatedTraining, part: _Part, weights: Sequence[Tensor | None], traffic: Ledger
-    ) -> list[dict[str, float]]:
-        """Return the metrics on held-out records, for each weighting of the labels. Each client that has such records
-        receives θ, and sends the hits and gains of its label at each depth, for each weighting."""
-        top = _best_labels(training.model, training.held, part.held_out, weights)
-        clients = int((part.held_out.labels.getnnz(axis=0) > 0).sum())
-        traffic.add(Ledger(clients * payload_bytes(training.model.theta), clients * 16 * DEEPEST * len(weights)))
-        return [all_metrics(Ranked(labels, part.held_out.labels), with_scores=False) for labels in top]
 
     def _done(self, number: int, total: int, what: str) -> None:
         for callback in self.callbacks:

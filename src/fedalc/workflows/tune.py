@@ -20,8 +20,9 @@ from fedalc.core.registry import ORACLES
 from fedalc.data.dataset import Dataset
 from fedalc.errors import ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
+from fedalc.training.base import listening
 from fedalc.training.callbacks import Callback
-from fedalc.training.tuning import Search, Trial, can_solve, changed, in_batches, with_axes
+from fedalc.training.tuning import Part, Search, Trial, can_solve, changed, in_batches, with_axes
 
 
 def settled(
@@ -31,8 +32,11 @@ def settled(
     resume: bool,
     overwrite: bool,
     callbacks: Sequence[Callback],
+    parts: Sequence[Part] = (),
+    interrupt: Interrupt | None = None,
 ) -> tuple[Experiment, dict[str, Any] | None, bool]:
-    """Return the settings to train with, what a search tried (as in result.json), and whether the folder is begun."""
+    """Return the settings to train with, what a search tried (as in result.json), and whether the folder is begun.
+    `parts`: where a search tries settings, by default on splits of train."""
     if settings.method in ORACLES:
         return settings, None, resume
     if settings.tuning.batch is not None and not settings.tuning.search:
@@ -41,7 +45,8 @@ def settled(
         has_axes = with_axes(settings, data).encoder.dim >= data.label_count
         if not (settings.tuning.search and has_axes):
             warnings.warn(
-                f"{len(data.train):,} records with {data.feature_count:,} features are too many for one round"
+                (f"{len(data.train):,} records with " if len(data.train) else "")  # those of parties are not here
+                + f"{data.feature_count:,} features are too many for one round"
                 + ("" if has_axes else f", and {data.label_count:,} labels too many for a search")
                 + ": training fedalc-exact by conjugate gradients with fixed settings",
                 stacklevel=5,
@@ -50,7 +55,7 @@ def settled(
     if settings.tuning.search:
         if distributed.here().count > 1:
             raise ConfigError("the search runs in one process; leave it out (--no-tune)", "tuning.search")
-        chosen, tuning = _searched(settings, data, folder, resume, overwrite, callbacks)
+        chosen, tuning = _searched(settings, data, folder, resume, overwrite, callbacks, parts, interrupt)
         return chosen, tuning, folder is not None
     if settings.tuning.axes:
         settings = _over(with_axes(settings, data))
@@ -65,8 +70,10 @@ def _searched(
     resume: bool,
     overwrite: bool,
     callbacks: Sequence[Callback],
+    parts: Sequence[Part],
+    interrupt: Interrupt | None,
 ) -> tuple[Experiment, dict[str, Any]]:
-    with Interrupt() as interrupt, nullcontext() if folder is None else only_writer(folder):
+    with listening(interrupt) as interrupt, nullcontext() if folder is None else only_writer(folder):
         known: list[Trial] = []
         if folder is not None:
             check_folder(folder, settings, resume, overwrite)
@@ -78,7 +85,7 @@ def _searched(
         for callback in callbacks:
             callback.started(settings)
         tried = list(known)
-        search = Search(settings, data, interrupt, callbacks, known, partial(_keep, folder, tried))
+        search = Search(settings, data, interrupt, callbacks, known, partial(_keep, folder, tried), parts)
         best = search.run()
         chosen = _over(changed(search.settings, best.changes))
         if folder is not None:

@@ -429,6 +429,23 @@ def test_columns_that_carry_one_record_each_are_not_caught(
     assert min(cosine(change[:, record + 1], x) for record, x in enumerate(clinic.X)) > 0.999
 
 
+def test_the_server_would_find_secret_rows_in_the_first_changes(tmp_path: Path, parties: Nodes) -> None:
+    """Rows that parties drew under their key would be no secret: with the square loss, the first change of a party has
+    as many dimensions as the party has labels, and their rows lie in them. Sums over parties would be needed first."""
+    grid = LocalGrid(parties)
+    grid.keeps = True
+    W = run(grid, tmp_path / "run", asked("fedalc-exact", LINEAR | {"dtype": "float64"})).model.W.numpy()
+    first = [reply.content for reply in grid.replies if reply.metadata.group_id == "1" and "change" in reply.content]
+    assert len(first) == len(parties)
+    for content in first:
+        labels = len(content["outcome"]["labels"])
+        (change,) = content["change"].values()
+        _, lengths, directions = np.linalg.svd(np.frombuffer(change.data).reshape(change.shape))
+        assert (lengths > 1e-9).sum() == labels
+        outside = W - W @ directions[:labels].T @ directions[:labels]
+        assert (np.linalg.norm(outside, axis=1) < 1e-9).sum() == labels
+
+
 def curved(clinic: OneParty, theta: np.ndarray, direction: np.ndarray, **settings: Any) -> RecordDict:
     """Return a message that asks for H p."""
     asking = compared(clinic, np.eye(theta.shape[1], dtype="f4"), settings={"client.loss": "squared-hinge"} | settings)

@@ -22,13 +22,17 @@ from fedalc.deployment.flower.introductions import read_introduction
 from fedalc.deployment.flower.measuring import read_metrics
 from fedalc.deployment.flower.norm_screen import bad_rows
 from fedalc.deployment.flower.party_memory import check_unchanged
+from fedalc.deployment.flower.party_trials import check_trial
 from fedalc.deployment.flower.ranking import read_hits
 from fedalc.deployment.flower.wire import (
+    SEARCH,
     BadMessage,
     config,
+    for_parties,
     pack,
     pack_all_rows,
     pack_theta,
+    read_json,
     read_task,
     task,
     unpack,
@@ -178,13 +182,17 @@ def wire_task() -> Reader:
     """A server's request to a party: settings as JSON, and arrays."""
     more: dict[str, Any] = {"labels": [b"a" * 16], "numbers": [3], "share": 0.1, "round": 2}
     content = RecordDict({"task": task(_settings(), "run-1", **more), "theta": pack_theta([torch.zeros(2, 2)])})
+    tried = experiment({"method": "fedalc-exact"}, overrides=['engine="flower"'])
+    trial = RecordDict({"task": task(tried, "run-1", **more, search=for_parties(tried)), "theta": content["theta"]})
     settings = json.loads(str(content["task"]["settings"]))  # type: ignore[index]
 
     def read(found: RecordDict) -> None:
-        read_task(found, "cpu", share=float, labels=(list, bytes), numbers=(list, int), round=int)
+        _, said = read_task(found, "cpu", share=float, labels=(list, bytes), numbers=(list, int), round=int)
+        if said[SEARCH]:
+            check_trial(read_json(said[SEARCH], "the settings"), read_json(said["settings"], "the settings"))
         unpack_theta(found, "theta", [torch.zeros(2, 2)])
 
-    base = _reader("wire-task", "a server's request to a party", [content], read)
+    base = _reader("wire-task", "a server's request to a party", [content, trial], read)
 
     def make(seed: bytes, rng: Random) -> bytes:
         if rng.random() < 0.5:

@@ -24,7 +24,7 @@ from fedalc.deployment.flower.held_out_records import HeldOutRecords
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
 from fedalc.deployment.flower.roster import Roster
-from fedalc.deployment.flower.wire import task
+from fedalc.deployment.flower.wire import SEARCH, for_parties, task
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.join import distinct, join, set_sizes, too_many_labels
@@ -41,7 +41,8 @@ class Census:
     """`set_sizes`: per party, the number of labels of each instance whose digest it sent (ascending, each once).
     `share`: the share of its instances that each party keeps out of training for evaluation. `run`: the run id that
     digests and pseudonyms are hashed for; "" in a run of an early version without run ids. `ranking`: the held-out
-    records, if parties rank labels for them; None also in runs of earlier versions."""
+    records, if parties rank labels for them; None also in runs of earlier versions. `search`: if the run searches for
+    settings, those that it began with, as parties know them."""
 
     roster: Roster
     knowledge: LabelKnowledge | None
@@ -49,10 +50,12 @@ class Census:
     share: float
     run: str
     ranking: HeldOutRecords | None = None
+    search: str = ""
 
     def about(self, labels: np.ndarray) -> dict[str, Any]:
         """Return the part of a question that names the labels it is about."""
-        return {"labels": self.roster.pseudonyms_of(labels), "numbers": labels.tolist(), "share": self.share}
+        about = {"labels": self.roster.pseudonyms_of(labels), "numbers": labels.tolist(), "share": self.share}
+        return about | searching(self.search)
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = self.roster.tensors()
@@ -75,7 +78,7 @@ class Census:
             }
         ranking = None if self.ranking is None else self.ranking.facts()
         facts = {"roster": self.roster.facts(), "share": self.share, "run": self.run}
-        return facts | {"knowledge": knowledge, "ranking": ranking}
+        return facts | {"knowledge": knowledge, "ranking": ranking} | searching(self.search)
 
     def save(self, run: Path) -> None:
         """Write it into a run folder, once, so that a resumed run need not ask again."""
@@ -106,12 +109,19 @@ class Census:
             labels = Correlations.restored(tensors, saved.pop("instances"))
             knowledge = LabelKnowledge(labels, **saved)
         ranking = None if facts.get("ranking") is None else HeldOutRecords.restored(tensors, facts["ranking"])
-        return cls(roster, knowledge, sizes, facts["share"], str(facts.get("run", "")), ranking)
+        run, search = str(facts.get("run", "")), str(facts.get(SEARCH, ""))
+        return cls(roster, knowledge, sizes, facts["share"], run, ranking, search)
 
 
-def question(settings: Experiment, share: float, run: str) -> RecordDict:
+def question(settings: Experiment, share: float, run: str, search: str = "") -> RecordDict:
     """Return the content of all messages before round 1: `query.hello`, `query.label_sets`, `query.held_out`."""
-    return RecordDict({"task": task(settings, run, share=share)})
+    search = search or (for_parties(settings) if settings.tuning.search else "")
+    return RecordDict({"task": task(settings, run, share=share, **searching(search))})
+
+
+def searching(search: str) -> dict[str, Any]:
+    """Return the part of a question, or of the facts, that only a run with a search for settings has."""
+    return {SEARCH: search} if search else {}
 
 
 def take_census(
@@ -128,6 +138,7 @@ def take_census(
     With noised counts (`privacy`), the census has only these: exact numbers of instances are neither kept nor logged,
     and the noised ones are logged later (`who_is_in`).
     """
+    search = for_parties(settings) if settings.tuning.search else ""
     private = settings.privacy.mechanism is not None
     if private and settings.client.sample < 1:
         raise ConfigError(
@@ -141,7 +152,7 @@ def take_census(
         roster, _ = _roster(parties, known)
         parties.say(who_is_in(roster))
         ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
-        return Census(roster, None, {}, share, run, ranking)
+        return Census(roster, None, {}, share, run, ranking, search)
     messages = _label_sets(parties, settings, share, run, known)
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
@@ -175,7 +186,7 @@ def take_census(
     else:
         parties.say(who_is_in(roster))
     ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
-    return Census(roster, knowledge, sizes, share, run, ranking)
+    return Census(roster, knowledge, sizes, share, run, ranking, search)
 
 
 def who_is_in(roster: Roster) -> str:

@@ -32,7 +32,9 @@ from fedalc.deployment.flower.limits import Limits, check_memory, sample_problem
 from fedalc.deployment.flower.party import SHARES, Party, held_out, instance_keys
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_ranking import ranked
+from fedalc.deployment.flower.party_trials import check_trial
 from fedalc.deployment.flower.wire import (
+    SEARCH,
     BadMessage,
     config,
     encoder_tensors,
@@ -411,10 +413,13 @@ def _read_told(
     limits.check_told(settings, weights, shares)
     # They may not change during a run. Otherwise two answers could differ by a single instance's part.
     per_label = shares if set_size == "expected" else np.zeros(len(labels))
-    facts = {
-        f"label {label.hex()}": fingerprint(weight.tobytes(), share.tobytes())
-        for label, weight, share in zip(labels, weights, per_label, strict=True)
-    }
+    facts = {}
+    for label, weight, share in zip(labels, weights, per_label, strict=True):
+        if question[SEARCH]:  # it chooses the label power, and so the weights
+            facts[f"power {settings.client.label_power!r} {label.hex()}"] = fingerprint(weight.tobytes())
+            facts[f"label {label.hex()}"] = fingerprint(share.tobytes())
+        else:
+            facts[f"label {label.hex()}"] = fingerprint(weight.tobytes(), share.tobytes())
     if set_size == "exact":
         facts["shares"] = fingerprint(shares.tobytes())
     check_unchanged(context, question["run"], facts, "sends other shares or label weights than before in this run")
@@ -430,11 +435,14 @@ def _read(
     """Return the party, the settings and the question. The settings come first: they say how pictures are read."""
     node_config = context.node_config
     settings, question = read_task(message.content, str(node_config.get("device", "cpu")), share=float, **more)
-    Limits.from_node_config(node_config).check_settings(settings)
+    limits = Limits.from_node_config(node_config)
+    limits.check_settings(settings)
     _check_share(question["share"])
-    _check_run(message, context, question)
+    _check_run(message, context, question, limits)
     images = replace(image_options(settings), tell=log.warning)
     party = Party.from_node_config(node_config, images, question["run"])
+    if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests
+        raise BadMessage("is a search for settings, and this party recognises instances by embedding (--identity)")
     features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size
     pictures = isinstance(features, Images)
     if pictures != settings.encoder.is_image:
@@ -447,8 +455,9 @@ def _read(
     return party, settings, question
 
 
-def _check_run(message: Message, context: Context, question: dict[str, Any]) -> None:
-    """Bind a run id to one run with one set of settings, so that a server can link answers of one run only."""
+def _check_run(message: Message, context: Context, question: dict[str, Any], limits: Limits) -> None:
+    """Bind a run id to one run with one set of settings, so that a server can link answers of one run only. A search
+    may change a few of them."""
     if message.metadata.run_id != context.run_id:
         raise BadMessage("belongs to another Flower run than the one it came with")
     run = question["run"]
@@ -463,10 +472,20 @@ def _check_run(message: Message, context: Context, question: dict[str, Any]) -> 
             "--without-run-id"
         )
     check_same_run(context, run)
-    values = json.dumps(read_json(question["settings"], "the settings"), sort_keys=True)
-    facts = {"settings": fingerprint(values.encode(), repr(question["share"]).encode())}
+    now, search = read_json(question["settings"], "the settings"), question[SEARCH]
+    began = read_json(search, "the settings of the search") if search else now
+    facts = {"settings": fingerprint(_written(began), repr(question["share"]).encode(), *[b"search"] * bool(search))}
     problem = f"run id {run!r} was used with other settings before; a new run needs a new run id (--run-id)"
     check_unchanged(context, run, facts, problem)
+    if search:
+        limits.check("trials", 1)  # a party that refuses searches says so at once
+        check_trial(began, now)
+        if now != began:
+            check_asked(context, run, "trial", fingerprint(_written(now)), partial(limits.check, "trials"))
+
+
+def _written(settings: Any) -> bytes:
+    return json.dumps(settings, sort_keys=True).encode()
 
 
 def _encoder(settings: Experiment) -> SharedEncoder:

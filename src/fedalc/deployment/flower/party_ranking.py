@@ -20,25 +20,46 @@ from fedalc.models.scoring import Scorer
 if TYPE_CHECKING:
     from fedalc.deployment.flower.client_app import Work
 
+WEIGHTS = "weights"  # the record, and its array
+
 
 def ranked(work: Work) -> ArrayRecord | None:
     """Return the hits to send, or None if too few held-out records contribute to them."""
     first, own = distinct_records(work)
     sizes, held = _told(work, own)
-    model = work.model_of_all_labels()
-    _check_rankings(work)
-    hits = np.zeros(len(RANKED_BY) if sizes is not None else len(CUTS))
-    influence = np.zeros(len(first))
-    for start in range(0, len(first), work.settings.block_rows):
-        work.limits.check_time()
-        rows = slice(start, start + work.settings.block_rows)
-        scorer = Scorer(model, work.federation.features[first[rows]], held)
-        hits += count_hits(scorer.top(DEEPEST)[0].numpy(), own[rows], None if sizes is None else sizes[rows])
-        influence[rows] = _own_scores(scorer, own[rows])
-    if not enough_measured(influence, work.limits.fewest):
+    model, weights = work.model_of_all_labels(), _weights(work)
+    _check_rankings(work, weights)
+    weightings = [None] if weights is None else list(weights)
+    hits = np.zeros((len(weightings), len(RANKED_BY) if sizes is not None else len(CUTS)))
+    influence = np.zeros((len(weightings), len(first)))
+    rows_of_W = model.W
+    for number, weight in enumerate(weightings):
+        model.W = rows_of_W if weight is None else rows_of_W * torch.from_numpy(weight).to(rows_of_W)[:, None]
+        for start in range(0, len(first), work.settings.block_rows):
+            work.limits.check_time()
+            rows = slice(start, start + work.settings.block_rows)
+            scorer = Scorer(model, work.federation.features[first[rows]], held)
+            top = scorer.top(DEEPEST)[0].numpy()
+            hits[number] += count_hits(top, own[rows], None if sizes is None else sizes[rows])
+            influence[number, rows] = _own_scores(scorer, own[rows])
+    if not all(enough_measured(each, work.limits.fewest) for each in influence):
         return None
-    sent = {"counts": hits[: len(CUTS)].astype(np.int64)}
-    return pack(sent if sizes is None else sent | {"gains": hits[len(CUTS) :]})
+    hits = hits[0] if weights is None else hits
+    sent = {"counts": hits[..., : len(CUTS)].astype(np.int64)}
+    return pack(sent if sizes is None else sent | {"gains": hits[..., len(CUTS) :]})
+
+
+def _weights(work: Work) -> np.ndarray | None:
+    """Return the weights of the labels' scores, several for each label: a search compares label powers by them."""
+    if WEIGHTS not in work.message.content:
+        return None
+    wanted = {WEIGHTS: ("float64", (None, work.all_label_count))}
+    weights = unpack(work.message.content, WEIGHTS, wanted)[WEIGHTS]
+    if not len(weights):
+        raise BadMessage("no weights of labels")
+    for weight in (weights.min(), weights.max()):
+        work.limits.check("label_weight", float(weight))
+    return weights
 
 
 def distinct_records(work: Work) -> tuple[np.ndarray, csr_matrix]:
@@ -73,12 +94,15 @@ def _told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
     return sizes, held
 
 
-def _check_rankings(work: Work) -> None:
-    """Limit the models that a run has the party rank labels with. The same one may be sent again."""
+def _check_rankings(work: Work, weights: np.ndarray | None) -> None:
+    """Limit the models that a run has the party rank labels with. The same one may be sent again. Each weighting of
+    the labels makes another model."""
     records = (work.message.content.get(name) for name in ("theta", "statistics", "all-rows"))
     arrays = (array for record in records if isinstance(record, ArrayRecord) for array in record.values())
     model = fingerprint(*(array.data for array in arrays))
-    check_asked(work.context, work.question["run"], "ranked", model, partial(work.limits.check, "rankings"))
+    models = [model] if weights is None else [fingerprint(model.encode(), weight.tobytes()) for weight in weights]
+    for each in models:
+        check_asked(work.context, work.question["run"], "ranked", each, partial(work.limits.check, "rankings"))
 
 
 def _own_scores(scorer: Scorer, own: csr_matrix) -> np.ndarray:

@@ -6,7 +6,7 @@ be kept, as in a simulation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,11 +20,13 @@ from fedalc.config.schema import SelectionSettings
 from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import Parties
-from fedalc.deployment.flower.exchange import Exchange
+from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.held_out_records import HeldOutRecords, tells_sizes
+from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import (
     BadMessage,
+    Shape,
     encoder_tensors,
     pack,
     pack_all_rows,
@@ -57,7 +59,7 @@ class PartyHits:
 
 
 class PartyRanking:
-    """`traffic`: of the last evaluation."""
+    """`traffic`: of the last evaluation. `silent`: the parties without a usable answer to it."""
 
     def __init__(self, parties: Parties, census: Census, settings: Experiment, records: HeldOutRecords) -> None:
         self.parties = parties
@@ -66,18 +68,26 @@ class PartyRanking:
         self.settings = settings
         self.records = records
         self.traffic = Ledger()
+        self.silent: set[int] = set()
 
     def evaluate(self, model: Model, round_number: int) -> PartyHits:
         """Return the hits of the parties that answered. Parties with too few held-out records do not count."""
-        self.traffic = Ledger()
+        return self.compare(model, round_number)[0]
+
+    def compare(self, model: Model, round_number: int, weights: np.ndarray | None = None) -> list[PartyHits]:
+        """Return the hits for each weighting of the labels' scores (a row of `weights`)."""
+        self.traffic, self.silent = Ledger(), set()
         labels_of = self._choose(round_number)
-        exchange = self._send(model, labels_of, round_number)
+        exchange = self._send(model, labels_of, round_number, weights)
+        count = None if weights is None else len(weights)
         hits = {}
-        for reply in self.parties.punctual_replies(self.roster, exchange):
+        for reply in self._replies(exchange):
             party = self.parties.party_of[reply.node]
-            read = partial(read_hits, self.records.most_hits(party), tells_sizes(self.settings))
+            read = partial(read_hits, self.records.most_hits(party), tells_sizes(self.settings), weightings=count)
             found = self.parties.read(reply, round_number, self.roster.parties[party], read)
-            if found is not None and len(found):
+            if found is None:
+                self.silent.add(party)
+            elif len(found):
                 hits[party] = found
                 self.traffic.up += found.nbytes
         found_records = self.records.count(hits)
@@ -86,7 +96,12 @@ class PartyRanking:
                 f"round {round_number}: {len(hits)} of {len(self.records.parties)} parties ranked labels, for "
                 f"{found_records} of {len(self.records)} held-out records"
             )
-        return PartyHits(hits, found_records) if found_records else PartyHits()
+        if weights is None:
+            return [PartyHits(hits, found_records) if found_records else PartyHits()]
+        return [PartyHits({p: found[at] for p, found in hits.items()}, found_records) for at in range(len(weights))]
+
+    def _replies(self, exchange: Exchange) -> Iterator[Reply]:
+        return self.parties.punctual_replies(self.roster, exchange)
 
     def _choose(self, round_number: int) -> LabelsOf:
         """Return the connected parties with held-out records, and all of their labels that have some."""
@@ -96,16 +111,21 @@ class PartyRanking:
         awake = self.parties.awake(self.roster, labels_of, RANK, round_number, least=1)
         return {party: own for party, own in labels_of.items() if party in awake}
 
-    def _send(self, model: Model, labels_of: LabelsOf, round_number: int) -> Exchange:
+    def _send(
+        self, model: Model, labels_of: LabelsOf, round_number: int, weights: np.ndarray | None = None
+    ) -> Exchange:
         """Send each party the encoder and all rows of W, one object each for all messages."""
-        encoder, rows = pack_encoder(model), pack_all_rows(model.W)
-        absent = pack({"labels": np.flatnonzero(self.roster.counts == 0).astype(np.int32)})
+        encoder = pack_encoder(model)
+        others = {"all-rows": pack_all_rows(model.W)}
+        others["absent"] = pack({"labels": np.flatnonzero(self.roster.counts == 0).astype(np.int32)})
+        if weights is not None:
+            others[WEIGHTS] = pack({WEIGHTS: weights})
         exchange = self.parties.exchange(RANK, round_number)
         for party, labels in labels_of.items():
             about = self.census.about(labels) | {"label-count": self.roster.label_count}
             content = RecordDict({"task": task(self.settings, self.census.run, **about), **encoder})
-            content.update({"all-rows": rows, "absent": absent})
-            self.traffic.down += payload_bytes(encoder_tensors(model)) + record_bytes(rows) + record_bytes(absent)
+            content.update(others)
+            self.traffic.down += payload_bytes(encoder_tensors(model)) + sum(map(record_bytes, others.values()))
             if tells_sizes(self.settings):
                 content["sizes"] = sizes = pack({"sizes": self.records.told_sizes(party)})
                 self.traffic.down += record_bytes(sizes)
@@ -113,10 +133,10 @@ class PartyRanking:
         return exchange
 
 
-def read_hits(most: np.ndarray, with_gains: bool, content: RecordDict) -> np.ndarray:
+def read_hits(most: np.ndarray, with_gains: bool, content: RecordDict, weightings: int | None = None) -> np.ndarray:
     """Return a party's hits, if they are possible; an empty array if it has too few held-out records.
 
-    `most`: the largest possible numbers.
+    `most`: the largest possible numbers. `weightings`: as many rows of hits were asked for.
     """
     if "hits" not in content:
         metrics = content.get("metrics")
@@ -125,19 +145,24 @@ def read_hits(most: np.ndarray, with_gains: bool, content: RecordDict) -> np.nda
             raise BadMessage("there are no hits")
         return np.empty(0)
     exactly(content, {"hits": None})
+    shape = (len(CUTS),) if weightings is None else (weightings, len(CUTS))
+    wanted: dict[str, tuple[str, Shape]] = {"counts": ("int64", shape)}
+    arrays = unpack(content, "hits", wanted | ({"gains": ("float64", shape)} if with_gains else {}))
+    found = np.concatenate([array.astype(np.float64) for array in arrays.values()], axis=-1)
+    for row in np.atleast_2d(found):
+        _check_possible(row, most, with_gains)
+    return found
+
+
+def _check_possible(found: np.ndarray, most: np.ndarray, with_gains: bool) -> None:
     cuts = len(CUTS)
-    wanted = {"counts": ("int64", (cuts,))} | ({"gains": ("float64", (cuts,))} if with_gains else {})
-    arrays = unpack(content, "hits", wanted)
-    counts = arrays["counts"]
-    found = np.concatenate([counts.astype(np.float64), arrays.get("gains", np.empty(0))])
     for name, value, limit in zip(RANKED_BY, found.tolist(), most.tolist(), strict=False):
         if not 0 <= value <= limit * (1 + SLACK):
             raise BadMessage(f"{value:.6g} hits for {name}, and its held-out records allow 0 to {limit:.6g}")
-    if (np.diff(counts) < 0).any():
+    if (np.diff(found[:cuts]) < 0).any():
         raise BadMessage("fewer hits among more labels")
     if with_gains and abs(found[cuts] - found[0]) > SLACK * max(found[0], 1):
         raise BadMessage("its gain of the top label is not its number of hits")
-    return found
 
 
 class BestAtParties(BestRound):

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.facts import method_facts
-from fedalc.config.resolve import experiment
+from fedalc.config.resolve import default_choice, experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.registry import METHODS
 from fedalc.deployment.flower.connections import Patience
@@ -30,6 +30,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "held-out": "",
     "held-out-share": 0.1,
     "rank-held-out": "auto",
+    "tune": False,
     "num-parties": 2,
     "min-parties": 2,
     "wait": 600.0,
@@ -96,6 +97,8 @@ def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deploym
     held_out = values["held-out"] or None
     share = 0.0 if held_out else values["held-out-share"]
     settings = _experiment(values)
+    if settings.tuning.search:
+        settings = _searching(values["rank-held-out"], settings, share)
     ranks = not values["resume"] and _ranks(values["rank-held-out"], settings, share)
     deployment = Deployment(
         folder=Path(values["run-folder"] or f"runs/flower-{run_id}"),
@@ -110,7 +113,8 @@ def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deploym
         epsilon_budget=values["epsilon-budget"] or None,
         privacy_ledger=Path(values["privacy-ledger"]) if values["privacy-ledger"] else None,
     )
-    return deployment, settings if ranks and ranked_by(settings) else _keeping_the_last_round(settings)
+    keeps_best = ranks and ranked_by(settings) and not settings.tuning.search  # a search chooses the rounds too
+    return deployment, settings if keeps_best else _keeping_the_last_round(settings)
 
 
 def _ranks(asked: str, settings: Experiment, share: float) -> bool:
@@ -127,6 +131,18 @@ def _ranks(asked: str, settings: Experiment, share: float) -> bool:
         raise ConfigError(f"cannot be on: {reason}", "rank-held-out")
     facts = method_facts(settings.method)
     return reason is None and (asked == "on" or (asked == "auto" and not (facts.trains_rows or facts.secret_rows)))
+
+
+def _searching(asked: str, settings: Experiment, share: float) -> Experiment:
+    """Return the settings of a search, with a metric that parties can measure."""
+    metric = ranked_by(settings)
+    if asked == "off" or share == 0 or metric is None:
+        raise ConfigError(
+            "the search needs parties that rank labels for held-out records: leave out --held-out and "
+            "--rank-held-out off, give a --held-out-share above 0, and choose by P@k or nDCG@k (selection.metric)",
+            "tune",
+        )
+    return settings.model_copy(update={"selection": settings.selection.model_copy(update={"metric": metric})})
 
 
 def _keeping_the_last_round(settings: Experiment) -> Experiment:
@@ -148,7 +164,8 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
         chosen["rounds"] = values["num-server-rounds"]
     overrides = _separated(values["set"])
     file = Path(values["settings"]) if values["settings"] else None
-    settings = experiment(chosen, file=file, overrides=[*overrides, *ALWAYS])
+    defaults = default_choice(chosen, file, overrides, tune=True) if values["tune"] else {}
+    settings = experiment(chosen, file=file, overrides=[*overrides, *ALWAYS], defaults=defaults)
     if settings.method not in METHODS:
         raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
     if settings.privacy.mechanism == "gradients":

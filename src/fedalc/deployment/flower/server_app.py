@@ -19,7 +19,9 @@ from fedalc.deployment.flower.census import Census, question, take_census
 from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
+from fedalc.deployment.flower.search import CensusKeeper, PartyPart
 from fedalc.deployment.flower.training import PartyTraining
+from fedalc.deployment.flower.wire import SEARCH
 from fedalc.engines.aggregation import described
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.knowledge import planned_charge
@@ -29,6 +31,7 @@ from fedalc.training.base import Callback
 from fedalc.training.federated import planned_looks
 from fedalc.workflows.preflight import check_memory
 from fedalc.workflows.train import Run, fill_folder
+from fedalc.workflows.tune import settled
 
 app = ServerApp()
 load_inherited_plugins()  # Flower starts this process, not `fedalc`, which loads them for its commands
@@ -45,6 +48,9 @@ def main(grid: Grid, context: Context) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
     say(f"finished after {run.result['rounds']} rounds: {metrics or 'nothing to measure on'}")
     say(f"run folder: {run.folder}")
+    if run.result.get("tuning"):
+        again = f"fedalc deploy run --config {run.folder}/config.toml --held-out-share 0"
+        say(f"held-out records are not in the model; to train on all records with these settings: {again}")
 
 
 def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -> Run:
@@ -62,14 +68,22 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     share = deployment.share if census is None else census.share
     run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
     say(f"run id: {run or 'none (the run began without one)'}")
-    parties = Parties(grid, deployment.patience, partial(question, settings, share, run), say)
-    census = census or take_census(parties, settings, share, run, deployment.most_labels, deployment.ranks)
+    search = "" if census is None else census.search
+    parties = Parties(grid, deployment.patience, partial(question, settings, share, run, search), say)
+    ranks = deployment.ranks or settings.tuning.search
+    census = census or take_census(parties, settings, share, run, deployment.most_labels, ranks)
     least, count = deployment.patience.go_on_with, len(census.roster.parties)
     if count < least:
         raise TooFew(
             f"{count} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
     data = server_data(census.roster, held_out, say)
+    # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.
+    interrupt, tuning = Interrupt(), None
+    if census.search:
+        parts = [PartyPart(parties, census, deployment.max_norm)]
+        callbacks = [CensusKeeper(parties, census, folder), Spoken(1)]
+        settings, tuning, resume = settled(settings, data, folder, resume, False, callbacks, parts, interrupt)
     if for_labels(settings, data.label_count) != settings:  # parties accept only the settings they saw in the census
         need = f"{settings.method} needs an axis for each of the parties' labels: use {data.label_count}"
         raise ConfigError(need, "encoder.dim")
@@ -77,9 +91,9 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     parties.say(described(settings, count))
     followers = [Spoken(settings.rounds)]
     training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, followers, account)
+    training.tuning = tuning
     training.prepare()
-    # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.
-    return fill_folder(training, resume, overwrite=False, interrupt=Interrupt())[0]
+    return fill_folder(training, resume, overwrite=False, interrupt=interrupt)[0]
 
 
 class Spoken(Callback):
@@ -90,6 +104,8 @@ class Spoken(Callback):
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self.rounds = rounds
+        if name.startswith(SEARCH):
+            say(name)
         if done:
             say(f"continuing after round {done} of {rounds}")
 
@@ -98,6 +114,9 @@ class Spoken(Callback):
 
     def round(self, number: int, loss: float) -> None:
         say(f"round {number} of {self.rounds}: loss {loss:.5g}")
+
+    def step(self, number: int, what: str) -> None:
+        say(what)
 
     def evaluated(self, record: dict[str, Any]) -> None:
         if record["metrics"]:

@@ -21,6 +21,7 @@ VERSION = 4  # of these messages: 1 had no run id, 2 no options of a method, 3 n
 RAW = "raw"  # format of arrays: little-endian numbers, row by row, so that nothing has to be parsed
 SENT = "sent"  # in place of the path of pretrained weights, because θ and the statistics are sent
 LONGEST_SETTINGS = 100_000  # characters
+SEARCH = "search"  # in the task of a search for settings: those that it began with
 Shape = tuple[int | None, ...]
 
 
@@ -180,10 +181,10 @@ def read_json(text: str, what: str) -> Any:
 
 def task(settings: Experiment, run: str, **more: Any) -> ConfigRecord:
     """Return the record that says what a party should do, in which run, with which settings."""
-    return ConfigRecord({"version": VERSION, "run": run, "settings": _for_parties(settings), **more})
+    return ConfigRecord({"version": VERSION, "run": run, "settings": for_parties(settings), **more})
 
 
-def _for_parties(settings: Experiment) -> str:
+def for_parties(settings: Experiment) -> str:
     """Return the settings that parties need, as JSON: no files, no privacy, nothing that only the server does."""
     every = settings.to_dict()
     sections = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "options")
@@ -194,7 +195,8 @@ def _for_parties(settings: Experiment) -> str:
 
 
 def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]) -> tuple[Experiment, dict[str, Any]]:
-    """Return the settings, with this party's own device, and the values of the task: run, settings and `more`."""
+    """Return the settings, with this party's own device, and the values of the task: run, settings, `more`, and what a
+    search began with ("" without one)."""
     version = config(content, "task", {"version": int})["version"]
     if version != VERSION:
         raise BadMessage(
@@ -202,8 +204,11 @@ def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]
             "same version of fedalc"
         )
     values = config(content, "task", {"run": str, "settings": str, **more})
-    if len(values["settings"]) > LONGEST_SETTINGS:
-        raise BadMessage(f"settings of {len(values['settings'])} characters, more than {LONGEST_SETTINGS}")
+    searches = SEARCH in content["task"]
+    values[SEARCH] = config(content, "task", {SEARCH: str})[SEARCH] if searches else ""
+    longest = max(len(values["settings"]), len(values[SEARCH]))
+    if longest > LONGEST_SETTINGS:
+        raise BadMessage(f"settings of {longest} characters, more than {LONGEST_SETTINGS}")
     table = read_json(values["settings"], "the settings")
     if not isinstance(table, dict):
         raise BadMessage("the settings are not a table")
