@@ -41,7 +41,7 @@ from fedalc.core.atomic_files import write_text
 from fedalc.models.encoders import scale_rows
 from fedalc.report.style import method_colour
 from fedalc.training.federated import knowledge_for, simulated
-from fedalc.training.tuning import in_batches
+from fedalc.training.settings_for_data import in_batches
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "results" / "mlp"

@@ -15,7 +15,6 @@ real parties and their own held-out records (`deployment.flower.search`).
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,21 +27,17 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import TuningSettings
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
-from fedalc.data.dataset import Dataset, Split
-from fedalc.engines import sums
+from fedalc.data.dataset import Dataset
 from fedalc.engines.sums import Sums
-from fedalc.engines.traffic import Ledger, payload_bytes
+from fedalc.engines.traffic import Ledger
 from fedalc.errors import Interrupted
-from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
-from fedalc.labels.knowledge import LabelKnowledge
-from fedalc.models.class_embeddings import are_axes
-from fedalc.models.encoders import make_batch, scale_rows
-from fedalc.models.model import Model
+from fedalc.models.encoders import scale_rows
 from fedalc.training.callbacks import Callback
-from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
+from fedalc.training.federated import FederatedTraining
+from fedalc.training.search_parts import Part, SplitPart
+from fedalc.training.settings_for_data import can_solve, equations, with_axes
 
 Loss = Literal["square", "squared-hinge", "logistic"]
 
@@ -55,9 +50,7 @@ JUDGED_ROUNDS = (5, 10, 15, 20, 25)  # after which a training is judged, if it t
 GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for the search to go on
 LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
-LARGEST = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
-AT_ONCE = 2048  # instances scored at a time
 
 
 class Trial(BaseModel):
@@ -95,40 +88,6 @@ class Trial(BaseModel):
         }
 
 
-def with_axes(settings: Experiment, data: Dataset) -> Experiment:
-    """Return the settings with an axis for each label (D = C), if θ and W then fit into `LARGEST` numbers each."""
-    if max(data.feature_count, data.label_count) * data.label_count > LARGEST:
-        return settings
-    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": data.label_count})})
-
-
-def equations(data: Dataset) -> int:
-    """Return the number of equations of the square loss: one for each feature, or for each record if they are fewer.
-    Records of real parties are not here: these send sums over features."""
-    return min(data.feature_count, len(data.train) or data.feature_count)
-
-
-def can_solve(data: Dataset) -> bool:
-    """Whether the square loss is solved in one round; otherwise by conjugate gradients."""
-    return equations(data) ** 2 <= sums.LARGEST
-
-
-def in_batches(settings: Experiment, data: Dataset) -> Experiment:
-    """Return the settings with rounds of about `tuning.batch` records, for `tuning.epochs` passes over train."""
-    tuning, selection = settings.tuning, settings.selection
-    assert tuning.batch is not None
-    share = 0.0 if data.validation is not None else selection.validation
-    every = max(1, round((1 - share) * len(data.train) / tuning.batch))
-    return (with_axes(settings, data) if tuning.axes else settings).model_copy(
-        update={
-            "rounds": every * tuning.epochs,
-            "client": settings.client.model_copy(update={"sample": 1 / every}),
-            "selection": selection.model_copy(update={"every": every}),
-            "tuning": TuningSettings(),
-        }
-    )
-
-
 def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
     """Return the settings with these changes, and everything that follows from them."""
     kept = settings.to_dict()
@@ -139,60 +98,6 @@ def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
     for name, value in changes.items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, Mapping) else value
     return experiment({name: value for name, value in values.items() if value is not None})
-
-
-class Part(ABC):
-    """Records to train on, and others to judge by."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[FederatedTraining, Sums]] = {}  # by kind of features
-
-    @property
-    @abstractmethod
-    def counts(self) -> np.ndarray:
-        """The number of records of each label to train on."""
-
-    @abstractmethod
-    def begin(self, settings: Experiment, traffic: Ledger) -> FederatedTraining:
-        """Return a training before its first round. Bytes of the first one are added to `traffic`."""
-
-    @abstractmethod
-    def judge(
-        self, training: FederatedTraining, weights: Sequence[Tensor | None], traffic: Ledger
-    ) -> list[dict[str, float]]:
-        """Return the metrics on the records to judge by, for each weighting of the labels' scores."""
-
-
-class SplitPart(Part):
-    """One split of train, in this process."""
-
-    def __init__(self, train: Split, held_out: Split, label_names: Sequence[str] | None = None) -> None:
-        super().__init__()
-        self.train = train
-        self.held_out = held_out
-        self.label_names = label_names
-        self._knowledge: list[LabelKnowledge | None] = []
-
-    @property
-    def counts(self) -> np.ndarray:
-        return np.asarray(self.train.labels.getnnz(axis=0))
-
-    def begin(self, settings: Experiment, traffic: Ledger) -> FederatedTraining:
-        if not self._knowledge:
-            self._knowledge = [knowledge := knowledge_for(settings, self.train, self.label_names)]
-            if knowledge is not None:
-                traffic.add(Ledger(knowledge.bytes_down, knowledge.bytes_up))
-        return simulated(settings, self.train, self._knowledge[0])
-
-    def judge(
-        self, training: FederatedTraining, weights: Sequence[Tensor | None], traffic: Ledger
-    ) -> list[dict[str, float]]:
-        """Each client that has such records receives θ, and sends the hits and gains of its label at each depth, for
-        each weighting."""
-        top = _best_labels(training.model, training.held, self.held_out, weights)
-        clients = int((self.held_out.labels.getnnz(axis=0) > 0).sum())
-        traffic.add(Ledger(clients * payload_bytes(training.model.theta), clients * 16 * DEEPEST * len(weights)))
-        return [all_metrics(Ranked(labels, self.held_out.labels), with_scores=False) for labels in top]
 
 
 class Search:
@@ -431,23 +336,6 @@ class Search:
             callback.part(what, number, total)
         if self.interrupt.asked:
             raise Interrupted("during the search for settings")
-
-
-@torch.no_grad()
-def _best_labels(model: Model, held: np.ndarray, split: Split, weights: Sequence[Tensor | None]) -> list[np.ndarray]:
-    """Return the best labels of each instance, for each weighting of the scores."""
-    W, absent = model.W, torch.from_numpy(~held).to(model.W.device)
-    k = min(DEEPEST, int(held.sum()))
-    found: list[list[np.ndarray]] = [[] for _ in weights]
-    axis = W.argmax(1) if are_axes(W) else None
-    for start in range(0, len(split), AT_ONCE):
-        features = split.features[start : start + AT_ONCE]
-        g = model.encoder(make_batch(features, np.zeros(features.shape[0]), W.dtype, W.device))
-        scores = g @ W.T if axis is None else g[:, axis]
-        for place, weight in enumerate(weights):
-            weighted = scores if weight is None else scores * weight.to(scores)
-            found[place].append(weighted.masked_fill(absent, -torch.inf).topk(k).indices.cpu().numpy())
-    return [np.concatenate(parts) for parts in found]
 
 
 def _mean(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -22,7 +22,9 @@ from fedalc.errors import ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
 from fedalc.training.base import listening
 from fedalc.training.callbacks import Callback
-from fedalc.training.tuning import Part, Search, Trial, can_solve, changed, in_batches, with_axes
+from fedalc.training.search_parts import Part
+from fedalc.training.settings_for_data import can_solve, in_batches, with_axes
+from fedalc.training.tuning import Search, Trial, changed
 
 
 def settled(

@@ -28,7 +28,7 @@ from fedalc.methods import Method
 from fedalc.models.model import Model
 from fedalc.training.callbacks import Callback
 from fedalc.training.federated import FederatedTraining, begin_training
-from fedalc.training.tuning import Part
+from fedalc.training.search_parts import Part
 
 BECAUSE = " (a search compares settings by the same records, so it needs every party)"
 
