@@ -181,7 +181,7 @@ def page(memory: Memory, names: Sequence[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="*", default=list(ROUNDS), choices=[*ROUNDS, []], metavar="DATASET")
+    parser.add_argument("datasets", nargs="*", default=list(ROUNDS), metavar="DATASET")
     memory = Memory(ROOT / "runs" / "reach.jsonl")
     for name in parser.parse_args().datasets:
         data = held_out(fedalc.load_dataset(name))
