@@ -6,8 +6,8 @@ For each dataset (benchmarks/problems.py): `fedalc.train(dataset=…)` as a new 
 each loss with its first penalty, and the packages omikuji and napkinXC with their own defaults, on the same records.
 Each row uses the test set once, at its end, and nothing is chosen by it.
 
-Writes docs/results/tuned.md, tuned.json and eurlex57k.md. Finished rows are stored in runs/tuned.jsonl: after an interruption the
-same command continues. Needs the extra `peers`.
+Writes docs/results/tuned.md, tuned.json and eurlex57k.md. Finished rows are stored in runs/tuned.jsonl: after an
+interruption the same command continues. Needs the extra `peers`.
 """
 
 from __future__ import annotations
@@ -154,13 +154,13 @@ def eurlex57k_page(rows: Mapping[str, Outcome]) -> str:
         text += f"| {name} | 5,000 tf-idf features | {values} |\n"
     for name, (first, fifth, gain) in NEURAL.items():
         text += f"| {name}, centralised, published | raw text | {first:.2f} | – | {fifth:.2f} | {gain:.2f} |\n"
+    where = "https://github.com/ASUS-AICS/LibMultiLabel/tree/master/example_config/EUR-Lex-57k"
     return text + (
-        "\nWhat differs: the networks read the raw text and choose on the validation records by RP@5; fedalc and the two "
-        "packages have the same 5,000 tf-idf features. fedalc's clients have positives of one label each; it chooses by "
-        f"nDCG@5 on the validation records ({rows[DEFAULT].get('chosen', '')}) and then trains on the training records, "
-        "as the networks do. The packages have their default settings. The published figures are LibMultiLabel's own "
-        "([example_config/EUR-Lex-57k](https://github.com/ASUS-AICS/LibMultiLabel/tree/master/example_config/EUR-Lex-57k))"
-        "; P@3 is not among them.\n"
+        "\nWhat differs: the networks read the raw text and choose by RP@5 on the validation records; fedalc and the "
+        "two packages have the same 5,000 tf-idf features. fedalc's clients have positives of one label each. It chooses "
+        f"by nDCG@5 on the validation records ({rows[DEFAULT].get('chosen', '')}) and then trains on the training "
+        "records, as the networks do. The packages have their default settings. The published figures are "
+        f"[LibMultiLabel's]({where}); P@3 is not among them.\n"
     )
 
 
