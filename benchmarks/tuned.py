@@ -158,8 +158,8 @@ def eurlex57k_page(rows: Mapping[str, Outcome]) -> str:
     return text + (
         "\nWhat differs: the networks read the raw text and choose by RP@5 on the validation records; fedalc and the "
         "two packages have the same 5,000 tf-idf features. fedalc's clients have positives of one label each. It "
-        f"chooses by nDCG@5 on the validation records ({rows[DEFAULT].get('chosen', '')}) and then trains on the training "
-        "records, as the networks do. The packages have their default settings. The published figures are "
+        f"chooses by nDCG@5 on the validation records ({rows[DEFAULT].get('chosen', '')}) and then trains on "
+        "the training records, as the networks do. The packages have their default settings. The published figures are "
         f"[LibMultiLabel's]({where}); P@3 is not among them.\n"
     )
 
