@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from finished_rows import Memory
+from finished_rows import Memory, Outcome
 
 import fedalc
 from fedalc.core.atomic_files import write_text
@@ -53,8 +54,6 @@ ROWS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
 }
 LARGE = ("fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedncm", "fed3r")  # of the others: those shown for eurlex15k
-
-Outcome = dict[str, Any]
 
 
 class Curve(fedalc.Callback):
@@ -104,9 +103,9 @@ def trained(data: fedalc.Dataset, row: str) -> Outcome:
 def rounds_of(tried: Sequence[Mapping[str, Any]]) -> int:
     """Return the rounds of a search if its splits of train run at the same time: one for each kind of features that the
     square loss was solved with, and as many as each other training was judged after."""
-    solved = {json.dumps(trial["features"]) for trial in tried if "rounds 5" not in trial["also"]}
-    others = [trial["also"] for trial in tried if "rounds 5" in trial["also"]]
-    return len(solved) + sum(max(int(name.removeprefix("rounds ")) for name in also) for also in others)
+    judged = [[int(number) for number in re.findall(r"rounds (\d+)", " ".join(trial["also"]))] for trial in tried]
+    solved = {json.dumps(trial["features"]) for trial, rounds in zip(tried, judged, strict=True) if not rounds}
+    return len(solved) + sum(max(rounds) for rounds in judged if rounds)
 
 
 def first(points: Sequence[Mapping[str, float]], target: float) -> Mapping[str, float] | None:

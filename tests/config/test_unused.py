@@ -178,6 +178,7 @@ IDLE = [
     ("server.optimizer=adam", "server.newton_rounds", "5", "3"),
     ("method=ovr", "tuning.axes", "false", "true"),
     ("tuning.batch=20 tuning.epochs=2", "rounds", "3", "5"),
+    ("method=fedalc rounds=2", "tuning.epochs", "3", "5"),
     ("tuning.batch=20 tuning.epochs=2", "client.sample", "1", "0.5"),
     ("method=mlp mlp.epochs=2", "encoder.input_dropout", "0", "0.5"),
     ("method=ovr", "mlp.hidden", "3", "4"),

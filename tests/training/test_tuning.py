@@ -92,13 +92,13 @@ def test_own_validation_data_is_used() -> None:
 def test_labels_that_do_not_fit_get_no_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     data, settings = small_dataset(), fedalc.experiment({"method": "fedalc-exact"})
     assert with_axes(settings, data).encoder.dim == 7
-    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST", 20 * 7 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
     assert with_axes(settings, data).encoder.dim == 512
 
 
 def test_a_search_without_an_axis_per_label(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels share axes: only the square loss, with one label power, which the training uses too."""
-    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST", 20 * 7 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
     found = search(small_dataset(instances=100), encoder={"dim": 5})
     best = found.run()
     assert {trial.loss for trial in found.trials} == {"square"} and best.label_power == 0.2
@@ -107,7 +107,7 @@ def test_a_search_without_an_axis_per_label(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_too_many_features_for_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then conjugate gradients train the square loss, and the search judges rounds as well as label powers."""
-    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 20 * 20 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 20 * 20 - 1)
     found = search(small_dataset(instances=100))
     found._try("square", {"name": "linear"}, 1.0)
     (trial,) = found.trials
@@ -122,17 +122,17 @@ def test_too_many_features_for_one_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_round_is_possible_if_records_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 15 * 15)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 15 * 15)
     assert can_solve(small_dataset(instances=15)) and not can_solve(small_dataset(instances=16))
 
 
 def test_too_many_features_and_labels_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 20 * 20 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 20 * 20 - 1)
     with pytest.warns(UserWarning, match="20 features are too many for one round: training fedalc-exact"):
         run = fedalc.train(data=small_dataset(), tune=False)
     assert run.settings.method == "fedalc-exact" and run.settings.server.optimizer == "cg"
     assert run.settings.encoder.dim == 7
-    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST", 20 * 7 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
     for tune in (None, False):
         with pytest.warns(UserWarning, match="600 labels too many for a search"):
             run = fedalc.train(data=small_dataset(labels=600), tune=tune)

@@ -109,8 +109,10 @@ def _check_encoder(settings: Experiment) -> None:
     if settings.engine == "flower" and not facts.for_parties:
         raise ConfigError("real parties train built-in encoders only, which their safeguards know", "encoder.name")
     if settings.engine == "flower" and (encoder.input_dropout > 0 or encoder.embedding is None):
-        field = "encoder.input_dropout" if encoder.input_dropout > 0 else "encoder.embedding"
-        raise ConfigError("real parties do not support it: their check against too few contributors lacks it", field)
+        drops = encoder.input_dropout > 0
+        what = "with input dropout" if drops else "without an embedding layer"
+        field = "encoder.input_dropout" if drops else "encoder.embedding"
+        raise ConfigError(f"real parties cannot check who contributes {what}; leave it out", field)
     if encoder.embedding is None and not encoder.hidden:
         raise ConfigError("without an embedding layer the mlp needs a hidden one", "encoder.hidden")
     if encoder.precision == "mixed" and settings.dtype == "float64":

@@ -17,7 +17,15 @@ class Fact(NamedTuple):
     value: bool = True
 
 
+class _Any(tuple[object, ...]):
+    """All values but None."""
+
+    def __contains__(self, value: object) -> bool:
+        return value is not None
+
+
 Conditions = Mapping[str, tuple[object, ...] | Fact]
+SET = _Any()
 
 FEDERATED, CENTRALISED = Fact("centralised", False), Fact("centralised")
 TAKES_FEATURES, TAKES_PICTURES = Fact("pictures", False), Fact("pictures")
@@ -78,6 +86,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("selection.patience", {"selection.keep": ("best",)}),
     ("tuning", {"method": FEDERATED}),
     ("rounds client.sample selection.every", {"tuning.batch": (None,)}),
+    ("tuning.epochs", {"tuning.batch": SET}),
     ("selection.test_curve", {"selection.validation": (0,)}),
 )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,10 +25,27 @@ from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags
 from fedalc.data.federation import Federation
 from fedalc.methods import Method
-from fedalc.methods.losses import SetLoss, Square
 
 COLUMNS = 32
 MOST_KEPT = 2**28  # second derivatives (1 GiB in float32) that are kept within a Newton step
+
+
+class _OverAll(Protocol):
+    """The part of a loss that is a sum over all labels."""
+
+    def rest(self, scores: Tensor) -> Tensor: ...
+
+    def slope(self, scores: Tensor) -> Tensor: ...
+
+
+class _SquaredLength:
+    """The square loss's part over all labels, ‖g‖². With an axis for each label that is Σ s²."""
+
+    def rest(self, scores: Tensor) -> Tensor:
+        return scores.square().sum(1)
+
+    def slope(self, scores: Tensor) -> Tensor:
+        return 2 * scores
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,7 @@ class ColumnPass:
     """All instances of this process, with every client taking part."""
 
     method: Method
-    loss: SetLoss
+    over_all: _OverAll
     rows: WeightedBags
     transposed: WeightedBags
     instances: Tensor
@@ -50,10 +67,10 @@ class ColumnPass:
     def of(cls, federation: Federation, method: Method, settings: Experiment) -> ColumnPass | None:
         """Return the pass, or None if the settings need the general one."""
         square = settings.client.loss == "square" and settings.encoder.dim == federation.label_count
-        loss = Square() if square else method.set_loss  # with more axes than labels ‖g‖² counts the others too
+        loss = method.set_loss
+        over_all = _SquaredLength() if square else loss  # with more axes than labels ‖g‖² counts the others too
         possible = (
-            loss is not None
-            and loss.separable
+            (square or (loss is not None and loss.separable))
             and method.has_axes
             and settings.encoder.name == "linear"
             and settings.encoder.output == "raw"
@@ -62,7 +79,7 @@ class ColumnPass:
             and settings.client.weight_decay == 0
             and federation.users is None
         )
-        if not possible or loss is None:
+        if not possible or over_all is None:
             return None
         like = torch.empty(0, dtype=getattr(torch, settings.dtype), device=settings.device)
         chosen = distributed.own_part(np.arange(federation.labels.shape[0]))
@@ -80,7 +97,7 @@ class ColumnPass:
         numbered = csr_matrix((np.arange(1, labels.nnz + 1), labels.indices, labels.indptr), shape=labels.shape)
         return cls(
             method,
-            loss,
+            over_all,
             WeightedBags.from_csr(features, like.dtype, like.device),
             WeightedBags.from_csr(features.T.tocsr(), like.dtype, like.device),
             instances,
@@ -97,8 +114,8 @@ class ColumnPass:
         total = torch.zeros((), dtype=torch.float64, device=theta.device)
         for columns, pairs in self._blocks(W):
             scores = self._forward(theta[:, columns].contiguous())
-            slope = self.loss.slope(scores).mul_(self.rest_counts.unsqueeze(1))
-            total += self.loss.rest(scores).mul_(self.rest_counts).sum()
+            slope = self.over_all.slope(scores).mul_(self.rest_counts.unsqueeze(1))
+            total += self.over_all.rest(scores).mul_(self.rest_counts).sum()
             with torch.enable_grad():
                 score = scores[pairs.instance, pairs.column].requires_grad_()
                 nothing = torch.zeros_like(score)  # ‖g‖² of the square loss: it is in `rest`
@@ -127,9 +144,11 @@ class ColumnPass:
     def _bend(self, theta: Tensor, pairs: _Pairs) -> Tensor:
         """Return the second derivative of the loss by each score, for a block of labels."""
         scores = self._forward(theta)
-        bend = self.loss.curve(scores, torch.ones_like(scores)).mul_(self.rest_counts.unsqueeze(1))
+        loss = self.method.set_loss
+        assert loss is not None
+        bend = loss.curve(scores, torch.ones_like(scores)).mul_(self.rest_counts.unsqueeze(1))
         at = (pairs.instance, pairs.column)
-        return bend.index_put_(at, self.loss.own_curve(scores[at]) * pairs.weight, accumulate=True)
+        return bend.index_put_(at, loss.own_curve(scores[at]) * pairs.weight, accumulate=True)
 
     def _kept_for(self, theta: Tensor, labels: int) -> list[Tensor]:
         """Return the second derivatives kept for this θ: the directions of a Newton step have the same ones."""

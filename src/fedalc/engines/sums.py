@@ -13,10 +13,10 @@ from fedalc.core.sparse_products import WeightedBags
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 
-LARGEST = 2**26
+LARGEST_GRAM = 2**26
 """The most numbers of G (8,192 columns) for which fedalc solves by itself. Beyond, conjugate gradients are faster, and
 clients would send more than in several rounds."""
-AT_ONCE = 64  # records that are multiplied with all others at a time: few, so that they stay in the cache
+RECORDS_AT_ONCE = 64  # records that are multiplied with all others at a time: few, so that they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class GramOfRecords:
         """Z Zᵀ"""
         size = self._csr.shape[0]
         products = self._columns @ self._columns.T
-        for start in range(0, size, AT_ONCE):
-            some = torch.from_numpy(self._csr[start : start + AT_ONCE].T.toarray(order="C")).to(products)
-            products[:, start : start + AT_ONCE] += self._rows @ some
+        for start in range(0, size, RECORDS_AT_ONCE):
+            some = torch.from_numpy(self._csr[start : start + RECORDS_AT_ONCE].T.toarray(order="C")).to(products)
+            products[:, start : start + RECORDS_AT_ONCE] += self._rows @ some
         return products
 
 

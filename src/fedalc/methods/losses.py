@@ -88,25 +88,6 @@ class SquaredHinge(SetLoss):
         return 2 * ((score < 1).to(score) - (score > -1).to(score))
 
 
-class Square(SetLoss):
-    """The square loss Σ s² - 2 Σ_{u∈L} s_u + |L|. Only for labels with an axis each: an owner then computes Σ s² as
-    ‖g‖², for itself (`Method.loss`)."""
-
-    own_slope_at_zero = -2.0
-
-    def rest(self, scores: Tensor) -> Tensor:
-        return scores.square().sum(1)
-
-    def slope(self, scores: Tensor) -> Tensor:
-        return 2 * scores
-
-    def curve(self, scores: Tensor, moved: Tensor) -> Tensor:
-        return 2 * moved
-
-    def own(self, score: Tensor, share: Tensor) -> Tensor:
-        return 1 - 2 * score
-
-
 class Softmax(SetLoss):
     """Cross-entropy with the mean of the labels as the target: log Σ e^s - (1/m) Σ_{u∈L} s_u. Each instance counts
     once."""

@@ -219,8 +219,8 @@ def collapse(W: Tensor, budget: int = DEFAULT_BUDGET, labels: Tensor | None = No
 
 
 def are_axes(W: Tensor) -> bool:
-    """Whether every row is an axis of its own: one number, in another place than in any other row."""
-    once = bool((W.count_nonzero(dim=1) == 1).all())
+    """Whether every row is an axis of its own: a single 1, in another place than in any other row."""
+    once = bool((W.count_nonzero(dim=1) == 1).all()) and bool((W.sum(dim=1) == 1).all())
     return once and bool((W.count_nonzero(dim=0) <= 1).all())
 
 

@@ -190,8 +190,8 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
     again = any(record.get("phase") == "refit" for record in records)
     if selection and (found := [f"{name} {value:g}" for name, value in values.items() if value is not None]):
         edge = f", the {text(selection['edge'])} tried," if selection.get("edge") else ""
-        start += f" {found[0].capitalize()}{edge} was best on validation data, and was "
-        start += "fitted again on all training data." if again else "kept."
+        start += f" Best on validation data: {found[0]}{edge}"
+        start += "; with it, fitted again on all training data." if again else "; kept."
     unconverged = number_at(result, "selection", "unconverged")
     if unconverged:
         start += f" The regressions of {unconverged:.0f} labels stopped before they converged."

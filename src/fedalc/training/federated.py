@@ -18,7 +18,8 @@ from fedalc.core import distributed
 from fedalc.core.seeds import torch_generator
 from fedalc.data.dataset import Split
 from fedalc.data.federation import Clients, form_clients
-from fedalc.engines import Engine, make_engine, sums
+from fedalc.engines import Engine, make_engine
+from fedalc.engines.sums import LARGEST_GRAM
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
 from fedalc.labels.knowledge import LabelKnowledge, learn_labels
@@ -180,7 +181,7 @@ class FederatedTraining:
         labels. It needs an axis per label, and a constant column, whose row of the sums has Σ x."""
         loss, encoder = self.method.set_loss, self.settings.encoder
         newton = isinstance(self.server, NewtonCG) and self.round_number == 1 and encoder.start == "zero"
-        newton = newton and self.model.encoder.width**2 <= sums.LARGEST
+        newton = newton and self.model.encoder.width**2 <= LARGEST_GRAM
         return newton and self.method.has_axes and loss is not None and loss.separable and encoder.constant > 0
 
     @torch.no_grad()

@@ -18,9 +18,8 @@ from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.models.class_embeddings import are_axes
 from fedalc.models.encoders import make_batch
 from fedalc.models.model import Model
+from fedalc.models.scoring import AT_ONCE
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
-
-AT_ONCE = 2048  # instances scored at a time
 
 
 class Part(ABC):

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import TuningSettings
+from fedalc.core import distributed
 from fedalc.data.dataset import Dataset
-from fedalc.engines import sums
+from fedalc.engines.sums import LARGEST_GRAM
 
-LARGEST = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
+LARGEST_MATRIX = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
 
 
 def with_axes(settings: Experiment, data: Dataset) -> Experiment:
-    """Return the settings with an axis for each label (D = C), if θ and W then fit into `LARGEST` numbers each."""
-    if max(data.feature_count, data.label_count) * data.label_count > LARGEST:
+    """Return the settings with an axis for each label (D = C), if θ and W then stay within `LARGEST_MATRIX`."""
+    if max(data.feature_count, data.label_count) * data.label_count > LARGEST_MATRIX:
         return settings
     return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": data.label_count})})
 
 
-def equations(data: Dataset) -> int:
-    """Return the number of equations of the square loss: one for each feature, or for each record if they are fewer.
-    Records of real parties are not here: these send sums over features."""
-    return min(data.feature_count, len(data.train) or data.feature_count)
+def equations(settings: Experiment, data: Dataset, columns: int | None = None) -> int:
+    """Return the number of equations of the square loss: one for each column of the design (by default the features).
+    If there are fewer records, `fused` in one process has one for each of them; all others add up sums over columns."""
+    columns = data.feature_count if columns is None else columns
+    has_records = settings.engine == "fused" and distributed.here().count == 1
+    return min(columns, len(data.train)) if has_records else columns
 
 
-def can_solve(data: Dataset) -> bool:
+def can_solve(settings: Experiment, data: Dataset) -> bool:
     """Whether the square loss is solved in one round; otherwise by conjugate gradients."""
-    return equations(data) ** 2 <= sums.LARGEST
+    return equations(settings, data) ** 2 <= LARGEST_GRAM
 
 
 def in_batches(settings: Experiment, data: Dataset) -> Experiment:

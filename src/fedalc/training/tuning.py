@@ -44,6 +44,7 @@ Loss = Literal["square", "squared-hinge", "logistic"]
 POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 ONE_POWER = 0.2  # if labels share axes
 FIRST_PENALTY: dict[Loss, float] = {"square": 1.0, "squared-hinge": 0.5, "logistic": 0.05}
+SEARCHING = "search"  # how the name of a phase of the search begins
 MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
 BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
 JUDGED_ROUNDS = (5, 10, 15, 20, 25)  # after which a training is judged, if it takes several
@@ -104,8 +105,8 @@ class Search:
     """Tries settings and keeps what came of it. `known`: trials of an interrupted search, which are not run again.
     `record` is called with each new trial. `parts`: where trials run, by default on splits of train.
 
-    Memory: the sums of each kind of features (features × features, and features × labels), θ a few times, and a block
-    of `AT_ONCE` × labels scores.
+    Memory: for each kind of features its equations (`settings_for_data`) and features × labels numbers, θ a few times,
+    and a block of scores.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Search:
         """Whether a pass or a solution takes a second or more: then each loss gets one penalty by Newton steps, and the
         data is split at most twice."""
         passes = self.data.train.features.nnz * self.data.label_count
-        return passes > LARGE_PASS or equations(self.data) ** 3 > LARGE_SOLUTION
+        return passes > LARGE_PASS or equations(self.settings, self.data) ** 3 > LARGE_SOLUTION
 
     @property
     def best(self) -> Trial:
@@ -183,8 +184,8 @@ class Search:
         trial = self.known.get(repr((loss, features, penalty)))
         if trial is None:
             for callback in self.callbacks:
-                callback.phase(f"search: {loss}, {features['name']}, penalty {penalty:g}", 1, 0)
-            solved = loss == "square" and can_solve(self.data)
+                callback.phase(f"{SEARCHING}: {loss}, {features['name']}, penalty {penalty:g}", 1, 0)
+            solved = loss == "square" and can_solve(self.settings, self.data)
             trial = self._solved(features, penalty) if solved else self._by_rounds(loss, features, penalty)
             self.record(trial)
             for callback in self.callbacks:
@@ -258,7 +259,7 @@ class Search:
         return self._trial(what, means[at], also, began, traffic, outcomes[0], rounds=rounds, label_power=power)
 
     def _goes_nowhere(self, values: Sequence[float]) -> bool:
-        """Whether a training stops to improve, or is clearly behind other settings on the first part."""
+        """Whether a training stops improving, or is clearly behind other settings on the first part."""
         behind = max((trial.on_first_part for trial in self.trials), default=0.0) - values[-1]
         if len(values) == 1:
             return behind > 2 * BEHIND

@@ -13,6 +13,7 @@ from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
 from fedalc.models.encoders import encoder_shape, picture_bytes
 from fedalc.models.sharding import shard_of
+from fedalc.training.settings_for_data import equations
 
 
 def check_processes(settings: Experiment) -> None:
@@ -73,7 +74,7 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     rows = data.label_count if shard is None else shard.own.stop - shard.own.start
     needed = number * sub_models * (copies * theta + shape.drawn + 4 * rows * settings.encoder.dim)
     if METHODS[settings.method].one_round and METHODS[settings.method].sends_gram:
-        needed += shape.width**2 * (number + 28)  # the sum, and a solution in double precision
+        needed += equations(settings, data, shape.width) ** 2 * (number + 28)  # and a solution in double precision
     if settings.device == "cpu" and needed > has:
         field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
         raise ConfigError(

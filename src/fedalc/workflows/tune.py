@@ -25,6 +25,7 @@ from fedalc.training.callbacks import Callback
 from fedalc.training.search_parts import Part
 from fedalc.training.settings_for_data import can_solve, in_batches, with_axes
 from fedalc.training.tuning import Search, Trial, changed
+from fedalc.workflows.preflight import check_memory
 
 
 def settled(
@@ -43,7 +44,7 @@ def settled(
         return settings, None, resume
     if settings.tuning.batch is not None and not settings.tuning.search:
         return in_batches(settings, data), None, resume
-    if not can_solve(data) and (settings.tuning.search or settings.tuning.axes):
+    if not can_solve(settings, data) and (settings.tuning.search or settings.tuning.axes):
         has_axes = with_axes(settings, data).encoder.dim >= data.label_count
         if not (settings.tuning.search and has_axes):
             warnings.warn(
@@ -87,6 +88,8 @@ def _searched(
         for callback in callbacks:
             callback.started(settings)
         tried = list(known)
+        newton = Trial(loss="squared-hinge", features={"name": "linear", "constant": 1.0}, penalty=1.0, rounds=5)
+        check_memory(changed(with_axes(settings, data), newton.changes), data)
         search = Search(settings, data, interrupt, callbacks, known, partial(_keep, folder, tried), parts)
         best = search.run()
         chosen = _over(changed(search.settings, best.changes))

@@ -103,7 +103,7 @@ def test_with_random_features(tmp_path: Path, train: Split, parties: Nodes, monk
 
 def test_labels_that_share_axes(tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the square loss, with one label power, which the trials use too."""
-    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST", 20 * 7 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
     deployment, settings = read_run_config(ASKED | {"run-folder": str(tmp_path / "run")}, 1)
     settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
     run_with_parties(LocalGrid(parties), deployment, settings)
@@ -115,7 +115,7 @@ def test_too_many_features_for_one_round(
     tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then conjugate gradients train the square loss, and parties judge rounds as well as label powers."""
-    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 20 * 20 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 20 * 20 - 1)
     grid, folder = LocalGrid(parties), tmp_path / "run"
     run(grid, folder, ASKED)
     assert_as_simulated(folder, train, parties, trials=6)
@@ -127,8 +127,8 @@ def test_too_many_features_for_one_round(
 def test_too_many_features_and_labels_for_a_search(
     tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedalc.engines.sums.LARGEST", 20 * 20 - 1)
-    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST", 20 * 7 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 20 * 20 - 1)
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
     deployment, settings = read_run_config(ASKED | {"run-folder": str(tmp_path / "run")}, 1)
     settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
     with pytest.warns(UserWarning, match="^20 features are too many for one round, and 7 labels too many for a search"):

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.deployment.flower.contributions import enough_measured
 from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint
-from fedalc.deployment.flower.wire import BadMessage, pack, unpack
+from fedalc.deployment.flower.wire import SEARCH, BadMessage, pack, unpack
 from fedalc.evaluation.metrics import CUTS, DEEPEST
 from fedalc.evaluation.owner_hits import RANKED_BY, count_hits
 from fedalc.models.scoring import Scorer
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedalc.deployment.flower.client_app import Work
 
 WEIGHTS = "weights"  # the record, and its array
+MOST_WEIGHTINGS = 16  # in one message; a search sends one for each label power
 
 
 def ranked(work: Work) -> ArrayRecord | None:
@@ -32,13 +33,13 @@ def ranked(work: Work) -> ArrayRecord | None:
     weightings = [None] if weights is None else list(weights)
     hits = np.zeros((len(weightings), len(RANKED_BY) if sizes is not None else len(CUTS)))
     influence = np.zeros((len(weightings), len(first)))
-    rows_of_W = model.W
-    for number, weight in enumerate(weightings):
-        model.W = rows_of_W if weight is None else rows_of_W * torch.from_numpy(weight).to(rows_of_W)[:, None]
-        for start in range(0, len(first), work.settings.block_rows):
+    for start in range(0, len(first), work.settings.block_rows):
+        rows = slice(start, start + work.settings.block_rows)
+        scorer = Scorer(model, work.federation.features[first[rows]], held)
+        assert len(scorer.encoded)  # kept for all weightings
+        for number, weight in enumerate(weightings):
             work.limits.check_time()
-            rows = slice(start, start + work.settings.block_rows)
-            scorer = Scorer(model, work.federation.features[first[rows]], held)
+            scorer.W = model.W if weight is None else model.W * torch.from_numpy(weight).to(model.W)[:, None]
             top = scorer.top(DEEPEST)[0].numpy()
             hits[number] += count_hits(top, own[rows], None if sizes is None else sizes[rows])
             influence[number, rows] = _own_scores(scorer, own[rows])
@@ -53,10 +54,12 @@ def _weights(work: Work) -> np.ndarray | None:
     """Return the weights of the labels' scores, several for each label: a search compares label powers by them."""
     if WEIGHTS not in work.message.content:
         return None
+    if not work.question[SEARCH]:
+        raise BadMessage("weights of labels, which only a search may send")
     wanted = {WEIGHTS: ("float64", (None, work.all_label_count))}
     weights = unpack(work.message.content, WEIGHTS, wanted)[WEIGHTS]
-    if not len(weights):
-        raise BadMessage("no weights of labels")
+    if not 0 < len(weights) <= MOST_WEIGHTINGS:
+        raise BadMessage(f"{len(weights)} weights of each label; 1 to {MOST_WEIGHTINGS} are allowed")
     for weight in (weights.min(), weights.max()):
         work.limits.check("label_weight", float(weight))
     return weights

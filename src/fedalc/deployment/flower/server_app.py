@@ -21,7 +21,6 @@ from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
 from fedalc.deployment.flower.search import CensusKeeper, PartyPart
 from fedalc.deployment.flower.training import PartyTraining
-from fedalc.deployment.flower.wire import SEARCH
 from fedalc.engines.aggregation import described
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.knowledge import planned_charge
@@ -29,6 +28,7 @@ from fedalc.labels.privacy.accounts import check_run, deployment_account
 from fedalc.runs.folder import check_folder, read_settings
 from fedalc.training.base import Callback
 from fedalc.training.federated import planned_looks
+from fedalc.training.tuning import SEARCHING
 from fedalc.workflows.preflight import check_memory
 from fedalc.workflows.train import Run, fill_folder
 from fedalc.workflows.tune import settled
@@ -104,7 +104,7 @@ class Spoken(Callback):
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self.rounds = rounds
-        if name.startswith(SEARCH):
+        if name.startswith(SEARCHING):
             say(name)
         if done:
             say(f"continuing after round {done} of {rounds}")
