@@ -122,8 +122,19 @@ def test_too_many_features_for_one_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_round_is_possible_if_records_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But only where the records are: other engines add up sums over features."""
     monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 15 * 15)
-    assert can_solve(small_dataset(instances=15)) and not can_solve(small_dataset(instances=16))
+    settings = fedalc.experiment({"method": "fedalc-exact"})
+    assert can_solve(settings, small_dataset(instances=15)) and not can_solve(settings, small_dataset(instances=16))
+    settings = fedalc.experiment({"method": "fedalc-exact", "engine": "clients"})
+    assert not can_solve(settings, small_dataset(instances=15))
+
+
+def test_few_records_with_very_many_features() -> None:
+    """Features × features numbers would be 320 GB."""
+    data = small_dataset(instances=40, features=200_000)
+    for tune in (None, False):
+        assert fedalc.train(data=data, tune=tune).settings.encoder.dim == 7
 
 
 def test_too_many_features_and_labels_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from fedalc.runs.folder import read_settings
 from fedalc.training import tuning
 from fedalc.training.tuning import Search, Trial
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
-from tests.deployment.flower.problem import NAMES, OWNED, RUN_ID, Nodes, notes, run, write_parties
+from tests.deployment.flower.problem import LINEAR, NAMES, OWNED, RUN_ID, Nodes, asked, notes, run, write_parties
 from tests.deployment.flower.test_ranking import FIGURES, hasher
 from tests.deployment.flower.test_resume import Crash, renamed
 from tests.problems import random_split
@@ -246,10 +246,11 @@ def test_a_missing_party_stops_the_search(tmp_path: Path, parties: Nodes) -> Non
     [
         (np.zeros((3, 7)), "label_weight = 0 is outside"),
         (np.full((3, 7), 2.0), "label_weight = 2 is outside"),
-        (np.ones((0, 7)), "no weights of labels"),
+        (np.ones((0, 7)), "0 weights of each label"),
+        (np.ones((17, 7)), "17 weights of each label"),
         (np.ones((3, 6)), "should be float64 any × 7"),
     ],
-    ids=["zero", "above 1", "none", "too few"],
+    ids=["zero", "above 1", "none", "too many", "too few"],
 )
 def test_weights_that_no_label_power_gives(tmp_path: Path, parties: Nodes, weights: np.ndarray, words: str) -> None:
     grid = LocalGrid(parties)
@@ -262,6 +263,18 @@ def test_weights_that_no_label_power_gives(tmp_path: Path, parties: Nodes, weigh
     with pytest.raises(TooFew):
         run(grid, tmp_path / "run", ASKED)
     assert {words in why for _, _, why in notes(tmp_path / "run")} == {True}
+
+
+def test_weights_outside_a_search_are_refused(tmp_path: Path, parties: Nodes) -> None:
+    grid = LocalGrid(parties)
+
+    def with_weights(message: Message) -> None:
+        if message.metadata.message_type == RANK:
+            message.content[WEIGHTS] = pack({WEIGHTS: np.ones((1, 7))})
+
+    grid.before_push = with_weights
+    run(grid, tmp_path / "run", asked("fedalc-oneshot", LINEAR, **{"held-out-share": SHARE}))
+    assert {"only a search may send" in why for _, _, why in notes(tmp_path / "run")} == {True}
 
 
 def test_each_weighting_counts_as_a_ranking(tmp_path: Path, parties: Nodes) -> None:
