@@ -310,3 +310,23 @@ def test_what_goes_together_with_pictures_and_samples() -> None:
     assert experiment({"client": {"sample": 1.0, "epochs": 2}, "engine": "clients"}).client.epochs == 2
     exact = experiment({"method": "fedalc-exact", "client": SAMPLED, "server": {"optimizer": "adam"}})
     assert (exact.client.loss, exact.client.sample) == ("square", SAMPLED["sample"])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "negatives", "optimizer"),
+    [("linear", None, "newton"), ("random-features", None, "newton"), ("linear", 5, "adam"), ("mlp", None, "adam")],
+)
+def test_other_losses_than_square_get_an_optimiser_that_fits(
+    encoder: str, negatives: int | None, optimizer: str
+) -> None:
+    asked = {"method": "fedalc-exact", "encoder": {"name": encoder}, "client": {"loss": "logistic"}}
+    if negatives is not None:
+        asked["client"] = {"loss": "logistic", "negatives": negatives}
+    assert experiment(asked).server.optimizer == optimizer
+    with pytest.raises(ConfigError, match="a quadratic only with"):
+        experiment({**asked, "server": {"optimizer": "cg"}})
+
+
+def test_a_preset_may_name_its_method() -> None:
+    assert experiment({"preset": "mlp"}).method == "fedalc-exact"
+    assert experiment({"preset": "mlp", "method": "fedavg"}).method == "fedavg"

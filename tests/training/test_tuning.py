@@ -14,12 +14,13 @@ import pytest
 import fedalc
 from fedalc.config.resolve import default_choice
 from fedalc.core.interrupt import Interrupt
-from fedalc.data.dataset import Dataset
+from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import ConfigError, Interrupted
 from fedalc.evaluation.evaluate import evaluate
 from fedalc.training import tuning
 from fedalc.training.callbacks import Callback
 from fedalc.training.federated import knowledge_for, simulated
+from fedalc.training.search_parts import SplitPart
 from fedalc.training.settings_for_data import can_solve, with_axes
 from fedalc.training.tuning import POWERS, Search, Trial, changed
 from tests.problems import random_split, small_dataset
@@ -32,7 +33,7 @@ def small_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try few settings, without random features."""
     monkeypatch.setattr(tuning, "RANDOM_FEATURES_UP_TO", 0)
     monkeypatch.setattr(tuning, "MOST_PENALTIES", 1)
-    monkeypatch.setattr(tuning, "ENOUGH", 40)  # two parts
+    monkeypatch.setattr(tuning, "ENOUGH", 20)  # two parts
 
 
 def search(data: Dataset, **more: Any) -> Search:
@@ -150,10 +151,49 @@ def test_too_many_features_and_labels_for_a_search(monkeypatch: pytest.MonkeyPat
         assert run.settings.method == "fedalc-exact" and run.settings.encoder.dim == 512
 
 
-def test_settings_that_the_search_would_replace_are_refused() -> None:
-    for settings, field in (({"rounds": 5}, "rounds"), ({"server": {"ridge": 3}}, "server.ridge")):
-        with pytest.raises(ConfigError, match=f"{field}: the search chooses it"):
-            default_choice({"method": "fedalc-exact", **settings}, tune=True)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rounds": 5}, "rounds: the search chooses it"),
+        ({"server": {"ridge": 3}}, "server.ridge: the search chooses it"),
+        ({"selection": {"validation": 0.5}}, "selection.validation: the search holds out records itself"),
+        ({"privacy": {"epsilon": 1}}, "privacy.epsilon: ε does not cover a search"),
+        ({"clients": "users"}, "clients: the search needs a client for each label"),
+        ({"method": "ovr"}, "tuning.search: the search is for the exact methods, not for ovr"),
+        ({"dataset": "mosaics"}, "tuning.search: the search is for rows of features"),
+    ],
+    ids=str,
+)
+def test_settings_that_the_search_would_replace_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        default_choice({"method": "fedalc-exact", **settings}, tune=True)
+
+
+def test_no_search_means_one_round_whatever_else_is_set() -> None:
+    chosen = default_choice({"server": {"ridge": 3.0}}, tune=False)
+    assert chosen == {"method": "fedalc-oneshot", "tuning": {"axes": True}}
+    assert default_choice({"encoder": {"dim": 9}}, tune=False)["tuning"] == {"axes": False}
+    assert default_choice({"server": {"ridge": 3.0}}) == {}, "a method of the paper"
+
+
+@pytest.mark.parametrize("records", [1, 4, 9])
+def test_too_few_records_for_a_search(records: int) -> None:
+    data = small_dataset(instances=60)
+    labelled = np.flatnonzero(data.train.labels.getnnz(axis=1))[:records]
+    data = Dataset("few", data.train.rows(labelled), data.test, data.label_names)
+    with pytest.warns(UserWarning, match=f"{records} records with labels are too few for a search"):
+        run = fedalc.train(data=data)
+    assert run.settings.method == "fedalc-oneshot" and run.settings.encoder.dim == 7
+
+
+def test_only_labelled_records_are_held_out() -> None:
+    data = small_dataset(instances=100)
+    labels = data.train.labels.tolil()
+    labels[:60] = 0
+    data = Dataset("some", Split(data.train.features, labels.tocsr()), data.test, data.label_names)
+    for part in search(data)._parts:
+        assert isinstance(part, SplitPart)
+        assert (part.held_out.labels.getnnz(axis=1) > 0).all() and len(part.train) + len(part.held_out) == 100
 
 
 class StopAt(Callback):

@@ -153,8 +153,9 @@ def _check_set_loss(settings: Experiment) -> None:
     """Check what a loss over all labels needs (logistic, squared-hinge, softmax)."""
     client, facts = settings.client, method_facts(settings.method)
     if client.negatives is not None and client.loss not in ("logistic", "squared-hinge"):
+        over_all = "has no sum over all labels to sample" if client.loss in ("hinge", "square") else "gets a bias by it"
         raise ConfigError(
-            f"a sample of the labels gives {client.loss} a bias; use logistic or squared-hinge, or leave it out",
+            f"{client.loss} {over_all}; use logistic or squared-hinge, or leave it out",
             "client.negatives",
         )
     if client.loss in ("hinge", "square"):
@@ -212,11 +213,11 @@ def _check_tuning(settings: Experiment) -> None:
     if not settings.tuning.search:
         return
     for possible, problem in (
+        (settings.collection.correlations is None, "collects labels anew for each part of the data"),
         (settings.method in ("fedalc-exact", "fedalc-oneshot"), "chooses settings of fedalc-exact and fedalc-oneshot"),
         (encoder_facts(settings.encoder.name).linear, "is for linear encoders and random features"),
         (settings.clients == "labels", 'needs clients = "labels"'),
         (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
-        (settings.collection.correlations is None, "collects labels anew for each part of the data"),
         (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
     ):
         if not possible:

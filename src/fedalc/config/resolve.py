@@ -21,7 +21,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.config.facts import checked_options, encoder_facts, known_method, method_facts, solves_one_objective
 from fedalc.config.schema import PRESETS
 from fedalc.core.arguments import as_path
-from fedalc.core.registry import ENCODERS, METHODS
+from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
@@ -48,12 +48,12 @@ def experiment(
         _merge(requested, table)
     for text in overrides:
         _merge(requested, _parse_override(text))
-    method = requested.get("method", Experiment.model_fields["method"].default)
+    name = _one_of(PRESETS, requested.get("preset", Experiment.model_fields["preset"].default), "preset")
+    method = requested.get("method", _preset_file(name).get("method", Experiment.model_fields["method"].default))
     try:
         known_method(method)
     except ValueError as error:
         raise ConfigError(str(error), "method") from None
-    name = _one_of(PRESETS, requested.get("preset", Experiment.model_fields["preset"].default), "preset")
     requested = _for_method(requested, method, file)
     dataset = requested.get("dataset", Experiment.model_fields["dataset"].default)
     if not isinstance(dataset, str):
@@ -68,7 +68,9 @@ def experiment(
         encoder = _preset_file(name)["pictures"]["encoder"]
         _merge(requested, {"encoder": {"name": encoder}})
     values = preset(name, method, encoder)
-    _merge(values, requested)
+    _merge(values, {"method": method, **requested})
+    if "optimizer" not in requested.get("server", {}):
+        _choose_optimizer(values)
     _fill_in(values, method)
     if (kind := method_facts(method).Options) is not None:
         options = checked_options(kind, values.get("options", {}))
@@ -89,14 +91,21 @@ def default_choice(
         _merge(requested, table)
     for text in overrides:
         _merge(requested, _parse_override(text))
-    if "method" in requested or set(requested) - {*PLAIN, "images", "tuning"}:
+    pictures = "images" in requested or has_pictures(
+        requested.get("dataset", Experiment.model_fields["dataset"].default)
+    )
+    if tune and (centralised := requested.get("method")) in ORACLES:
+        raise ConfigError(f"the search is for the exact methods, not for {centralised}; leave it out", "tuning.search")
+    if tune and pictures:
+        raise ConfigError("the search is for rows of features, not for pictures; leave out --tune", "tuning.search")
+    if "method" in requested or (set(requested) - {*PLAIN, "images", "tuning"} and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)
         return {} if tune is None else {"tuning": {"search": tune}}
-    if "images" in requested or has_pictures(requested.get("dataset", Experiment.model_fields["dataset"].default)):
+    if pictures:
         return {"method": "fedalc-exact"}
     if tune is False:
-        return {"method": "fedalc-oneshot", "tuning": {"axes": True}}
+        return {"method": "fedalc-oneshot", "tuning": {"axes": "dim" not in requested.get("encoder", {})}}
     return {"method": "fedalc-exact", "tuning": {"search": True}}
 
 
@@ -104,11 +113,17 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
     """A search keeps some settings of the user. Others it would replace without a word."""
     kept = {*PLAIN, "method", "preset", "engine", "selection", "collection", "tuning"}
     kept |= {"encoder.features", "client.set_size", "client.label_offset"}
+    reasons = {
+        "privacy": "ε does not cover a search, which looks at the labels many times",
+        "clients": "the search needs a client for each label",
+        "selection.validation": "the search holds out records itself: a fifth of train",
+    }
     for name, value in requested.items():
         fields = [f"{name}.{field}" for field in value] if isinstance(value, Mapping) else [name]
         for field in fields:
-            if name not in kept and field not in kept:
-                raise ConfigError("the search chooses it; leave it out, or leave out --tune", field)
+            if (name not in kept and field not in kept) or field in reasons:
+                reason = reasons.get(field, reasons.get(name, "the search chooses it"))
+                raise ConfigError(f"{reason}; leave it out, or leave out --tune", field)
 
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:
@@ -129,6 +144,17 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
     linear = encoder_facts(encoder["name"]).linear if "name" in encoder else False
     if all_labels and linear and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
+
+
+def _choose_optimizer(values: dict[str, Any]) -> None:
+    """Conjugate gradients are for the square loss. For the others take Newton steps, or adam if θ is not one matrix."""
+    server, client, encoder = (values.get(name, {}) for name in ("server", "client", "encoder"))
+    if server.get("optimizer") != "cg" or client.get("loss", "square") in ("hinge", "square"):
+        return
+    linear = encoder_facts(encoder["name"]).linear if "name" in encoder else False
+    server["optimizer"] = "newton" if linear and client.get("negatives") is None else "adam"
+    if not linear:
+        encoder["shortcut"] = False  # cg would solve for it
 
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:

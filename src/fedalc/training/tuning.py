@@ -52,6 +52,7 @@ GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for
 LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
+FEWEST = 10  # records with labels that a search needs
 
 
 class Trial(BaseModel):
@@ -307,17 +308,13 @@ class Search:
         if self.data.validation is not None:
             held_out = self.data.validation
             return [SplitPart(train, replace(held_out, features=scale_rows(held_out.features, how)), names)]
-        size = min(round(HELD_OUT * len(train)), MOST)
-        order = numpy_generator(self.settings.seed, "tuning").permutation(len(train))
-        count = min(2 if self._is_large else int(1 / HELD_OUT), -(-ENOUGH // max(size, 1)))
-        return [
-            SplitPart(
-                train.rows(np.sort(np.delete(order, np.s_[number * size : (number + 1) * size]))),
-                train.rows(np.sort(order[number * size : (number + 1) * size])),
-                names,
-            )
-            for number in range(count)
-        ]
+        labelled = np.flatnonzero(train.labels.getnnz(axis=1))
+        size = min(round(HELD_OUT * len(labelled)), MOST)
+        order = labelled[numpy_generator(self.settings.seed, "tuning").permutation(len(labelled))]
+        count = min(2 if self._is_large else int(1 / HELD_OUT), -(-ENOUGH // size))
+        parts = [np.sort(order[number * size : (number + 1) * size]) for number in range(count)]
+        others = [np.setdiff1d(np.arange(len(train)), part) for part in parts]
+        return [SplitPart(train.rows(rest), train.rows(part), names) for part, rest in zip(parts, others, strict=True)]
 
     def _training(self, part: Part, trial: Trial, traffic: Ledger) -> FederatedTraining:
         power = 0.0 if self._has_axes else ONE_POWER  # with axes, powers scale the scores afterwards

@@ -24,7 +24,7 @@ from fedalc.training.base import listening
 from fedalc.training.callbacks import Callback
 from fedalc.training.search_parts import Part
 from fedalc.training.settings_for_data import can_solve, in_batches, with_axes
-from fedalc.training.tuning import Search, Trial, changed
+from fedalc.training.tuning import FEWEST, Search, Trial, changed
 from fedalc.workflows.preflight import check_memory
 
 
@@ -55,6 +55,10 @@ def settled(
                 stacklevel=5,
             )
             settings = with_axes(changed(settings, {"method": "fedalc-exact"}), data)
+    labelled = int((data.train.labels.getnnz(axis=1) > 0).sum())
+    if settings.tuning.search and not parts and data.validation is None and labelled < FEWEST:
+        warnings.warn(f"{labelled} records with labels are too few for a search: taking fixed settings", stacklevel=5)
+        settings = _over(with_axes(changed(settings, {"method": "fedalc-oneshot"}), data))
     if settings.tuning.search:
         if distributed.here().count > 1:
             raise ConfigError("the search runs in one process; leave it out (--no-tune)", "tuning.search")
@@ -100,8 +104,10 @@ def _searched(
 
 def _over(settings: Experiment) -> Experiment:
     """Return the settings with nothing left to choose: the model is trained on all of train."""
-    selection = settings.selection.model_copy(update={"validation": 0.0})
-    update = {"tuning": TuningSettings(), "selection": selection}
+    selection: dict[str, Any] = {"validation": 0.0}
+    if settings.engine == "flower":
+        selection["every"] = settings.rounds  # no ranking by parties after each round: nothing is chosen by it
+    update = {"tuning": TuningSettings(), "selection": settings.selection.model_copy(update=selection)}
     return settings.model_copy(update=update)
 
 
@@ -127,7 +133,7 @@ def _summary(settings: Experiment, trials: Sequence[Trial]) -> dict[str, Any]:
     best = max(trials, key=lambda trial: trial.value)
     return {
         "metric": settings.selection.metric,
-        "chosen": best.changes,
+        "chosen": {**best.changes, "encoder": {**best.changes["encoder"], "dim": settings.encoder.dim}},
         "value": best.value,
         "seconds": sum(trial.seconds for trial in trials),
         "bytes_up": sum(trial.bytes_up for trial in trials),
