@@ -143,8 +143,8 @@ def draw(found: Mapping[str, tuple[float, Mapping[str, Outcome]]]) -> None:
     """P@1 against rounds (left) and bytes (right), a row of pictures for each dataset."""
     figure, axes = plt.subplots(len(found), 2, figsize=(11, 4.2 * len(found)), squeeze=False, layout="constrained")
     for (name, (oracle, rows)), (by_rounds, by_bytes) in zip(found.items(), axes, strict=True):
-        for number, (row, outcome) in enumerate(rows.items()):
-            points = outcome["points"]
+        for row, outcome in rows.items():
+            points, number = outcome["points"], list(ROWS).index(row)  # one look per method in all pictures
             look = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--", "label": row}
             look |= {"marker": "o" if len(points) == 1 else None, "markersize": 7 if row != DEFAULT else 11}
             values = [point["P@1"] for point in points]
@@ -154,7 +154,8 @@ def draw(found: Mapping[str, tuple[float, Mapping[str, Outcome]]]) -> None:
             axis.axhline(oracle, color="black", linewidth=0.8, linestyle=":")
             axis.set(xscale="log", xlabel=what, ylabel="P@1 on held-out records", title=name)
             axis.set_ylim(max(0, oracle - 45), oracle + 4)
-        by_rounds.annotate("oracle", (0.02, oracle), xycoords=("axes fraction", "data"), va="bottom", fontsize=8)
+        where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 8}
+        by_rounds.annotate("oracle", (0.99, oracle), **where)
         by_bytes.legend(fontsize=7, loc="lower right", ncols=2)
     figure.savefig(PICTURE, dpi=110)
 
