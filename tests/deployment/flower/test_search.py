@@ -227,6 +227,7 @@ def test_the_chosen_settings_train_on_all_records(
     """Another run, with another run id: parties would not train on held-out records in the run that held them out."""
     asked = {key: value for key, value in ASKED.items() if key not in ("tune", "set")}
     asked |= {"settings": str(whole[1] / "config.toml"), "held-out-share": 0.0, "run-id": "all-records"}
+    assert read_settings(whole[1]).selection.every == read_settings(whole[1]).rounds, "ranked once, at the end"
     run(LocalGrid(parties), tmp_path / "all", asked)
     chosen, final = read_settings(whole[1]), read_settings(tmp_path / "all")
     assert final == chosen and json.loads((tmp_path / "all" / "result.json").read_text())["rounds"] == chosen.rounds
