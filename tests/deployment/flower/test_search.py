@@ -151,7 +151,11 @@ def assert_as_simulated(
         assert found.also == pytest.approx(trial.also, rel=1e-9) and (len(found.also) > 1 or dim < len(NAMES))
         assert found.metrics == pytest.approx({name: trial.metrics[name] for name in FIGURES}, rel=1e-9)
     settings = read_settings(folder)
-    assert result["tuning"]["chosen"] == wanted.best.changes
+    changes = wanted.best.changes
+    assert result["tuning"]["chosen"] == {
+        **changes,
+        "encoder": {**changes["encoder"], "dim": wanted.settings.encoder.dim},
+    }
     assert settings.server.ridge == wanted.best.penalty and settings.client.loss == wanted.best.loss
     assert settings.encoder.dim == dim and not settings.tuning.search
     # The final training is on the same records, and so are its figures.
