@@ -237,7 +237,10 @@ def test_newton_goes_on_after_a_restart() -> None:
         ({"method": "fedalc-exact", "client": {"loss": "hinge"}}, "needs a loss over all labels"),
         ({"method": "fedalc-oneshot", "client": {"loss": "logistic"}}, 'needs client.loss = "square"'),
         ({"method": "fedalc-exact", "client": {"loss": "softmax", "negatives": 5}}, "a bias"),
-        ({"method": "fedalc-exact", "client": {"loss": "logistic"}}, "a quadratic only with client.loss"),
+        (
+            {"method": "fedalc-exact", "client": {"loss": "logistic"}, "server": {"optimizer": "cg"}},
+            "a quadratic only with client.loss",
+        ),
         ({"method": "fedavg-fixed", "server": {"optimizer": "newton"}}, "convex only with client.loss logistic"),
         ({"method": "feduv", "client": {"loss": "logistic"}}, "a loss of its own"),
     ],

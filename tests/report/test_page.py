@@ -168,10 +168,11 @@ def test_sentence_of_an_oracle() -> None:
     selection = {"round": 1, "penalty": 0.25, "edge": None, "unconverged": 0}
     records = [record(1), record(1, "refit")]
     plain = sentence(result("ovr", centralised=True, selection=selection), records)
-    assert "Penalty 0.25 was best on validation data, and was fitted again" in plain and "converged" not in plain
+    assert "Best on validation data: penalty 0.25. With it, all training data was fitted." in plain
+    assert "converged" not in plain
     selection |= {"edge": "smallest", "unconverged": 3}
     noted = sentence(result("ovr", centralised=True, selection=selection), records)
-    assert "Penalty 0.25, the smallest tried, was best" in noted
+    assert "Best on validation data: penalty 0.25, the smallest tried." in noted
     assert "The regressions of 3 labels stopped before they converged." in noted
 
 

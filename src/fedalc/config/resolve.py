@@ -91,9 +91,8 @@ def default_choice(
         _merge(requested, table)
     for text in overrides:
         _merge(requested, _parse_override(text))
-    pictures = "images" in requested or has_pictures(
-        requested.get("dataset", Experiment.model_fields["dataset"].default)
-    )
+    dataset = requested.get("dataset", Experiment.model_fields["dataset"].default)
+    pictures = "images" in requested or (isinstance(dataset, str) and has_pictures(dataset))
     if tune and (centralised := requested.get("method")) in ORACLES:
         raise ConfigError(f"the search is for the exact methods, not for {centralised}; leave it out", "tuning.search")
     if tune and pictures:

@@ -189,9 +189,9 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
     values = {name: number_at(result, "selection", name) for name in ("penalty", "epochs")}
     again = any(record.get("phase") == "refit" for record in records)
     if selection and (found := [f"{name} {value:g}" for name, value in values.items() if value is not None]):
-        edge = f", the {text(selection['edge'])} tried," if selection.get("edge") else ""
-        start += f" Best on validation data: {found[0]}{edge}"
-        start += "; with it, fitted again on all training data." if again else "; kept."
+        edge = f", the {text(selection['edge'])} tried" if selection.get("edge") else ""
+        start += f" Best on validation data: {found[0]}{edge}."
+        start += " With it, all training data was fitted." if again else ""
     unconverged = number_at(result, "selection", "unconverged")
     if unconverged:
         start += f" The regressions of {unconverged:.0f} labels stopped before they converged."
