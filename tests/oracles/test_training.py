@@ -362,7 +362,7 @@ def test_an_older_model_is_an_encoder(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_comparison_takes_oracles_only_when_named(tmp_path: Path) -> None:
     keys = {"rounds": 2, "encoder": {"dim": 8}, "selection": {"every": 1}}
-    methods = ("ovr", "sleec", "fedavg")
+    methods = (*OWN_ORACLES, "fedavg")
     compared = fedalc.compare(methods, folder=tmp_path / "named", **keys, **SMALL)
     table = (tmp_path / "named" / "table.md").read_text()
     page = (tmp_path / "named" / "report.html").read_text()
