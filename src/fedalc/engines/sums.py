@@ -14,8 +14,8 @@ from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 
 LARGEST_GRAM = 2**26
-"""The most numbers of G (8,192 columns) for which fedalc solves by itself. Beyond, conjugate gradients are faster, and
-clients would send more than in several rounds."""
+"""The most numbers of G (8,192 columns, 0.5 GB in double precision) that fedalc solves with unless the user names a
+method of one round. Beyond, it takes conjugate gradients."""
 RECORDS_AT_ONCE = 64  # records that are multiplied with all others at a time: few, so that they stay in the cache
 
 
