@@ -53,7 +53,9 @@ class PartyPart(Part):
 
     def begin(self, settings: Experiment, traffic: Ledger) -> FederatedTraining:
         def engine(method: Method) -> TrialEngine:
-            return TrialEngine(self.parties, self.census, method, settings, self.max_norm, self._first_steps)
+            trial = TrialEngine(self.parties, self.census, method, settings, self.max_norm)
+            trial.first_steps = self._first_steps
+            return trial
 
         training = begin_training(settings, self.census.roster, engine, self.census.knowledge)
         training.ledger = Ledger()  # the final training counts the label sets
@@ -72,28 +74,19 @@ class PartyPart(Part):
 
 
 class TrialEngine(FlowerEngine):
-    """`first_steps`: the sums for first Newton steps. They are the same for all losses and penalties, and sent once."""
+    """An engine of one trial, which needs every party."""
 
-    def __init__(
-        self,
-        parties: Parties,
-        census: Census,
-        method: Method,
-        settings: Experiment,
-        max_norm: float | None,
-        first_steps: dict[str, Sums],
-    ) -> None:
-        super().__init__(parties, census, method, settings, max_norm)
-        self._first_steps = first_steps
+    first_steps: dict[str, Sums]
+    """The sums for first Newton steps. They are the same for all losses and penalties, and sent once."""
 
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         if self.method.one_round:
             return super().sums(model, participants)
         key = self.settings.encoder.model_dump_json()
-        if key not in self._first_steps:
-            self._first_steps[key] = super().sums(model, participants)
-            return self._first_steps[key]
-        return replace(self._first_steps[key], traffic=Ledger())
+        if key not in self.first_steps:
+            self.first_steps[key] = super().sums(model, participants)
+            return self.first_steps[key]
+        return replace(self.first_steps[key], traffic=Ledger())
 
     def _needs_everyone(self, round_number: int) -> bool:
         return True
