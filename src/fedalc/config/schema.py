@@ -213,6 +213,7 @@ class SelectionSettings(Settings):
     keep: Literal["best", "last"] = "best"  # last: validation only draws curves
     refit: bool = True  # then train on all of train for the chosen number of rounds
     test_curve: bool = False  # with validation = 0: draw curves on the test set
+    calibrate: bool = True  # fit probabilities and thresholds on held-out records (docs/predictions.md)
 
 
 class TuningSettings(Settings):

@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.schema import EncoderSettings
-from fedalc.core.arguments import as_count, as_path, check_scores, model_folder
+from fedalc.core.arguments import as_path, model_folder
 from fedalc.core.devices import check_device
 from fedalc.core.registry import ENCODERS
 from fedalc.core.saved_parts import DAMAGE, labels_of, numbers
@@ -21,8 +21,10 @@ from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.images.images import CHANNELS, Images, side_of
 from fedalc.data.matrices import feature_matrix
 from fedalc.errors import DataError, FedalcError
+from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import make_encoder, scale_rows
 from fedalc.models.model import Model
+from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
 from fedalc.models.scoring import Scorer
 
 FORMAT = 1
@@ -30,13 +32,14 @@ KIND = "encoder"  # the default kind: models of older versions do not name their
 
 
 @dataclass(frozen=True)
-class TrainedModel:
-    """An encoder, its class embeddings, the label names, and which labels had a client."""
+class TrainedModel(Predictor):
+    """An encoder, its class embeddings, the label names, which labels had a client, and what gives probabilities."""
 
     model: Model
     encoder: EncoderSettings
     label_names: tuple[str, ...]
     held: np.ndarray
+    calibration: Calibration | None = None
 
     @property
     def feature_count(self) -> int:
@@ -47,15 +50,7 @@ class TrainedModel:
         """Width and height of its input pictures in pixels, or None if it takes rows of features."""
         return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
 
-    def predict(self, features: csr_matrix | Images, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best labels of each instance, best first, and their scores; fewer if fewer labels had a client.
-
-        `features`: instances × features, as a sparse matrix, array, list of rows or data frame; pictures as `Images`.
-        Values that are not finite are refused. A score is the product of the encoder's output with the label's
-        embedding. It ranks labels and is not a probability: a cosine in [-1, 1] where encoder.output is "unit" (the
-        sum of one per sub-model for fedmlh), and any number where it is "raw" (the square loss, as in fedalc-exact).
-        """
-        k = as_count(k, "k")
+    def scorer(self, features: csr_matrix | Images) -> Scorer:
         size = self.picture_size
         if size is not None and not isinstance(features, Images):
             raise DataError("the model was trained on pictures: load them with fedalc.read_pictures")
@@ -68,15 +63,12 @@ class TrainedModel:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
-        scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
-        labels, scores = scorer.top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
+        return Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
 
     def save(self, folder: Path | str) -> None:
         """Save the model as a folder. Replaces an older model there."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
-        tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held)}
+        tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held), **calibration_tensors(self.calibration)}
         facts = {
             "format": FORMAT,
             "kind": KIND,
@@ -120,7 +112,8 @@ class TrainedModel:
             encoder.load_state_dict(weights)
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
-            return cls(Model(encoder.to(device), W.to(device)), settings, names, held)
+            calibration = read_calibration(tensors, len(names))
+            return cls(Model(encoder.to(device), W.to(device)), settings, names, held, calibration)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.facts import MethodFacts
 from fedalc.config.schema import EncoderSettings
-from fedalc.core.arguments import as_count, check_scores, model_folder
+from fedalc.core.arguments import model_folder
 from fedalc.core.saved_parts import DAMAGE, labels_of
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.dataset import Dataset, Split
@@ -24,7 +24,9 @@ from fedalc.data.images.images import Images
 from fedalc.data.matrices import feature_matrix
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation.score_blocks import top_labels
+from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import scale_rows
+from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
 
 FORMAT = 1
 
@@ -116,30 +118,21 @@ class OracleScorer:
 
 
 @dataclass(frozen=True)
-class TrainedOracle:
-    """An oracle with the scaling of its feature rows, the label names, and a mask of labels with training instances."""
+class TrainedOracle(Predictor):
+    """An oracle with the scaling of its feature rows, the label names, a mask of labels with training instances, and
+    what gives probabilities."""
 
     oracle: Oracle
     rows: str  # a value of encoder.features
     label_names: tuple[str, ...]
     held: np.ndarray  # which labels had a training instance
+    calibration: Calibration | None = None
 
     @property
     def feature_count(self) -> int:
         return self.oracle.feature_count
 
     def scorer(self, features: csr_matrix) -> OracleScorer:
-        return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
-
-    def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best labels of each instance, best first, and their scores.
-
-        Returns fewer than k if fewer labels had a training instance.
-
-        `features`: instances × features, as a sparse matrix, array, list of rows or data frame, all values finite.
-        Scores rank labels. They are not probabilities, and their range depends on the oracle.
-        """
-        k = as_count(k, "k")
         if isinstance(features, Images):
             raise DataError("the model was trained on features, but these are pictures")
         features = feature_matrix(features)
@@ -147,15 +140,14 @@ class TrainedOracle:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
-        labels, scores = self.scorer(features).top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
+        return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
 
     def save(self, folder: Path | str) -> None:
         """Save into a folder. Replaces an older model in it."""
         tensors, oracle_facts = self.oracle.parts()
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
-        save_folder(model_folder(folder), {**tensors, "held": torch.from_numpy(self.held)}, facts | oracle_facts)
+        tensors = {**tensors, "held": torch.from_numpy(self.held), **calibration_tensors(self.calibration)}
+        save_folder(model_folder(folder), tensors, facts | oracle_facts)
 
     @classmethod
     def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:
@@ -168,7 +160,8 @@ class TrainedOracle:
             rows = facts["rows"]
             if rows not in ROWS:
                 raise ValueError(f"unknown scaling of rows: {rows!r}")
-            return cls(kinds[facts["kind"]].from_parts(tensors, facts), rows, names, held)
+            calibration = read_calibration(tensors, len(names))
+            return cls(kinds[facts["kind"]].from_parts(tensors, facts), rows, names, held, calibration)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -58,6 +58,7 @@ class AnyTraining(ABC):
         history = [HistoryWriter(folder)] if folder is not None and self.writes else []
         self.callbacks: tuple[Callback, ...] = (*history, *callbacks)
         self.tuning: dict[str, Any] | None = None  # the search that chose the settings, as in result.json
+        self.calibration: dict[str, Any] | None = None  # what probabilities were fitted on, as in result.json
 
     def prepare(self) -> Self:
         """Split the data and get ready for round 1. Refuses what cannot be trained, before anything is written."""
@@ -120,6 +121,7 @@ class AnyTraining(ABC):
             metrics=metrics,
             selection=self.chosen,
             tuning=self.tuning,
+            calibration=self.calibration,
             labels=len(trained.held),
             labels_without_client=int((~trained.held).sum()),
             rounds_run=cost["rounds_run"],
