@@ -67,10 +67,10 @@ class Predictor(ABC):
     def predict(self, features: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """Return the k best labels of each instance, best first, and their scores; fewer if fewer labels had a client.
 
-        `features`: instances × features, as a sparse matrix, array, list of rows or data frame; pictures as `Images`.
-        Values that are not finite are refused. Scores rank labels and are not probabilities (see `predict_proba`): a
-        cosine in [-1, 1] where encoder.output is "unit" (the sum of one per sub-model for fedmlh), and any number
-        where it is "raw" (as in fedalc-exact) and for oracles.
+        `features`: instances × features, as a sparse matrix, array, list of rows or data frame; pictures as `Images`;
+        a list of texts, if the model was trained on raw texts. Values that are not finite are refused. Scores rank
+        labels and are not probabilities (see `predict_proba`): a cosine in [-1, 1] where encoder.output is "unit" (the
+        sum of one per sub-model for fedmlh), and any number where it is "raw" (as in fedalc-exact) and for oracles.
         """
         k = as_count(k, "k")
         labels, scores = self.scorer(features).top(k)

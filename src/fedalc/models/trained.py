@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,14 @@ from fedalc.core.saved_parts import DAMAGE, labels_of, numbers
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.images.images import CHANNELS, Images, side_of
 from fedalc.data.matrices import feature_matrix
+from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import make_encoder, scale_rows
 from fedalc.models.model import Model
 from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
 from fedalc.models.scoring import Scorer
+from fedalc.models.text_parts import from_texts, text_of, text_parts
 
 FORMAT = 1
 KIND = "encoder"  # the default kind: models of older versions do not name theirs
@@ -33,12 +35,14 @@ KIND = "encoder"  # the default kind: models of older versions do not name their
 
 @dataclass(frozen=True)
 class TrainedModel(Predictor):
-    """An encoder, its class embeddings, the label names, which labels had a client, and what gives probabilities."""
+    """An encoder, its class embeddings, the label names, which labels had a client, what turns raw texts into
+    features, if it was trained on texts, and what gives probabilities."""
 
     model: Model
     encoder: EncoderSettings
     label_names: tuple[str, ...]
     held: np.ndarray
+    text: TextFeatures | None = None
     calibration: Calibration | None = None
 
     @property
@@ -50,15 +54,15 @@ class TrainedModel(Predictor):
         """Width and height of its input pictures in pixels, or None if it takes rows of features."""
         return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
 
-    def scorer(self, features: csr_matrix | Images) -> Scorer:
+    def scorer(self, features: csr_matrix | Images | Sequence[str]) -> Scorer:
         size = self.picture_size
         if size is not None and not isinstance(features, Images):
             raise DataError("the model was trained on pictures: load them with fedalc.read_pictures")
-        if size is not None and features.size != size:
+        if isinstance(features, Images) and size is not None and features.size != size:
             raise DataError(f"the model was trained on pictures of {size} × {size}, but these have {features.size}")
         if size is None and isinstance(features, Images):
             raise DataError("the model was trained on features, but these are pictures")
-        features = features if isinstance(features, Images) else feature_matrix(features)
+        features = features if isinstance(features, Images) else feature_matrix(from_texts(features, self.text))
         if features.shape[1] != self.feature_count:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
@@ -68,7 +72,9 @@ class TrainedModel(Predictor):
     def save(self, folder: Path | str) -> None:
         """Save the model as a folder. Replaces an older model there."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
-        tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held), **calibration_tensors(self.calibration)}
+        text_tensors, text_facts = text_parts(self.text)
+        tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held), **text_tensors}
+        tensors |= calibration_tensors(self.calibration)
         facts = {
             "format": FORMAT,
             "kind": KIND,
@@ -77,6 +83,7 @@ class TrainedModel(Predictor):
             "copies": self.model.W.shape[1] // self.encoder.dim,
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
+            **text_facts,
         }
         save_folder(model_folder(folder), tensors, facts)
 
@@ -112,8 +119,8 @@ class TrainedModel(Predictor):
             encoder.load_state_dict(weights)
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
-            calibration = read_calibration(tensors, len(names))
-            return cls(Model(encoder.to(device), W.to(device)), settings, names, held, calibration)
+            text, calibration = text_of(tensors, facts, encoder.feature_count), read_calibration(tensors, len(names))
+            return cls(Model(encoder.to(device), W.to(device)), settings, names, held, text, calibration)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
@@ -22,11 +22,13 @@ from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import Images
 from fedalc.data.matrices import feature_matrix
+from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation.score_blocks import top_labels
 from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import scale_rows
 from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
+from fedalc.models.text_parts import from_texts, text_of, text_parts
 
 FORMAT = 1
 
@@ -126,16 +128,17 @@ class TrainedOracle(Predictor):
     rows: str  # a value of encoder.features
     label_names: tuple[str, ...]
     held: np.ndarray  # which labels had a training instance
+    text: TextFeatures | None = None  # what turns raw texts into features
     calibration: Calibration | None = None
 
     @property
     def feature_count(self) -> int:
         return self.oracle.feature_count
 
-    def scorer(self, features: csr_matrix) -> OracleScorer:
+    def scorer(self, features: csr_matrix | Sequence[str]) -> OracleScorer:
         if isinstance(features, Images):
             raise DataError("the model was trained on features, but these are pictures")
-        features = feature_matrix(features)
+        features = feature_matrix(from_texts(features, self.text))
         if features.shape[1] != self.feature_count:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
@@ -146,8 +149,9 @@ class TrainedOracle(Predictor):
         """Save into a folder. Replaces an older model in it."""
         tensors, oracle_facts = self.oracle.parts()
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
-        tensors = {**tensors, "held": torch.from_numpy(self.held), **calibration_tensors(self.calibration)}
-        save_folder(model_folder(folder), tensors, facts | oracle_facts)
+        text_tensors, text_facts = text_parts(self.text)
+        tensors |= {"held": torch.from_numpy(self.held), **text_tensors, **calibration_tensors(self.calibration)}
+        save_folder(model_folder(folder), tensors, facts | oracle_facts | text_facts)
 
     @classmethod
     def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:
@@ -160,8 +164,9 @@ class TrainedOracle(Predictor):
             rows = facts["rows"]
             if rows not in ROWS:
                 raise ValueError(f"unknown scaling of rows: {rows!r}")
-            calibration = read_calibration(tensors, len(names))
-            return cls(kinds[facts["kind"]].from_parts(tensors, facts), rows, names, held, calibration)
+            oracle = kinds[facts["kind"]].from_parts(tensors, facts)
+            text, calibration = text_of(tensors, facts, oracle.feature_count), read_calibration(tensors, len(names))
+            return cls(oracle, rows, names, held, text, calibration)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

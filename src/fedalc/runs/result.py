@@ -96,6 +96,7 @@ class Result(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in the order of the file."""
         only_if_true = {"generated": self.generated, "tuning": self.tuning is not None}
+        only_if_true["calibration"] = self.calibration is not None  # older versions did not have it
         return self.model_dump(exclude={name for name, there in only_if_true.items() if not there})
 
 

@@ -92,8 +92,9 @@ class Training(AnyTraining):
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
             calibration = self._calibrated(interrupt)
-        names, held = self.dataset.label_names, self.federated.held
-        return TrainedModel(self._kept_model(), self.settings.encoder, names, held, calibration)
+        data, held = self.dataset, self.federated.held
+        kept = self._kept_model()
+        return TrainedModel(kept, self.settings.encoder, data.label_names, held, data.text, calibration)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
