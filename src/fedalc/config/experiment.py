@@ -46,6 +46,7 @@ from fedalc.config.schema import (
     SelectionSettings,
     ServerSettings,
     Settings,
+    TextSettings,
     TuningSettings,
 )
 from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
@@ -85,6 +86,7 @@ class Experiment(Settings):
     shard_rows: Literal["auto", "on", "off"] = "auto"
     """Split W over several processes (docs/cluster.md). auto: if W has more than 2 GB."""
     images: ImageSettings = ImageSettings()
+    text: TextSettings = TextSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
