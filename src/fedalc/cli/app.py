@@ -12,6 +12,7 @@ from fedalc.cli.collect import audit, collect_app, key_app
 from fedalc.cli.compare import compare
 from fedalc.cli.data import app as data_app
 from fedalc.cli.deploy import app as deploy_app
+from fedalc.cli.export import export
 from fedalc.cli.listing import list_, methods
 from fedalc.cli.predict import predict
 from fedalc.cli.privacy import privacy
@@ -72,7 +73,18 @@ app.add_typer(deploy_app, name="deploy")
 app.add_typer(runs_app, name="runs")
 
 
-for command in (train, compare, predict, report, reproduce, audit, privacy, methods, settings):
+for command in (
+    train,
+    compare,
+    predict,
+    export,
+    report,
+    reproduce,
+    audit,
+    privacy,
+    methods,
+    settings,
+):
     app.command()(command)
 app.command("list")(list_)
 
