@@ -77,6 +77,12 @@ class Predictor(ABC):
         check_scores(scores.numpy())
         return labels.numpy(), scores.numpy()
 
+    def scores(self, features: Any) -> np.ndarray:
+        """Return the scores of all labels, instances × labels; -inf for a label without a client."""
+        scores: np.ndarray = self.scorer(features).of_labels(slice(0, len(self.label_names))).cpu().numpy()
+        check_scores(scores)
+        return scores
+
     def predict_proba(self, features: Any, k: int | None = None) -> Any:
         """Return probabilities, instances × labels: how likely an instance has a label. 0 for labels without a client.
 

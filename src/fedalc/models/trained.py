@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.schema import EncoderSettings
-from fedalc.core.arguments import as_path, model_folder
+from fedalc.core.arguments import as_path, check_scores, model_folder
 from fedalc.core.devices import check_device
 from fedalc.core.registry import ENCODERS
 from fedalc.core.saved_parts import DAMAGE, labels_of, numbers
@@ -53,6 +53,12 @@ class TrainedModel(Predictor):
     def picture_size(self) -> int | None:
         """Width and height of its input pictures in pixels, or None if it takes rows of features."""
         return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
+
+    def embed(self, features: csr_matrix | Images | Sequence[str]) -> np.ndarray:
+        """Return the encoder's output, instances × D: what is multiplied with the class embeddings."""
+        embedded = self.scorer(features).encoded.cpu().numpy()
+        check_scores(embedded)
+        return embedded
 
     def scorer(self, features: csr_matrix | Images | Sequence[str]) -> Scorer:
         size = self.picture_size
