@@ -18,6 +18,7 @@ from fedalc.cli.predict import predict
 from fedalc.cli.privacy import privacy
 from fedalc.cli.report import report
 from fedalc.cli.reproduce import reproduce
+from fedalc.cli.serve import serve
 from fedalc.cli.settings import settings
 from fedalc.cli.train import train
 from fedalc.core.distributed import started_as
@@ -76,6 +77,7 @@ for command in (
     compare,
     predict,
     export,
+    serve,
     report,
     reproduce,
     audit,
