@@ -18,6 +18,7 @@ from fedalc.cli.predict import predict
 from fedalc.cli.privacy import privacy
 from fedalc.cli.report import report
 from fedalc.cli.reproduce import reproduce
+from fedalc.cli.runs import app as runs_app
 from fedalc.cli.serve import serve
 from fedalc.cli.settings import settings
 from fedalc.cli.train import train
@@ -70,6 +71,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(key_app, name="key")
 app.add_typer(collect_app, name="collect")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(runs_app, name="runs")
 
 
 for command in (
