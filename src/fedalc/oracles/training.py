@@ -26,6 +26,7 @@ from fedalc.oracles import Oracle, OracleScorer, TrainedOracle
 from fedalc.runs import history
 from fedalc.training.base import AnyTraining, Callback, inverse_propensity, listening
 from fedalc.training.calibration import refusal, summary
+from fedalc.training.reasons import why_candidate
 
 
 class OracleTraining(AnyTraining):
@@ -71,6 +72,7 @@ class OracleTraining(AnyTraining):
         scores of validation data give for probabilities."""
         assert self.validation is not None
         best, calibration, tried = None, None, []
+        self.log(f"choosing the {self.kind.choice} by {self.settings.selection.metric} on {self._judged_on}")
         following = self._follow("select", len(self.train), len(candidates), interrupt)
         began = time.perf_counter()
         for candidate, oracle in self.kind.fits(self.settings, self._scaled(self.train), candidates, following):
@@ -143,6 +145,10 @@ class OracleTraining(AnyTraining):
         inverse = inverse_propensity(self.dataset)
         more = {"inverse_propensity": inverse, "with_map": True, "calibration": trained.calibration}
         return self._measured(trained, self._scaled_test, **more)
+
+    def why_kept(self) -> str:
+        metric, choice = self.settings.selection.metric, self.kind.choice
+        return why_candidate(metric, choice, self.chosen, self._judged_on, self.refits)
 
     def resume(self) -> None:
         """Start again from the beginning."""
