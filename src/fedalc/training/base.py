@@ -58,6 +58,7 @@ class AnyTraining(ABC):
         self.writes = folder is not None and distributed.is_first()
         history = [HistoryWriter(folder)] if folder is not None and self.writes else []
         self.callbacks: tuple[Callback, ...] = (*history, *callbacks)
+        self.records: list[dict[str, Any]] = []  # the history of a run without a folder
         self.tuning: dict[str, Any] | None = None  # the search that chose the settings, as in result.json
         self.calibration: dict[str, Any] | None = None  # what probabilities were fitted on, as in result.json
 
@@ -174,6 +175,8 @@ class AnyTraining(ABC):
         return self.settings.memory_budget
 
     def _evaluated(self, record: dict[str, Any]) -> None:
+        if self.folder is None:
+            self.records.append(record)
         for callback in self.callbacks:
             callback.evaluated(record)
 
