@@ -12,6 +12,7 @@ from fedalc.cli.collect import audit, collect_app, key_app
 from fedalc.cli.compare import compare
 from fedalc.cli.data import app as data_app
 from fedalc.cli.deploy import app as deploy_app
+from fedalc.cli.evaluate import calibrate, evaluate
 from fedalc.cli.export import export
 from fedalc.cli.listing import list_, methods
 from fedalc.cli.predict import predict
@@ -78,6 +79,8 @@ for command in (
     train,
     compare,
     predict,
+    evaluate,
+    calibrate,
     export,
     serve,
     report,

@@ -15,14 +15,21 @@ from fedalc.data.images.loose_files import picture_blocks
 from fedalc.errors import FedalcError
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.load_model import finished_model
-from fedalc.workflows.prediction_files import FirstPictures, Format, PredictionWriter, predict_pictures, predict_rows
+from fedalc.workflows.prediction_files import (
+    Answer,
+    FirstPictures,
+    Format,
+    PredictionWriter,
+    predict_pictures,
+    predict_rows,
+)
 from fedalc.workflows.progress_bars import counting
 
 
 def predict_file(
     run: Path,
     file: Path,
-    k: int,
+    answer: Answer,
     *,
     form: Format,
     out: Path | None,
@@ -31,7 +38,7 @@ def predict_file(
     sheet_pictures: int,
     device: str,
 ) -> None:
-    """Write the `k` best labels of a file's instances to `out` or to standard output.
+    """Write the labels of a file's instances to `out` or to standard output.
 
     The first pictures go to `sheet`, if given. Notes and progress go to standard error.
     """
@@ -39,6 +46,10 @@ def predict_file(
     size = model.picture_size if isinstance(model, TrainedModel) else None
     if size is None and sheet is not None:
         raise FedalcError("--sheet: this model was trained on features, not on pictures")
+    if sheet is not None and (answer.threshold is not None or answer.abstain_below is not None):
+        raise FedalcError("--sheet shows the best labels: leave out --threshold and --abstain-below")
+    if answer.needs_probabilities:
+        model.calibrated()  # before reading the file
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(note: str) -> None:
@@ -52,13 +63,13 @@ def predict_file(
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
                 watching(lambda what, done, total: progress(done, total, what)),
             ):
-                predictions = predict_rows(model, file, k)
+                predictions = predict_rows(model, file, answer)
             writer.write(predictions)
         else:
             assert isinstance(model, TrainedModel)
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
                 blocks = picture_blocks(file, size, broken, progress=progress, tell=tell)
-                for images, predictions in predict_pictures(model, blocks, k):
+                for images, predictions in predict_pictures(model, blocks, answer):
                     writer.write(predictions)
                     first.add(images, predictions)
     if sheet is not None:
