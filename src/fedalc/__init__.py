@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedalc.models.trained import TrainedModel
     from fedalc.training.callbacks import Callback, register_callback
     from fedalc.workflows.compare import compare
+    from fedalc.workflows.sweep import Sweep, sweep
     from fedalc.workflows.train import Run, load_run, train
 
 # Imported on first use: `fedalc --help` must not wait for torch.
@@ -55,6 +56,8 @@ _HOMES = {
     "TrainedModel": "fedalc.models.trained",
     "Run": "fedalc.workflows.train",
     "load_run": "fedalc.workflows.train",
+    "Sweep": "fedalc.workflows.sweep",
+    "sweep": "fedalc.workflows.sweep",
     "train": "fedalc.workflows.train",
 }
 
@@ -72,6 +75,7 @@ __all__ = [
     "Run",
     "Settings",
     "Split",
+    "Sweep",
     "TrainedModel",
     "compare",
     "experiment",
@@ -84,6 +88,7 @@ __all__ = [
     "register_format",
     "register_method",
     "register_metric",
+    "sweep",
     "testing",
     "train",
 ]

@@ -51,6 +51,7 @@ Encoder = Annotated[
     str | None,
     typer.Option(help=f"{', '.join(ENCODERS)} (what each does: fedalc list)", autocompletion=_completing(ENCODERS)),
 ]
+Seed = Annotated[int | None, typer.Option(help="the same seed and settings give the same result")]
 Rounds = Annotated[int | None, typer.Option(help="number of communication rounds")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
 MemoryBudget = Annotated[
