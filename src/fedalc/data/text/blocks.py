@@ -11,11 +11,11 @@ from fedalc.core.progress_events import watched
 from fedalc.errors import DataError
 
 Result = TypeVar("Result")
-CHARACTERS, TEXTS = 2**20, 5_000
+CHARACTERS, TEXTS = 2**22, 20_000
 """A block ends after this many characters or texts."""
 WORTH = 4
 """Blocks for which it is worth the seconds to start processes."""
-AHEAD = 4
+AHEAD = 2
 """Blocks per process that are handed out at a time."""
 
 
