@@ -24,6 +24,7 @@ from fedalc.cli.options import (
     Quiet,
     Rounds,
     Set,
+    TextEncoder,
     given,
     label_files,
 )
@@ -37,6 +38,7 @@ def train(
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
+    text_encoder: TextEncoder = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="the same seed and settings give the same result")] = None,
     device: Device = None,
@@ -76,7 +78,7 @@ def train(
 
     asked = given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
-        device=device, memory_budget=memory_budget, name=name,
+        text_encoder=text_encoder, device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
     asked |= label_files(correlations, key)
     if epsilon is not None:

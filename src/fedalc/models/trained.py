@@ -127,7 +127,7 @@ class TrainedModel:
             encoder.load_state_dict(weights)
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
-            text = text_of(tensors, facts, encoder.feature_count)
+            text = text_of(tensors, facts, encoder.feature_count, device)
             return cls(Model(encoder.to(device), W.to(device)), settings, names, held, text)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
