@@ -11,34 +11,16 @@ import pytest
 import torch
 from scipy.sparse import random as random_sparse
 
-from fedalc.config.schema import EncoderSettings
 from fedalc.data.images.images import Images
 from fedalc.errors import FedalcError
 from fedalc.models.dense_scores import scale_dense
-from fedalc.models.encoders import make_encoder, register_module, scale_rows
-from fedalc.models.model import Model
+from fedalc.models.encoders import register_module, scale_rows
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.export_onnx import export_onnx
 from tests.commands import run
+from tests.models.drawn import FEATURES, LABELS, SIDE, make_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
-
-FEATURES, LABELS, SIDE = 30, 9, 32
-
-
-def make_model(copies: int = 1, axes: bool = False, **settings: Any) -> TrainedModel:
-    """Draw a model. Two labels have no client."""
-    encoder = EncoderSettings.model_validate({"dim": LABELS if axes else 6, **settings})
-    generator = torch.Generator().manual_seed(5)
-    count = 3 * SIDE**2 if encoder.is_image else FEATURES
-    network = make_encoder(count, encoder, generator, copies)
-    with torch.no_grad():
-        for value in network.parameters():
-            value.add_(0.3 * torch.randn(value.shape, generator=generator))
-    width = encoder.dim * copies
-    W = torch.diag(torch.rand(LABELS, generator=generator)) if axes else torch.randn(LABELS, width, generator=generator)
-    held = np.arange(LABELS) % 4 != 3
-    return TrainedModel(Model(network, W), encoder, tuple(f"label {i}, ä" for i in range(LABELS)), held)
 
 
 class Own(torch.nn.Module):

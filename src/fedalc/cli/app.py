@@ -19,6 +19,7 @@ from fedalc.cli.privacy import privacy
 from fedalc.cli.report import report
 from fedalc.cli.reproduce import reproduce
 from fedalc.cli.runs import app as runs_app
+from fedalc.cli.serve import serve
 from fedalc.cli.settings import settings
 from fedalc.cli.train import train
 from fedalc.core.distributed import started_as
@@ -78,6 +79,7 @@ for command in (
     compare,
     predict,
     export,
+    serve,
     report,
     reproduce,
     audit,
