@@ -23,6 +23,7 @@ from fedalc.cli.options import (
     Quiet,
     Rounds,
     Set,
+    TextEncoder,
     given,
     listed,
     listed_seeds,
@@ -43,6 +44,7 @@ def compare(
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
+    text_encoder: TextEncoder = None,
     rounds: Rounds = None,
     seeds: Annotated[str, typer.Option(help="comma-separated: 0,1,2")] = "0",
     device: Device = None,
@@ -62,6 +64,7 @@ def compare(
 
     asked = given(
         dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
+        text_encoder=text_encoder,
         memory_budget=memory_budget,
     )  # fmt: skip
     settings = experiment(asked, file=config, overrides=set_ or ())
@@ -94,6 +97,7 @@ def compare(
             data_dir=data_dir,
             callbacks=follow,
             epsilon_budget=epsilon_budget,
+            verbose=False,  # the callbacks show it
             **asked,
         )
     except FedalcError as error:

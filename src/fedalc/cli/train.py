@@ -25,6 +25,7 @@ from fedalc.cli.options import (
     Rounds,
     Seed,
     Set,
+    TextEncoder,
     given,
     label_files,
 )
@@ -38,6 +39,7 @@ def train(
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
+    text_encoder: TextEncoder = None,
     rounds: Rounds = None,
     seed: Seed = None,
     device: Device = None,
@@ -77,7 +79,7 @@ def train(
 
     asked = given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
-        device=device, memory_budget=memory_budget, name=name,
+        text_encoder=text_encoder, device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
     asked |= label_files(correlations, key)
     if epsilon is not None:
@@ -113,6 +115,7 @@ def train(
             data_dir=data_dir,
             callbacks=[*followers, *trackers],
             epsilon_budget=epsilon_budget,
+            verbose=False,  # the callbacks show it
         )
     except FedalcError as error:
         raise with_resume_hint(error, f"fedalc train --resume {folder}") from None

@@ -25,15 +25,10 @@ from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.evaluation.metrics import find_metric
 from fedalc.runs.folder import OtherSettings, read_settings
 from fedalc.training.base import Callback, checked_callbacks
+from fedalc.workflows.inputs import describe, own_data, register_own_encoder
+from fedalc.workflows.run import Run
 from fedalc.workflows.search_space import Point, Space, point_name
-from fedalc.workflows.train import (
-    Run,
-    describe,
-    image_options,
-    own_data,
-    register_own_encoder,
-    train_or_continue,
-)
+from fedalc.workflows.train import image_options, train_or_continue
 
 BEST = "best"  # folder of the run with the best settings
 Follow = Callable[[str], Sequence[Callback]]
