@@ -69,6 +69,10 @@ class Dataset:
     test: Split = None  # type: ignore[assignment]  # None becomes a split without instances
     label_names: tuple[str, ...] = ()
     validation: Split | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """How it was read: which columns were taken for what, and what was held out or left out."""
+    table: TableSettings | None = field(default=None, compare=False)
+    """Of data from a table: the settings, with the columns that were found."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
