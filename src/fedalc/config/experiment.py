@@ -44,6 +44,7 @@ from fedalc.config.schema import (
     ServerSettings,
     Settings,
     SleecSettings,
+    TextSettings,
     TuningSettings,
 )
 from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
@@ -72,6 +73,7 @@ class Experiment(Settings):
         "auto"  # split W over several processes (docs/cluster.md); auto: if W has more than 2 GB
     )
     images: ImageSettings = ImageSettings()
+    text: TextSettings = TextSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from fedalc.config.facts import encoder_facts, known_encoder, known_method, known_metric
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
+from fedalc.core.settings import NONE, Count, NotNegative, Positive, Settings, Share
+from fedalc.data.text.settings import TextSettings
+
+__all__ = ["NONE", "Count", "NotNegative", "Positive", "Settings", "Share", "TextSettings"]  # of others, re-exported
 
 MethodName = Annotated[str, AfterValidator(known_method)]
 EncoderName = Annotated[str, AfterValidator(known_encoder)]
@@ -24,29 +28,11 @@ def is_keyed(algorithm: str) -> bool:
 
 
 PRESETS: tuple[str, ...] = get_args(PresetName)
-NONE = "none"  # TOML has no null
 MOST_LABELS_PER_PARTY = 10_000  # a party may claim, unless the server allows more
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # no rule withstands half of the parties
-Count = Annotated[int, Field(ge=1)]
 Margin = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
-
-
-class Settings(BaseModel):
-    """A section of the settings. Unknown keys are errors; values do not change after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_none(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {key: None if isinstance(value, str) and value == NONE else value for key, value in values.items()}
 
 
 class EncoderSettings(Settings):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -14,7 +14,11 @@ from scipy.sparse import csr_matrix
 from fedalc.data.images.images import Images
 from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
+from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
+
+if TYPE_CHECKING:
+    from fedalc.data.formats.table_settings import TableSettings
 
 Features: TypeAlias = Any
 """A csr_matrix or Images. (Not a union: code for text never sees Images and treats this as a csr_matrix.)"""
@@ -61,7 +65,7 @@ class Dataset:
     """A train and a test split over the same features and labels. `validation`: only if the dataset ships its own.
 
     Without test data (None, or a split without instances) a run has no test metrics. Without names, labels are called
-    by number.
+    by number. `text`: what turned raw texts into these features, if they were texts; the saved model keeps it.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Dataset:
     test: Split = None  # type: ignore[assignment]  # None becomes a split without instances
     label_names: tuple[str, ...] = ()
     validation: Split | None = None
+    text: TextFeatures | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     """How it was read: which columns were taken for what, and what was held out or left out."""
     table: TableSettings | None = field(default=None, compare=False)
@@ -81,6 +86,8 @@ class Dataset:
             split = getattr(self, part)
             if not isinstance(split, Split) and (split is not None or part == "train"):
                 raise DataError(f"dataset {self.name}: {part} should be a fedalc.Split(features, labels)")
+        if self.text is not None and not isinstance(self.text, TextFeatures):
+            raise DataError(f"dataset {self.name}: text should be a TextFeatures, not {self.text!r:.60}")
         if self.test is None:
             object.__setattr__(self, "test", self.train.rows(np.array([], dtype=np.int64)))
         for part, split in self.splits.items():
@@ -96,6 +103,10 @@ class Dataset:
                     raise DataError(
                         f"dataset {self.name}: train has {ours.shape[1]} {what}, {part} has {theirs.shape[1]}"
                     )
+        if self.text is not None and self.text.feature_count != self.feature_count:
+            raise DataError(
+                f"dataset {self.name}: {self.feature_count} features, but its text gives {self.text.feature_count}"
+            )
         try:
             names = checked_names(() if self.label_names is None else self.label_names, self.label_count)
         except DataError as error:

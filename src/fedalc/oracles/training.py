@@ -92,7 +92,9 @@ class OracleTraining(AnyTraining):
 
     def _trained(self, oracle: Oracle, train: Split) -> TrainedOracle:
         has_instances = np.asarray(train.labels.getnnz(axis=0) > 0)
-        return TrainedOracle(oracle, self.settings.encoder.features, self.dataset.label_names, has_instances)
+        return TrainedOracle(
+            oracle, self.settings.encoder.features, self.dataset.label_names, has_instances, self.dataset.text
+        )
 
     def _measured(self, trained: TrainedOracle, scaled: Split, **more: Any) -> dict[str, float]:
         scorer = OracleScorer(trained.oracle, scaled.features, trained.held)

@@ -87,7 +87,8 @@ class Training(AnyTraining):
                 self._start_refit()
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
-        return TrainedModel(self._kept_model(), self.settings.encoder, self.dataset.label_names, self.federated.held)
+        data = self.dataset
+        return TrainedModel(self._kept_model(), self.settings.encoder, data.label_names, self.federated.held, data.text)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
