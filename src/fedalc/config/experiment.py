@@ -44,6 +44,7 @@ from fedalc.config.schema import (
     ServerSettings,
     Settings,
     SleecSettings,
+    TableSettings,
     TextSettings,
     TuningSettings,
 )
@@ -73,6 +74,7 @@ class Experiment(Settings):
         "auto"  # split W over several processes (docs/cluster.md); auto: if W has more than 2 GB
     )
     images: ImageSettings = ImageSettings()
+    table: TableSettings = TableSettings()
     text: TextSettings = TextSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()

@@ -37,7 +37,11 @@ def load_dataset(
     texts; `table` says which column of a table is what, and what to test on if there is no test file.
     """
     as_path(name_or_path, "dataset")
-    for given, kind, field in ((images, ImageOptions, "images"), (table, TableSettings, "table"), (text, TextSettings, "text")):
+    for given, kind, field in (
+        (images, ImageOptions, "images"),
+        (table, TableSettings, "table"),
+        (text, TextSettings, "text"),
+    ):
         if given is not None and not isinstance(given, kind):
             raise ConfigError(f"expected fedalc.data.{kind.__name__}, found {given!r:.60}", field)
     options = ReadOptions(cache, images or ImageOptions(), table=table or TableSettings(), text=text or TextSettings())

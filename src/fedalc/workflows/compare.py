@@ -107,11 +107,18 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison need the same pictures: set this for all methods", "images")
+    if any((settings.table, settings.text) != (plan[0].table, plan[0].text) for settings in plan):
+        raise ConfigError("all methods of a comparison need the same data: set this for all methods", "table, text")
     note_without_effect(plan, user_settings)
     comparison = Comparison(folder=target, left_out=left_out)
     followers = follow(plan[0].method, plan[0].seed)
     options = image_options(plan[0], followers, wait=False)
-    data = user_data if user_data is not None else load_dataset(plan[0].dataset, data_dir, images=options)
+    data = user_data
+    if data is None:
+        first = plan[0]
+        data = load_dataset(first.dataset, data_dir, images=options, table=first.table, text=first.text)
+        for follower in followers:
+            follower.loaded(data)
     folders = [target / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
         for folder_ in folders:

@@ -33,9 +33,9 @@ class ReadOptions:
     """ARFF: attributes whose names begin with this prefix are labels."""
     label_count: int | None = None
     """ARFF files that do not say which attributes are labels: the last `label_count` are."""
-    table: TableSettings = TableSettings()
+    table: TableSettings = field(default_factory=TableSettings)
     """Which columns of a table are what; for every format, what to test on."""
-    text: TextSettings = TextSettings()
+    text: TextSettings = field(default_factory=TextSettings)
     """How raw texts become features."""
 
 

@@ -13,7 +13,7 @@ _FILES = ("labels.txt", "labels.txt.gz", "labels.txt.bz2")
 
 
 def label_list(folder: Path) -> tuple[str, ...]:
-    """Return the names in a folder's labels.txt, as `label_names` does; as many as there are, and none without a file."""
+    """Return all names in a folder's labels.txt, as `label_names` does; none without a file."""
     path = _file_in(folder)
     names = [] if path is None else _lines(path)
     while names and not names[-1]:

@@ -31,19 +31,18 @@ class TableFormat(Format):
 
     def read(self, folder: Path, options: ReadOptions) -> Dataset:
         files = self.split_files(folder, needed=self.needed)
-        return self._dataset(folder.name, files, options, label_list(folder))
+        return self._dataset(folder.name, files, options, folder)
 
     def read_alone(self, path: Path, options: ReadOptions) -> Dataset:
-        return self._dataset(path.name, {"train": path}, options, ())
+        return self._dataset(path.name, {"train": path}, options, None)
 
-    def _dataset(
-        self, name: str, files: Mapping[str, Path], options: ReadOptions, names: Sequence[str]
-    ) -> Dataset:
+    def _dataset(self, name: str, files: dict[str, Path], options: ReadOptions, folder: Path | None) -> Dataset:
         sources = {split: self.source(path, options.table) for split, path in files.items()}
         if options.table.test is not None:
             if "test" in files:
                 raise DataError(f"there are two test files: this one and {options.table.test}", files["test"])
             sources["test"] = source_of(Path(options.table.test), options.table)
+        names = () if folder is None else label_list(folder)
         return dataset_of_tables(name, sources, options.table, options.text, names)
 
     def read_file(self, path: Path, options: ReadOptions) -> Parsed:
@@ -66,7 +65,8 @@ class TableFormat(Format):
                 "every party",
                 path,
             )
-        made = make_dataset(path.name, {"train": records["train"]}, table, options.text, label_list=label_list(path.parent))
+        names = label_list(path.parent)
+        made = make_dataset(path.name, {"train": records["train"]}, table, options.text, label_list=names)
         return made.train, made.label_names
 
 
@@ -115,7 +115,7 @@ def dataset_of_tables(
     for split, source in sources.items():
         if split != "train":
             splits[split] = read_records(source, _in_other(columns, source), table, read.separator).splits["train"]
-    said = [f"{part}{separator_in_words(read.separator) if part.startswith('labels') else ''}" for part in columns.described()]
+    said = columns.described(separator_in_words(read.separator))
     said += [f"{count:,} records of split {each!r} left out" for each, count in read.left_out.items()]
     found = columns.settings(table).model_copy(update={"label_separator": read.separator})
     return make_dataset(name, splits, found, text, notes=said, label_list=names)

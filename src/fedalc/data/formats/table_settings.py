@@ -48,3 +48,9 @@ class TableSettings(Settings):
     test: str | None = None  # a file of test records
     test_share: Share = 0.2  # without test records: this share of the records is held out
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # which ones
+
+    def completed(self, found: TableSettings) -> TableSettings:
+        """Return `found`, if these settings leave open what was found; else these settings."""
+        mine, theirs = self.model_dump(), found.model_dump()
+        open_ = all(theirs[name] == value or value in (None, AUTO) for name, value in mine.items())
+        return found if open_ else self

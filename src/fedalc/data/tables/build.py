@@ -127,7 +127,7 @@ def _features(
         for split, records in splits.items():
             if records.feature_names != train.feature_names:
                 raise DataError(f"{name}: {split} has other feature columns than train, or in another order")
-        return {split: records.features for split, records in splits.items()}, None  # type: ignore[misc]
+        return {split: records.features for split, records in splits.items()}, None
     if not any(text.strip() for text in train.texts):
         raise DataError(f"{name}: all texts are empty; see that the text column is the right one")
     fitted = fit_text(train.texts, settings)

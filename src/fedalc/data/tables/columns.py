@@ -61,8 +61,8 @@ class Columns:
             }
         )
 
-    def described(self) -> list[str]:
-        """Return what the columns are, for the user."""
+    def described(self, separated: str = "") -> list[str]:
+        """Return what the columns are, for the user. `separated`: how labels are separated."""
         said = []
         if self.files is not None:
             said.append(f"text: the files named in column {self.files!r}")
@@ -71,7 +71,7 @@ class Columns:
         if self.features:
             said.append(f"features: {_called(self.features)}")
         if self.labels:
-            said.append(f"labels: {_called(self.labels)}{' of 0 and 1' if self.indicators else ''}")
+            said.append(f"labels: {_called(self.labels)}{' of 0 and 1' if self.indicators else separated}")
         if self.split is not None:
             said.append(f"split: column {self.split!r}")
         return said
@@ -180,7 +180,9 @@ class _Finder:
         if numbers and found.labels:
             return replace(found, features=tuple(numbers))
         if numbers:
-            raise DataError(f"which columns are labels? Say it: --label-column NAME. {_there_are(self.names)}", self.place)
+            raise DataError(
+                f"which columns are labels? Say it: --label-column NAME. {_there_are(self.names)}", self.place
+            )
         raise DataError(
             f"no column looks like text or numbers to learn from. Say which is: --text-column NAME, or --set "
             f"table.feature_columns=…. {_there_are(self.names)}",

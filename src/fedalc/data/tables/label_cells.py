@@ -61,8 +61,8 @@ def labels_in(cell: Any, separator: str | None) -> list[str]:
 def items_of(text: str) -> Iterator[str]:
     """Yield the items of a written list, quoted or not.
 
-    >>> list(items_of("['grain', \\"it's\\"]")), list(items_of("['a' 'b']")), list(items_of("[3, 4]")), list(items_of("[]"))
-    (['grain', "it's"], ['a', 'b'], ['3', '4'], [])
+    >>> [list(items_of(text)) for text in ("['grain', \\"it's\\"]", "['a' 'b']", "[3, 4]", "[]")]
+    [['grain', "it's"], ['a', 'b'], ['3', '4'], []]
     """
     at, end = 1, len(text) - 1
     if not text.endswith("]") or end < 1:

@@ -159,7 +159,7 @@ class _Reader:
         if len(wrong):
             row, column = wrong[0]
             raise self.source.error(
-                f"{self._name_of(parts, int(column))}: {dense[row, column]:g} is not a finite number that fits 32 bits; "
+                f"{self._name_of(parts, int(column))}: {dense[row, column]:g} is not a finite 32-bit number; "
                 "fill in missing values, or leave these records out",
                 block,
                 int(row),
@@ -227,9 +227,7 @@ class _Reader:
             builder.append(flat, np.ones(len(flat), dtype=np.float32), np.array([len(row) for row in rows]))
         return builder.matrix(len(number)), tuple(number)
 
-    def _numbers_of(
-        self, at: int, block: Block, row: int, separator: str | None, number: dict[str, int]
-    ) -> list[int]:
+    def _numbers_of(self, at: int, block: Block, row: int, separator: str | None, number: dict[str, int]) -> list[int]:
         try:
             names = labels_in(self._cells[at], separator)
         except ValueError as error:
