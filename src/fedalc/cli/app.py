@@ -17,6 +17,7 @@ from fedalc.cli.predict import predict
 from fedalc.cli.privacy import privacy
 from fedalc.cli.report import report
 from fedalc.cli.reproduce import reproduce
+from fedalc.cli.settings import settings
 from fedalc.cli.train import train
 from fedalc.core.distributed import started_as
 from fedalc.errors import FedalcError
@@ -69,7 +70,7 @@ app.add_typer(collect_app, name="collect")
 app.add_typer(deploy_app, name="deploy")
 
 
-for command in (train, compare, predict, report, reproduce, audit, privacy, methods):
+for command in (train, compare, predict, report, reproduce, audit, privacy, methods, settings):
     app.command()(command)
 app.command("list")(list_)
 

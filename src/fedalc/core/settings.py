@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=1)]
 class Settings(BaseModel):
     """A section of the settings. Unknown keys are errors; values do not change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -36,18 +36,31 @@ class TableSettings(Settings):
     Columns that are not set are found by their names and content; config.toml has what was found.
     """
 
-    text_columns: ColumnNames | None = None  # joined by a line break if there are several
-    label_columns: ColumnNames | None = None  # one with names of labels, or several of 0 and 1; tag_* matches a prefix
-    feature_columns: ColumnNames | None = None  # numbers, or lists of numbers
-    split_column: str | None = AUTO  # says train, test or validation; auto: a column called split
-    label_separator: Annotated[str, Field(min_length=1)] | None = AUTO  # within a cell; none: a cell is one label
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None  # of CSV; None: found
-    header: bool = True  # CSV: the first line names the columns; otherwise they are called 1, 2, …
-    encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"  # of CSV and text files
-    unlabelled: Literal["drop", "keep"] = "drop"  # records without a label
-    test: str | None = None  # a file of test records
-    test_share: Share = 0.2  # without test records: this share of the records is held out
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # which ones
+    text_columns: ColumnNames | None = None
+    """Columns that hold the text, joined by a line break if there are several. none: found by name and content."""
+    label_columns: ColumnNames | None = None
+    """A column with names of labels, or several columns of 0 and 1, each a label; `tag_*` means all that begin so.
+    none: found by name and content."""
+    feature_columns: ColumnNames | None = None
+    """Columns of numbers, or of lists of numbers, to learn from if there is no text. none: all that are not labels."""
+    split_column: str | None = AUTO
+    """Column that says train, test or validation. auto: a column called split. none: there is none."""
+    label_separator: Annotated[str, Field(min_length=1)] | None = AUTO
+    """What separates labels in a cell. auto: |, ; or a comma, or the cells are lists. none: a cell is one label."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """What separates the columns of a CSV file. none: found in the first line."""
+    header: bool = True
+    """Whether the first line of a CSV file names its columns. Otherwise they are called 1, 2, …"""
+    encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
+    """Encoding of CSV files, such as cp1252."""
+    unlabelled: Literal["drop", "keep"] = "drop"
+    """Records without a label. drop: left out. keep: tested on too, where they count as wrong."""
+    test: str | None = None
+    """File to test on, if the dataset has no test records."""
+    test_share: Share = 0.2
+    """Share of the records held out for testing, if there are no test records. 0: train on all, test on none."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Which records are held out."""
 
     def completed(self, found: TableSettings) -> TableSettings:
         """Return `found`, if these settings leave open what was found; else these settings."""

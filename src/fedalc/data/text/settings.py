@@ -24,17 +24,30 @@ class TextSettings(Settings):
     """How raw texts become features (docs/text.md). Without effect on data that is not raw text."""
 
     kind: Literal["vocabulary", "hashing", "encoder"] = "vocabulary"
-    words: Lengths | None = (1, 2)  # terms of this many words, from and to
-    characters: Lengths | None = None  # also terms of this many characters, within words
+    """vocabulary: a feature for each frequent term. hashing: a feature for each bucket of a hash of the terms; nothing
+    has to be agreed on. encoder: the output of a sentence encoder."""
+    words: Lengths | None = (1, 2)
+    """Terms of this many words: fewest and most. none: no terms of words."""
+    characters: Lengths | None = None
+    """Terms of this many characters within words: fewest and most. none: no terms of characters."""
     lowercase: bool = True
-    most_terms: Count = 50_000  # vocabulary: keep the terms in most documents
-    least_documents: Count = 2  # vocabulary: leave out terms in fewer documents
-    largest_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # vocabulary: leave out terms in a larger share of them
-    buckets: Annotated[int, Field(ge=1, le=MOST_BUCKETS)] = 2**17  # hashing: features; terms share them
-    sign: bool = True  # hashing: half of the terms count negatively, so that chance meetings cancel out
-    sublinear: bool = True  # a term that occurs n times in a text counts 1 + log n, not n
-    idf: bool = True  # rare terms count more: times 1 + log((1 + documents) / (1 + documents with the term))
-    encoder: str | None = None  # folder of a sentence encoder; sets kind = "encoder"
+    """Do not distinguish capital letters."""
+    most_terms: Count = 50_000
+    """Size of the vocabulary: the terms that most documents have."""
+    least_documents: Count = 2
+    """Leave out terms that fewer documents have."""
+    largest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Leave out terms that a larger share of the documents has."""
+    buckets: Annotated[int, Field(ge=1, le=MOST_BUCKETS)] = 2**17
+    """Number of features of a hash."""
+    sign: bool = True
+    """Half of the terms count negatively, so that terms in the same bucket cancel out on average."""
+    sublinear: bool = True
+    """A term that occurs n times in a text counts 1 + log n instead of n."""
+    idf: bool = True
+    """Rare terms count more: times 1 + log((1 + documents) / (1 + documents with the term))."""
+    encoder: str | None = None
+    """Folder of a sentence encoder. Sets kind = "encoder"."""
 
     @model_validator(mode="before")
     @classmethod
