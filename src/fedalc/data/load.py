@@ -75,7 +75,9 @@ def _load_known(
         )
     if entry.images is not None:
         return load_pictures(entry.name, entry.images, folder, options.images, options.cache)
-    return _read(format_of(folder), folder, entry.name, replace(options, label_prefix=entry.label_prefix))
+    data_format = format_of(folder)
+    data_format.split_files(folder)  # refuses a copy without a test file
+    return _read(data_format, folder, entry.name, replace(options, label_prefix=entry.label_prefix))
 
 
 def _of_size(dataset: Dataset, images: ImageOptions | None) -> Dataset:
@@ -128,18 +130,24 @@ def has_pictures(name_or_path: str | Path) -> bool:
 
 
 def load_file(
-    path: Path | str, feature_count: int | None = None, label_count: int | None = None, cache: bool = False
+    path: Path | str,
+    feature_count: int | None = None,
+    label_count: int | None = None,
+    cache: bool = False,
+    table: TableSettings | None = None,
 ) -> Split:
     """Read one file of features. A number of features other than `feature_count` is an error.
 
-    In an ARFF file that does not say which attributes are labels, the last `label_count` are.
+    In an ARFF file that does not say which attributes are labels, the last `label_count` are. `table` says which
+    columns of a table are features.
     """
     path = Path(path)
     data_format = file_format(path)
     if data_format.has_pictures:
         raise DataError("lists pictures, and features are expected", path)
     with errors_named(data_format, path):
-        split = data_format.parse(path, ReadOptions(cache, label_count=label_count)).split
+        options = ReadOptions(cache, label_count=label_count, table=table or TableSettings())
+        split = data_format.parse(path, options).split
     count = split.features.shape[1]
     if feature_count is not None and feature_count != count:
         raise DataError(f"has {count} features where {feature_count} are expected", path)

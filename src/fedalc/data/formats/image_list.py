@@ -123,7 +123,7 @@ def _split_of(path: Path) -> str | None:
 
 def _lists_pictures(path: Path) -> bool:
     """Return whether a CSV file lists pictures: its first line has a column `picture`, or names a picture, or there is
-    none. Other tables are for the format `csv`."""
+    none. Other tables are for the format `csv-table`."""
     try:
         with LineReader(path) as reader:
             line = reader.next_line() or b""

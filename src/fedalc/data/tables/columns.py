@@ -22,6 +22,8 @@ LABELS = (
     "labels", "label", "tags", "tag", "topics", "topic", "categories", "category", "classes", "class", "targets",
     "target", "subjects", "keywords", "genres", "genre", "y",
 )  # fmt: skip
+LABEL_PREFIXES = ("label", "tag", "topic", "class", "category", "target")
+"""Names of columns of 0 and 1, each a label, begin with one of these: label_sport, tag:news, …"""
 FEATURES = ("x", "features", "embedding", "embeddings", "vector", "vectors")
 FILES = ("file", "filename", "file_name", "path")
 _NUMBERING = {"id", "_id", "index", "idx", "uid", "uuid", "guid", "unnamed: 0", "column 1", "__index_level_0__"}
@@ -99,7 +101,7 @@ class _Finder:
             split=self._split(),
         )
         if not found.labels:
-            found = replace(found, labels=self._named(found, LABELS, "label_columns"))
+            found = replace(found, labels=self._named(found, LABELS, "label_columns") or self._prefixed(found))
         if not found.text and not found.features:
             found = self._with_input(found)
         if not found.labels and need_labels:
@@ -155,6 +157,13 @@ class _Finder:
                 self.place,
             )
         return tuple(matching)
+
+    def _prefixed(self, found: Columns) -> tuple[str, ...]:
+        for prefix in LABEL_PREFIXES:
+            names = [name for name in self._free(found) if name.strip().lower().startswith(prefix)]
+            if len(names) > 1 and all(self._kind(name) == "flags" for name in names):
+                return tuple(names)
+        return ()
 
     def _with_input(self, found: Columns) -> Columns:
         """Add text, files that hold it, or features."""

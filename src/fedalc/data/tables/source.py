@@ -50,6 +50,8 @@ class Source:
         for block in islice(self.blocks(columns), -(-SAMPLE // BLOCK)):
             for column in columns:
                 cells[column] += list(block.cells[column])
+        if not any(cells.values()):
+            raise DataError("has no records", self.place)
         return cells
 
     def error(self, message: str, block: Block, row: int) -> DataError:
