@@ -183,6 +183,8 @@ def _words(entry: Mapping[str, Any]) -> str:
     if "enum" in entry or "const" in entry:
         return ", ".join(map(str, entry.get("enum", [entry.get("const")])))
     kind = entry.get("type")
+    if "prefixItems" in entry:
+        return f"[{', '.join(map(_words, entry['prefixItems']))}]"
     if kind == "array":
         return f"list of: {_words(entry.get('items', {}))}"
     words = {"boolean": "true, false", "null": NONE, "string": "text", "object": "table"}

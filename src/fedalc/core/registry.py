@@ -157,8 +157,8 @@ ENCODERS = Registry(
     },
     "fedalc.models.encoders.base:as_encoder_class",
 )
-# Asked in the reverse order: XML-repository text takes any text file that no other format recognises, and `csv-table` every
-# train.csv that does not list pictures.
+# Asked in the reverse order: XML-repository text takes any text file that no other format recognises, and `csv-table`
+# every train.csv that does not list pictures.
 FORMATS = Registry(
     "format",
     {

@@ -61,6 +61,23 @@ class TrainedModel:
         "raw" (the square loss, as in fedalc-exact).
         """
         k = as_count(k, "k")
+        labels, scores = self._scorer(features).top(k)
+        check_scores(scores.numpy())
+        return labels.numpy(), scores.numpy()
+
+    def scores(self, features: csr_matrix | Images) -> np.ndarray:
+        """Return the scores of all labels, instances × labels; -inf for a label without a client."""
+        scores = self._scorer(features).of_labels(slice(0, len(self.label_names))).cpu().numpy()
+        check_scores(scores)
+        return scores
+
+    def embed(self, features: csr_matrix | Images) -> np.ndarray:
+        """Return the encoder's output, instances × D: what is multiplied with the class embeddings."""
+        embedded = self._scorer(features).encoded.cpu().numpy()
+        check_scores(embedded)
+        return embedded
+
+    def _scorer(self, features: csr_matrix | Images) -> Scorer:
         size = self.picture_size
         if size is not None and not isinstance(features, Images):
             raise DataError("the model was trained on pictures: load them with fedalc.read_pictures")
@@ -73,10 +90,7 @@ class TrainedModel:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
-        scorer = Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
-        labels, scores = scorer.top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
+        return Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
 
     def save(self, folder: Path | str) -> None:
         """Save the model as a folder. Replaces an older model there."""

@@ -144,6 +144,18 @@ class TrainedOracle:
         Scores rank labels. They are not probabilities, and their range depends on the oracle.
         """
         k = as_count(k, "k")
+        labels, scores = self._checked_scorer(features).top(k)
+        check_scores(scores.numpy())
+        return labels.numpy(), scores.numpy()
+
+    def scores(self, features: csr_matrix) -> np.ndarray:
+        """Return the scores of all labels, instances × labels; -inf for a label without a training instance."""
+        scorer = self._checked_scorer(features)
+        scores = scorer.of_labels(slice(0, len(self.label_names))).numpy()
+        check_scores(scores)
+        return scores
+
+    def _checked_scorer(self, features: csr_matrix) -> OracleScorer:
         if isinstance(features, Images):
             raise DataError("the model was trained on features, but these are pictures")
         features = feature_matrix(from_texts(features, self.text))
@@ -151,9 +163,7 @@ class TrainedOracle:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
-        labels, scores = self.scorer(features).top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
+        return self.scorer(features)
 
     def save(self, folder: Path | str) -> None:
         """Save into a folder. Replaces an older model in it."""
