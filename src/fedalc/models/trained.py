@@ -31,7 +31,7 @@ FORMAT = 1
 KIND = "encoder"  # the default kind: models of older versions do not name theirs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedModel:
     """An encoder, its class embeddings, the label names, which labels had a client, and what turns raw texts into
     features, if it was trained on texts."""
@@ -41,6 +41,13 @@ class TrainedModel:
     label_names: tuple[str, ...]
     held: np.ndarray
     text: TextFeatures | None = None
+
+    def __repr__(self) -> str:
+        size = self.picture_size
+        takes = f"{self.feature_count:,} features" if size is None else f"pictures of {size} × {size}"
+        takes = takes if self.text is None else f"texts as {takes}"
+        shape = f"{self.encoder.name} encoder, D = {self.model.W.shape[1]}, {len(self.label_names):,} labels"
+        return f"<fedalc.TrainedModel {takes} → {shape}>"
 
     @property
     def feature_count(self) -> int:

@@ -117,7 +117,7 @@ class OracleScorer:
         return top_labels(self.of_instances, self._instances, len(self._absent), min(k, present))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedOracle:
     """An oracle with the scaling of its feature rows, the label names, and a mask of labels with training instances."""
 
@@ -126,6 +126,10 @@ class TrainedOracle:
     label_names: tuple[str, ...]
     held: np.ndarray  # which labels had a training instance
     text: TextFeatures | None = None  # what turns raw texts into features
+
+    def __repr__(self) -> str:
+        labels = f"{len(self.label_names):,} labels"
+        return f"<fedalc.oracles.TrainedOracle {self.oracle.kind}, {self.feature_count:,} features → {labels}>"
 
     @property
     def feature_count(self) -> int:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from rich.progress import (
 
 from fedalc.core import distributed
 from fedalc.data.dataset import Dataset
+from fedalc.errors import ConfigError
 from fedalc.report.curves import watched_metric
 from fedalc.training.base import Callback
 
@@ -94,6 +96,9 @@ class LiveProgress(Callback):
             self._bar.remove_task(self._part)
             self._part = None
 
+    def log(self, text: str) -> None:
+        self._bar.console.print(f"{self.title.strip()}: {text}", highlight=False, markup=False, soft_wrap=True)
+
     def stopping(self) -> None:
         self._bar.console.print(_stopping(), highlight=False)
 
@@ -148,6 +153,9 @@ class PlainProgress(Callback):
             where = f"{self._phase} {self._done}/{self._rounds}" if self._phase else "beginning"
             self._say(f"{where}, then {done:,} of {total:,} {what}")
 
+    def log(self, text: str) -> None:
+        self.console.print(f"{self.title.strip()}: {text}", highlight=False, markup=False, soft_wrap=True)
+
     def stopping(self) -> None:
         self.console.print(_stopping(), highlight=False)
 
@@ -179,6 +187,26 @@ def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgres
     if quiet:
         return []
     return [LiveProgress(console, title) if console.is_terminal else PlainProgress(console, title)]
+
+
+@contextmanager
+def progress_shown(verbose: bool | None, title: str) -> Iterator[list[LiveProgress | PlainProgress]]:
+    """Yield callbacks that show progress on standard error or in a notebook. None: only if somebody can see it there
+    as it happens. They are closed at the end."""
+    if verbose is not None and not isinstance(verbose, bool):
+        raise ConfigError(f"expected True, False or None, found {verbose!r:.60}", "verbose")
+    console = Console(stderr=True)
+    notebook = console.is_jupyter
+    shown = (console.is_terminal or notebook) if verbose is None else verbose
+    live = console.is_terminal or (notebook and find_spec("ipywidgets") is not None)
+    callbacks: list[LiveProgress | PlainProgress] = []
+    if shown and distributed.started_as().rank == 0:
+        callbacks.append(LiveProgress(console, title) if live else PlainProgress(console, title))
+    try:
+        yield callbacks
+    finally:
+        for callback in callbacks:
+            callback.close()
 
 
 @contextmanager
