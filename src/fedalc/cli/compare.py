@@ -28,6 +28,7 @@ from fedalc.cli.options import (
     TestFile,
     TestShare,
     TextColumn,
+    TextEncoder,
     given,
     listed,
     listed_seeds,
@@ -54,6 +55,7 @@ def compare(
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
+    text_encoder: TextEncoder = None,
     rounds: Rounds = None,
     seeds: Annotated[str, typer.Option(help="comma-separated: 0,1,2")] = "0",
     device: Device = None,
@@ -73,6 +75,7 @@ def compare(
 
     asked = given(
         dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
+        text_encoder=text_encoder,
         memory_budget=memory_budget,
     )  # fmt: skip
     asked |= table_settings(text_column, label_column, label_separator, test, test_share)

@@ -79,6 +79,10 @@ EpsilonBudget = Annotated[
     float | None,
     typer.Option(min=1e-6, help="refuse the run if all runs on this data together would spend more than this ε"),
 ]
+TextEncoder = Annotated[
+    Path | None,
+    typer.Option(help="raw texts: folder of a sentence encoder, in transformers' or sentence-transformers' layout"),
+]
 Callbacks = Annotated[
     list[str] | None,
     typer.Option("--callback", help="a callback that follows the run, such as a tracker that you registered"),
@@ -91,6 +95,8 @@ def given(**options: Any) -> dict[str, Any]:
     asked = {key: value for key, value in options.items() if value is not None}
     if "encoder" in asked:
         asked["encoder"] = {"name": asked["encoder"]}
+    if "text_encoder" in asked:
+        asked["text"] = {"encoder": str(asked.pop("text_encoder").resolve())}  # config.toml can be read from anywhere
     if "dataset" in asked:
         asked["dataset"] = absolute_dataset(asked["dataset"])
     return asked

@@ -29,6 +29,7 @@ from fedalc.cli.options import (
     TestFile,
     TestShare,
     TextColumn,
+    TextEncoder,
     given,
     label_files,
     table_settings,
@@ -48,6 +49,7 @@ def train(
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
+    text_encoder: TextEncoder = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="the same seed and settings give the same result")] = None,
     device: Device = None,
@@ -87,7 +89,7 @@ def train(
 
     asked = given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
-        device=device, memory_budget=memory_budget, name=name,
+        text_encoder=text_encoder, device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
     asked |= table_settings(text_column, label_column, label_separator, test, test_share)
     asked |= label_files(correlations, key)

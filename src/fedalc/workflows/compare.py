@@ -130,8 +130,9 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison need the same pictures: set this for all methods", "images")
-    if any((settings.table, settings.text) != (plan[0].table, plan[0].text) for settings in plan):
-        raise ConfigError("all methods of a comparison need the same data: set this for all methods", "table, text")
+    for section in ("table", "text"):
+        if any(getattr(settings, section) != getattr(plan[0], section) for settings in plan):
+            raise ConfigError("all methods of a comparison need the same data: set this for all methods", section)
     note_without_effect(plan, user_settings)
     comparison = Comparison(folder=target, left_out=left_out)
     followers = follow(plan[0].method, plan[0].seed)
