@@ -18,6 +18,8 @@ from fedalc.cli.options import (
     Encoder,
     Engine,
     EpsilonBudget,
+    LabelColumn,
+    LabelSeparator,
     MemoryBudget,
     Method,
     Preset,
@@ -25,7 +27,11 @@ from fedalc.cli.options import (
     Rounds,
     Seed,
     Set,
+    TestFile,
+    TestShare,
+    TextColumn,
     given,
+    table_settings,
 )
 from fedalc.errors import ConfigError, FedalcError, Interrupted
 
@@ -46,6 +52,11 @@ def sweep(
         typer.Option("--range", help="numbers to draw from: --range server.ridge=0.01:10:log, or LOW:HIGH without log"),
     ] = None,
     dataset: Dataset = None,
+    test: TestFile = None,
+    test_share: TestShare = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
     method: Method = None,
     preset: Preset = None,
     engine: Engine = None,
@@ -72,6 +83,7 @@ def sweep(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
         device=device, memory_budget=memory_budget,
     )  # fmt: skip
+    asked |= table_settings(text_column, label_column, label_separator, test, test_share)
     values, ranges = [parse_grid(text) for text in grid or ()], [parse_range(text) for text in range_ or ()]
     names = [pair[0] for pair in (*values, *ranges)]
     if twice := [one for one in names if names.count(one) > 1]:

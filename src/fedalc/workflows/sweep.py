@@ -114,7 +114,8 @@ def sweep(
     followers = follow(_title(1, plan, points[0]))
     data = user_data
     if data is None:
-        data = load_dataset(plan[0].dataset, data_dir, images=image_options(plan[0], followers, wait=False))
+        first, images = plan[0], image_options(plan[0], followers, wait=False)
+        data = load_dataset(first.dataset, data_dir, images=images, table=first.table, text=first.text)
     if plan[0].selection.validation == 0 and data.validation is None:
         raise ConfigError("a sweep chooses on validation data: leave some of train for it", "selection.validation")
     folders = [target / point_name(point) for point in points]
@@ -169,6 +170,8 @@ def _check(plan: Sequence[Experiment]) -> None:
         raise ConfigError("the search chooses settings by itself; leave it out of a sweep", "tuning.search")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all trials of a sweep need the same pictures", "images")
+    if any((settings.text, settings.table) != (plan[0].text, plan[0].table) for settings in plan):
+        raise ConfigError("all trials of a sweep need the same features and records", "text and table")
 
 
 def _trial(
