@@ -11,11 +11,10 @@ from typing import Literal, NamedTuple, TextIO
 import numpy as np
 
 from fedalc.data.images.images import Images
-from fedalc.data.images.loose_files import joined, looks_like_pictures
-from fedalc.data.load import load_file
-from fedalc.errors import DataError
+from fedalc.data.images.loose_files import joined
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
+from fedalc.workflows.new_instances import read_features
 
 Format = Literal["csv", "jsonl"]
 
@@ -28,11 +27,9 @@ class Predictions(NamedTuple):
     scores: np.ndarray
 
 
-def predict_rows(model: TrainedModel | TrainedOracle, file: Path, k: int) -> Predictions:
-    """Predict on all instances of a file of features at once."""
-    if looks_like_pictures(file):
-        raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
-    labels, scores = model.predict(load_file(file, model.feature_count, len(model.label_names)).features, k)
+def predict_rows(model: TrainedModel | TrainedOracle, given: str, k: int) -> Predictions:
+    """Predict on a text, or on all instances of a file at once."""
+    labels, scores = model.predict(read_features(model, given), k)
     return Predictions(range(len(labels)), labels, scores)
 
 
