@@ -167,7 +167,7 @@ def test_refusals() -> None:
     with pytest.raises(DataError, match="text 1 is not a string"):
         fit_text(["a text", 5], EVERYTHING)  # type: ignore[list-item]
     with pytest.raises(DataError, match=r"text\.least_documents"):
-        fit_text(["every word once"], TextSettings())
+        fit_text(["every word once"], TextSettings(least_documents=2))
 
 
 def test_progress_is_shown() -> None:

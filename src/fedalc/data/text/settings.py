@@ -34,7 +34,7 @@ class TextSettings(Settings):
     """Do not distinguish capital letters."""
     most_terms: Count = 66_000
     """Size of the vocabulary: the terms that most documents have."""
-    least_documents: Count = 2
+    least_documents: Count = 1
     """Leave out terms that fewer documents have."""
     largest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Leave out terms that a larger share of the documents has."""
