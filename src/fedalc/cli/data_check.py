@@ -44,7 +44,7 @@ def as_json(dataset: Dataset, notes: Sequence[str], checks: Sequence[Check]) -> 
         "positives": {"least": int(held.min()), "median": float(np.median(held)), "most": int(held.max())},
         "users": None if dataset.users is None else len(set(dataset.users)),
         "parties": None if parties is None else len(set(parties)),
-        "notes": [*notes, *getattr(dataset, "notes", ())],
+        "notes": [*notes, *dataset.notes],
         "checks": [check._asdict() for check in checks],
         "findings": [asdict(finding) for finding in findings(dataset)],
     }

@@ -132,7 +132,8 @@ class TrainedModel(Predictor):
             encoder.load_state_dict(weights)
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
-            text, calibration = text_of(tensors, facts, encoder.feature_count), read_calibration(tensors, len(names))
+            text = text_of(tensors, facts, encoder.feature_count, device)
+            calibration = read_calibration(tensors, len(names))
             return cls(Model(encoder.to(device), W.to(device)), settings, names, held, text, calibration)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
