@@ -41,6 +41,7 @@ class TrainedModel:
     label_names: tuple[str, ...]
     held: np.ndarray
     text: TextFeatures | None = None
+    secret_rows: bool = False  # W is not the one of training, which only holders of the clients' key can compute
 
     @property
     def feature_count(self) -> int:
@@ -61,12 +62,14 @@ class TrainedModel:
         "raw" (the square loss, as in fedalc-exact).
         """
         k = as_count(k, "k")
+        self.check_rows()
         labels, scores = self._scorer(features).top(k)
         check_scores(scores.numpy())
         return labels.numpy(), scores.numpy()
 
     def scores(self, features: csr_matrix | Images) -> np.ndarray:
         """Return the scores of all labels, instances × labels; -inf for a label without a client."""
+        self.check_rows()
         scores = self._scorer(features).of_labels(slice(0, len(self.label_names))).cpu().numpy()
         check_scores(scores)
         return scores
@@ -92,6 +95,14 @@ class TrainedModel:
             )
         return Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
 
+    def check_rows(self) -> None:
+        """Refuse a model that cannot score: one with secret rows, as the server has it."""
+        if self.secret_rows:
+            raise FedalcError(
+                "the class embeddings of this model are secret (embeddings.secret), so it predicts only with the "
+                "parties' key: fedalc key name-model RUN KEY NAMES"
+            )
+
     def save(self, folder: Path | str) -> None:
         """Save the model as a folder. Replaces an older model there."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
@@ -106,6 +117,7 @@ class TrainedModel:
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
             **text_facts,
+            **({"secret_rows": True} if self.secret_rows else {}),
         }
         save_folder(model_folder(folder), tensors, facts)
 
@@ -142,7 +154,10 @@ class TrainedModel:
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
             text = text_of(tensors, facts, encoder.feature_count)
-            return cls(Model(encoder.to(device), W.to(device)), settings, names, held, text)
+            secret = facts.get("secret_rows", False)
+            if type(secret) is not bool:
+                raise ValueError(f"secret_rows is {secret!r:.20}")
+            return cls(Model(encoder.to(device), W.to(device)), settings, names, held, text, secret)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

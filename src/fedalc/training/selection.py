@@ -44,6 +44,7 @@ class Training(AnyTraining):
 
     centralised = False
     checkpoint_seconds = 60.0
+    has_key = True  # of the clients, who are all here: with it the model of a training with secret rows can score
 
     # Set by `prepare`:
     phase: str
@@ -89,8 +90,9 @@ class Training(AnyTraining):
                 self._start_refit()
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
-        data = self.dataset
-        return TrainedModel(self._kept_model(), self.settings.encoder, data.label_names, self.federated.held, data.text)
+        data, secret = self.dataset, self.settings.embeddings.secret and not self.has_key
+        model, held = self._kept_model(), self.federated.held
+        return TrainedModel(model, self.settings.encoder, data.label_names, held, data.text, secret)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
