@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from fedalc.models.trained import TrainedModel
     from fedalc.training.callbacks import Callback, register_callback
     from fedalc.workflows.compare import compare
-    from fedalc.workflows.train import Run, load_run, train
+    from fedalc.workflows.run import Run
+    from fedalc.workflows.train import load_run, train
 
 # Imported on first use: `fedalc --help` must not wait for torch.
 _HOMES = {
@@ -53,7 +54,7 @@ _HOMES = {
     "register_format": "fedalc.data.formats",
     "register_metric": "fedalc.evaluation.metrics",
     "TrainedModel": "fedalc.models.trained",
-    "Run": "fedalc.workflows.train",
+    "Run": "fedalc.workflows.run",
     "load_run": "fedalc.workflows.train",
     "train": "fedalc.workflows.train",
 }

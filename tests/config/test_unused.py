@@ -17,7 +17,7 @@ from fedalc.config.schema import PRESETS, Settings
 from fedalc.config.unused import ONLY_WITH, Fact, names_of, note_without_effect
 from fedalc.core.registry import METHODS, ORACLES
 from fedalc.models.trained import TrainedModel
-from fedalc.workflows.train import Run
+from fedalc.workflows.run import Run
 from tests.problems import small_dataset, small_pictures
 
 pytestmark = pytest.mark.usefixtures("no_curves")

@@ -94,6 +94,7 @@ def compare(
             data_dir=data_dir,
             callbacks=follow,
             epsilon_budget=epsilon_budget,
+            verbose=False,  # the callbacks show it
             **asked,
         )
     except FedalcError as error:

@@ -114,6 +114,7 @@ def train(
             data_dir=data_dir,
             callbacks=[*followers, *trackers],
             epsilon_budget=epsilon_budget,
+            verbose=False,  # the callbacks show it
         )
     except FedalcError as error:
         raise with_resume_hint(error, f"fedalc train --resume {folder}") from None

@@ -133,6 +133,13 @@ class Experiment(Settings):
         by_counts = (self.client.loss != "hinge" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
 
+    def __repr__(self) -> str:
+        """Say the most important settings; `to_toml` has all."""
+        said = f"preset {self.preset}, encoder {self.encoder.name}, {self.rounds} rounds, seed {self.seed}"
+        return f"<fedalc.Experiment {self.method} on {self.dataset}: {said}>"
+
+    __str__ = __repr__
+
     def __hash__(self) -> int:
         return hash(self.to_toml())  # a dict, as `options` is, has no hash
 

@@ -297,6 +297,8 @@ class SelectionSettings(Settings):
     """After the choice, train again on all of train for the chosen number of rounds."""
     test_curve: bool = False
     """With validation = 0: draw curves on the test set. They decide nothing."""
+    calibrate: bool = True
+    """Fit probabilities and thresholds on held-out records (docs/predictions.md)."""
 
 
 class TuningSettings(Settings):

@@ -181,6 +181,11 @@ METRICS = Registry(
         "PSP@3": "fedalc.evaluation.metrics:PSP3",
         "PSP@5": "fedalc.evaluation.metrics:PSP5",
         "mAP": "fedalc.evaluation.metrics:MAP",
+        "R@1": "fedalc.evaluation.metrics:R1",
+        "R@3": "fedalc.evaluation.metrics:R3",
+        "R@5": "fedalc.evaluation.metrics:R5",
+        "micro-F1": "fedalc.evaluation.metrics:MICRO_F1",
+        "macro-F1": "fedalc.evaluation.metrics:MACRO_F1",
     },
     "fedalc.evaluation.metrics:as_metric",
 )

@@ -21,7 +21,7 @@ Features: TypeAlias = Any
 """A csr_matrix or Images. (Not a union: code for text never sees Images and treats this as a csr_matrix.)"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty.
 
@@ -51,13 +51,18 @@ class Split:
     def __len__(self) -> int:
         return int(self.features.shape[0])
 
+    def __repr__(self) -> str:
+        each = self.labels.nnz / max(len(self), 1)
+        sizes = f"{len(self):,} records × {self.features.shape[1]:,} features, {self.labels.shape[1]:,} labels"
+        return f"<fedalc.Split {sizes} ({each:.1f} per record)>"
+
     def rows(self, index: np.ndarray) -> Split:
         """Return the instances at these positions, in this order."""
         users = None if self.users is None else tuple(self.users[at] for at in np.arange(len(self))[index])
         return Split(self.features[index], self.labels[index], users)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """A train and a test split over the same features and labels. `validation`: only if the dataset ships its own.
 
@@ -105,6 +110,11 @@ class Dataset:
         except DataError as error:
             raise DataError(f"dataset {self.name}: {error}") from None
         object.__setattr__(self, "label_names", names)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items() if len(split))
+        kind = "pictures" if isinstance(self.train.features, Images) else f"{self.feature_count:,} features"
+        return f"<fedalc.Dataset {self.name}: {sizes} records, {kind}, {self.label_count:,} labels>"
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.progress import (
 )
 
 from fedalc.core import distributed
+from fedalc.errors import ConfigError
 from fedalc.report.curves import watched_metric
 from fedalc.training.base import Callback
 
@@ -172,6 +174,26 @@ def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgres
     if quiet:
         return []
     return [LiveProgress(console, title) if console.is_terminal else PlainProgress(console, title)]
+
+
+@contextmanager
+def progress_shown(verbose: bool | None, title: str) -> Iterator[list[LiveProgress | PlainProgress]]:
+    """Yield callbacks that show progress on standard error or in a notebook. None: only if somebody can see it there
+    as it happens. They are closed at the end."""
+    if verbose is not None and not isinstance(verbose, bool):
+        raise ConfigError(f"expected True, False or None, found {verbose!r:.60}", "verbose")
+    console = Console(stderr=True)
+    notebook = console.is_jupyter
+    shown = (console.is_terminal or notebook) if verbose is None else verbose
+    live = console.is_terminal or (notebook and find_spec("ipywidgets") is not None)
+    callbacks: list[LiveProgress | PlainProgress] = []
+    if shown and distributed.started_as().rank == 0:
+        callbacks.append(LiveProgress(console, title) if live else PlainProgress(console, title))
+    try:
+        yield callbacks
+    finally:
+        for callback in callbacks:
+            callback.close()
 
 
 @contextmanager

@@ -31,7 +31,8 @@ from fedalc.training.base import Callback
 from fedalc.training.federated import planned_looks
 from fedalc.training.tuning import SEARCHING
 from fedalc.workflows.preflight import check_memory
-from fedalc.workflows.train import Run, fill_folder
+from fedalc.workflows.run import Run
+from fedalc.workflows.train import fill_folder
 from fedalc.workflows.tune import settled
 
 app = ServerApp()
