@@ -147,5 +147,5 @@ def test_a_folder_of_sparse_features(run, tmp_path: Path) -> None:  # type: igno
 
 @pytest.mark.parametrize("command", ["info", "check"])
 def test_folders_that_are_not_there(run, tmp_path: Path, command: str) -> None:  # type: ignore[no-untyped-def]
-    assert str(run(command, str(tmp_path / "none")).exception) == f"{tmp_path / 'none'}: no such folder"
+    assert str(run(command, str(tmp_path / "none")).exception) == f"{tmp_path / 'none'}: no such file or folder"
     assert "did you mean bibtex" in str(run(command, "bibtexx").exception)

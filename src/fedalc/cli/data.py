@@ -10,7 +10,16 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from fedalc.cli.options import DataDir
+from fedalc.cli.options import (
+    DataDir,
+    LabelColumn,
+    LabelSeparator,
+    Set,
+    TestFile,
+    TestShare,
+    TextColumn,
+    table_settings,
+)
 from fedalc.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Datasets: list, info, check, fetch, generate.", no_args_is_help=True, rich_markup_mode="rich")
 
 Name = Annotated[str, typer.Argument(help="a dataset's name")]
-NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or your own folder")]
+NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or your own file or folder")]
 
 
 @app.command("list")
@@ -108,21 +117,22 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
 
 
 def _is_folder(name: str) -> bool:
-    """Return whether this is a user's folder. A name in the catalog means the catalog's dataset; a path never does."""
+    """Return whether this is a user's file or folder. A name in the catalog means the catalog's dataset; a path never
+    does."""
     from fedalc.data.catalog.datasets import is_known
 
-    return not is_known(name) and (Path(name).is_dir() or len(Path(name).parts) > 1)
+    return not is_known(name) and (Path(name).exists() or len(Path(name).parts) > 1)
 
 
 def _print_folder(folder: Path, console: Console) -> None:
     from fedalc.data.formats import errors_named
-    from fedalc.data.load import format_of
+    from fedalc.data.load import file_format, format_of
 
-    if not folder.is_dir():
-        raise DataError("no such folder", folder)
-    data_format = format_of(folder)
+    if not folder.exists():
+        raise DataError("no such file or folder", folder)
+    data_format = format_of(folder) if folder.is_dir() else file_format(folder)
     with errors_named(data_format, folder):
-        first, *more = data_format.describe(folder)
+        first, *more = data_format.describe(folder) if folder.is_dir() else [data_format.title]
     console.print(f"{folder}: {first}")
     for line in more:
         console.print(f"  {line}")
@@ -131,20 +141,33 @@ def _print_folder(folder: Path, console: Console) -> None:
 
 
 @app.command()
-def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
+def check(
+    name: NameOrFolder,
+    data_dir: DataDir = None,
+    test: TestFile = None,
+    test_share: TestShare = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
+    set_: Set = None,
+) -> None:
     """Read a dataset and compare it with its published numbers. Exits with 1 if it differs.
 
     For your own folder: read and count everything. Exits with 1 if pictures are broken or in two splits.
     """
     from rich.progress import Progress
 
+    from fedalc.config.resolve import experiment
     from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog.datasets import entry as find
     from fedalc.data.catalog.locate import dataset_dir
     from fedalc.data.check import check as compare
     from fedalc.data.check import check_files
     from fedalc.data.load import has_pictures
+    from fedalc.workflows.progress_bars import print_notes
 
+    given = table_settings(text_column, label_column, label_separator, test, test_share)
+    settings = experiment(given, overrides=set_ or ())
     is_folder = _is_folder(name)
     dataset_name = name if is_folder else find(name).name
     notes: list[str] = []
@@ -157,9 +180,10 @@ def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
 
         # Broken pictures are listed, and left out of the counts.
         options = ImageOptions(broken="skip", progress=show, tell=notes.append)
-        dataset = load_dataset(dataset_name, data_dir, images=options)
+        dataset = load_dataset(dataset_name, data_dir, images=options, table=settings.table, text=settings.text)
     for note in notes:
         console.print(note)
+    print_notes(console, dataset)
     if is_folder:
         _print_counts(dataset)
         if notes:

@@ -143,8 +143,8 @@ class TrainedModel(Predictor):
             encoder.load_state_dict(weights)
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
-            text, calibration = text_of(tensors, facts, encoder.feature_count), read_calibration(tensors, len(names))
-            secret = facts.get("secret_rows", False)
+            text = text_of(tensors, facts, encoder.feature_count, device)
+            calibration, secret = read_calibration(tensors, len(names)), facts.get("secret_rows", False)
             if type(secret) is not bool:
                 raise ValueError(f"secret_rows is {secret!r:.20}")
             model = Model(encoder.to(device), W.to(device))

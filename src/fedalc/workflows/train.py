@@ -11,7 +11,7 @@ from typing import Any
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.neighbour_search import check_affordable
-from fedalc.config.resolve import default_choice, experiment, for_labels
+from fedalc.config.resolve import default_choice, experiment, for_data, for_labels
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core import distributed
 from fedalc.core.arguments import as_path
@@ -136,13 +136,20 @@ def _train(
     with distributed.joined(settings.device), watching(part_watcher(callbacks)):
         check_device(settings.device)
         reset_peak()
+        if folder is not None and resume:
+            settings = settings.model_copy(update={"table": settings.table.completed(read_settings(folder).table)})
         if folder is not None and distributed.is_first():
             check_folder(folder, settings, resume, overwrite)
         if data is None:
             # Several processes wait until the first one has read the pictures.
             options = image_options(settings, callbacks, wait=distributed.here().count > 1)
             with distributed.in_turn():
-                data = load_dataset(settings.dataset, data_dir, images=options)
+                data = load_dataset(
+                    settings.dataset, data_dir, images=options, table=settings.table, text=settings.text
+                )
+            for callback in callbacks:
+                callback.loaded(data)
+        settings = for_data(settings, data)
         if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
@@ -261,7 +268,7 @@ def train_or_continue(
     If the user asked to stop too late to interrupt this run, raise `Interrupted` after it is finished, so that the
     caller starts no further run.
     """
-    settings = for_labels(settings, data.label_count)
+    settings = for_labels(for_data(settings, data), data.label_count)
     while True:
         begun = folder is not None and (folder / "config.toml").exists()
         if folder is not None and begun and read_settings(folder) != settings:
