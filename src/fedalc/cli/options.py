@@ -51,6 +51,7 @@ Encoder = Annotated[
     str | None,
     typer.Option(help=f"{', '.join(ENCODERS)} (what each does: fedalc list)", autocompletion=_completing(ENCODERS)),
 ]
+Seed = Annotated[int | None, typer.Option(help="the same seed and settings give the same result")]
 TextColumn = Annotated[
     list[str] | None,
     typer.Option("--text-column", help="column of a table that holds the text (default: found); may be repeated"),

@@ -25,6 +25,7 @@ from fedalc.cli.options import (
     Preset,
     Quiet,
     Rounds,
+    Seed,
     Set,
     TestFile,
     TestShare,
@@ -51,7 +52,7 @@ def train(
     encoder: Encoder = None,
     text_encoder: TextEncoder = None,
     rounds: Rounds = None,
-    seed: Annotated[int | None, typer.Option(help="the same seed and settings give the same result")] = None,
+    seed: Seed = None,
     device: Device = None,
     memory_budget: MemoryBudget = None,
     config: Config = None,
@@ -61,7 +62,9 @@ def train(
         Path | None,
         typer.Option(help="label correlations from `fedalc collect server`, instead of collecting"),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="the clients' key file of --correlations")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="the clients' key file, for --correlations or embeddings.secret")
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="differential privacy of the label sets: add noise to their counts, for this ε")
     ] = None,

@@ -28,6 +28,7 @@ from fedalc.oracles import TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.runs.folder import (
     SHEET,
+    OtherSettings,
     Taken,
     check_folder,
     clear_leftovers,
@@ -261,6 +262,7 @@ def train_or_continue(
     data: Dataset,
     callbacks: Sequence[Callback] = (),
     epsilon_budget: float | None = None,
+    needs_test: bool = True,
 ) -> Run:
     """Return the run of these settings in this folder: loaded if finished, resumed if interrupted, else trained.
     Without a folder, train and write nothing.
@@ -272,13 +274,13 @@ def train_or_continue(
     while True:
         begun = folder is not None and (folder / "config.toml").exists()
         if folder is not None and begun and read_settings(folder) != settings:
-            raise ConfigError(
+            raise OtherSettings(
                 f"{folder} was made with other settings; give another folder, or replace it (--overwrite)"
             )
         if folder is not None and begun and (folder / "result.json").exists():
             return load_run(folder)
         with suppress(Taken):  # another process began a run here in the meantime: look again
-            run, stop = _train(settings, folder, begun, False, data, None, callbacks, epsilon_budget)
+            run, stop = _train(settings, folder, begun, False, data, None, callbacks, epsilon_budget, needs_test)
             if stop:
                 what = "this run" if folder is None else f"the run in {folder}"
                 raise Interrupted(f"after {what} was finished")
@@ -291,7 +293,7 @@ def load_run(folder: Path | str) -> Run:
     settings = read_settings(folder)
     if not (folder / "result.json").exists():
         raise FedalcError(f"{folder}: this run has not finished; resume it with: fedalc train --resume {folder}")
-    return Run(settings, read_result(folder), load_model(folder / "model"), folder)
+    return Run(settings, read_result(folder), load_model(folder / "model", allow_secret_rows=True), folder)
 
 
 def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:
