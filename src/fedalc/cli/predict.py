@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +11,17 @@ import typer
 
 from fedalc.errors import DataError, FedalcError
 
+_FILE_NAME = re.compile(r"\S*(/\S*|\.[A-Za-z]\w{0,6}(\.gz|\.bz2)?)")  # words with a slash, or an ending such as .csv
+
 
 def predict(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     file: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="instances in a data format that fedalc reads; for a picture model: a picture, or a folder or tar "
-            "archive of pictures. Labels are ignored"
+            help="instances in a data format that fedalc reads; for a model of raw texts: a text, or a .txt file with "
+            "one per line; for a picture model: a picture, or a folder or tar archive of pictures; - for standard "
+            "input. Labels are ignored"
         ),
     ],
     top: Annotated[int | None, typer.Option(min=1, help="labels per instance: 5, or with --threshold all")] = None,
@@ -42,6 +47,9 @@ def predict(
     ] = None,
     sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="number of pictures on the --sheet")] = 36,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    text_encoder: Annotated[
+        Path | None, typer.Option(help="where the sentence encoder of training is now, if it was moved")
+    ] = None,
 ) -> None:
     """Predict the best labels of new instances, with names and scores.
 
@@ -49,8 +57,8 @@ def predict(
     (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles. --probabilities and --threshold need a model that was
     calibrated on held-out records, as most runs are (docs/predictions.md).
     """
-    if run.exists() and not file.exists():  # before loading torch, which takes seconds
-        raise DataError("no such file or folder", file)
+    if run.exists() and _is_missing(file, run):  # before loading torch, which takes seconds
+        raise DataError("no such file or folder", Path(file))
     from fedalc.core.devices import check_device
     from fedalc.workflows.predict import predict_file
     from fedalc.workflows.prediction_files import Answer
@@ -70,4 +78,21 @@ def predict(
         sheet=sheet,
         sheet_pictures=sheet_pictures,
         device=device,
+        text_encoder=text_encoder,
     )
+
+
+def _is_missing(given: str, run: Path) -> bool:
+    """Return whether a file is meant that is not there: it looks like one, or the model does not read texts."""
+    try:
+        if given == "-" or Path(given).exists():
+            return False
+    except (OSError, ValueError):  # too long for a file's name
+        return False
+    if _FILE_NAME.fullmatch(given):
+        return True
+    folder = run / "model" if (run / "model").is_dir() else run
+    try:
+        return "text" not in json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False  # loading the model says what is wrong

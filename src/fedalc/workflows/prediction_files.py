@@ -12,13 +12,12 @@ from typing import Any, Literal, NamedTuple, TextIO
 import numpy as np
 
 from fedalc.data.images.images import Images
-from fedalc.data.images.loose_files import joined, looks_like_pictures
-from fedalc.data.load import load_file
-from fedalc.errors import DataError
+from fedalc.data.images.loose_files import joined
 from fedalc.models.predicting import LabelSets, Predictor, decide, features_count
 from fedalc.models.thresholds import as_rule
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
+from fedalc.workflows.new_instances import read_features
 
 Format = Literal["csv", "jsonl"]
 
@@ -83,11 +82,9 @@ def _without_abstained(best: Predictions, sets: LabelSets) -> Predictions:
     return Predictions(best.instances, labels, scores, probabilities, sets.abstained)
 
 
-def predict_rows(model: TrainedModel | TrainedOracle, file: Path, answer: Answer) -> Predictions:
-    """Predict on all instances of a file of features at once."""
-    if looks_like_pictures(file):
-        raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
-    features = load_file(file, model.feature_count, len(model.label_names)).features
+def predict_rows(model: TrainedModel | TrainedOracle, given: str, answer: Answer) -> Predictions:
+    """Predict on a text, or on all instances of a file at once."""
+    features = read_features(model, given)
     return predictions_for(model, features, answer, range(features.shape[0]))
 
 
