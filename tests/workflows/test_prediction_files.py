@@ -25,7 +25,7 @@ from fedalc.data.synthetic.mosaics import MosaicsSize, make_mosaics
 from fedalc.errors import FedalcError
 from fedalc.report.contact_sheet import write_contact_sheet, write_test_sheet
 from fedalc.runs.folder import SHEET, open_folder
-from fedalc.workflows.progress_bars import counting
+from fedalc.workflows.counting import counting
 from tests.data.layouts import from_pixels, pack, picture, write_files
 
 pytestmark = pytest.mark.usefixtures("no_curves")
