@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedalc.training.callbacks import Callback, register_callback
     from fedalc.workflows.compare import compare
     from fedalc.workflows.run import Run
+    from fedalc.workflows.sweep import Sweep, sweep
     from fedalc.workflows.train import load_run, train
 
 # Imported on first use: `fedalc --help` must not wait for torch.
@@ -56,6 +57,8 @@ _HOMES = {
     "TrainedModel": "fedalc.models.trained",
     "Run": "fedalc.workflows.run",
     "load_run": "fedalc.workflows.train",
+    "Sweep": "fedalc.workflows.sweep",
+    "sweep": "fedalc.workflows.sweep",
     "train": "fedalc.workflows.train",
 }
 
@@ -73,6 +76,7 @@ __all__ = [
     "Run",
     "Settings",
     "Split",
+    "Sweep",
     "TrainedModel",
     "compare",
     "experiment",
@@ -85,6 +89,7 @@ __all__ = [
     "register_format",
     "register_method",
     "register_metric",
+    "sweep",
     "testing",
     "train",
 ]

@@ -46,6 +46,7 @@ from fedalc.config.schema import (
     SelectionSettings,
     ServerSettings,
     Settings,
+    TableSettings,
     TextSettings,
     TuningSettings,
 )
@@ -60,7 +61,7 @@ class Experiment(Settings):
     name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None
     """Name of the run folder. none: made of dataset, method, preset and seed."""
     dataset: str = "demo"
-    """Name of a dataset (`fedalc data list`), or path of a folder."""
+    """Name of a dataset (`fedalc data list`), or path of a file or folder."""
     method: MethodName = "fedalc"
     """What is computed (`fedalc methods`)."""
     preset: PresetName = "strong"
@@ -86,6 +87,7 @@ class Experiment(Settings):
     shard_rows: Literal["auto", "on", "off"] = "auto"
     """Split W over several processes (docs/cluster.md). auto: if W has more than 2 GB."""
     images: ImageSettings = ImageSettings()
+    table: TableSettings = TableSettings()
     text: TextSettings = TextSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()

@@ -23,6 +23,7 @@ from fedalc.config.schema import PRESETS
 from fedalc.core.arguments import as_path
 from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
+from fedalc.data.dataset import Dataset
 from fedalc.data.load import has_pictures
 from fedalc.errors import ConfigError
 
@@ -91,7 +92,8 @@ def checked_overrides(overrides: Any) -> list[str]:
     return given
 
 
-PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "text")  # do not ask for a method
+PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "table", "text")
+"""Settings that do not ask for a method."""
 
 
 def default_choice(
@@ -136,6 +138,11 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
             if (name not in kept and field not in kept) or field in reasons:
                 reason = reasons.get(field, reasons.get(name, "the search chooses it"))
                 raise ConfigError(f"{reason}; leave it out, or leave out --tune", field)
+
+
+def for_data(settings: Experiment, data: Dataset) -> Experiment:
+    """Return the settings with the columns that were found in the data, if it is a table."""
+    return settings if data.table is None else settings.model_copy(update={"table": data.table})
 
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:

@@ -9,9 +9,11 @@ from pydantic import AfterValidator, Field
 from fedalc.config.facts import encoder_facts, known_encoder, known_method, known_metric
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 from fedalc.core.settings import NONE, Count, NotNegative, Positive, Settings, Share
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.text.settings import TextSettings
 
-__all__ = ["NONE", "Count", "NotNegative", "Positive", "Settings", "Share", "TextSettings"]  # of others, re-exported
+# Of other modules, re-exported.
+__all__ = ["NONE", "Count", "NotNegative", "Positive", "Settings", "Share", "TableSettings", "TextSettings"]
 
 MethodName = Annotated[str, AfterValidator(known_method)]
 EncoderName = Annotated[str, AfterValidator(known_encoder)]
@@ -293,6 +295,8 @@ class SelectionSettings(Settings):
     """After the choice, train again on all of train for the chosen number of rounds."""
     test_curve: bool = False
     """With validation = 0: draw curves on the test set. They decide nothing."""
+    calibrate: bool = True
+    """Fit probabilities and thresholds on held-out records (docs/predictions.md)."""
 
 
 class TuningSettings(Settings):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -16,6 +16,9 @@ from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
+
+if TYPE_CHECKING:
+    from fedalc.data.formats.table_settings import TableSettings
 
 Features: TypeAlias = Any
 """A csr_matrix or Images. (Not a union: code for text never sees Images and treats this as a csr_matrix.)"""
@@ -76,6 +79,10 @@ class Dataset:
     label_names: tuple[str, ...] = ()
     validation: Split | None = None
     text: TextFeatures | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """How it was read: which columns were taken for what, and what was held out or left out."""
+    table: TableSettings | None = field(default=None, compare=False)
+    """Of data from a table: the settings, with the columns that were found."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

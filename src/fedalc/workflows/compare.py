@@ -134,11 +134,19 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison need the same pictures: set this for all methods", "images")
+    for section in ("table", "text"):
+        if any(getattr(settings, section) != getattr(plan[0], section) for settings in plan):
+            raise ConfigError("all methods of a comparison need the same data: set this for all methods", section)
     note_without_effect(plan, user_settings)
     comparison = Comparison(folder=target, left_out=left_out)
     followers = follow(plan[0].method, plan[0].seed)
     options = image_options(plan[0], followers, wait=False)
-    shared = user_data if user_data is not None else load_dataset(plan[0].dataset, data_dir, images=options)
+    shared = user_data
+    if shared is None:
+        first = plan[0]
+        shared = load_dataset(first.dataset, data_dir, images=options, table=first.table, text=first.text)
+        for follower in followers:
+            follower.loaded(shared)
     folders = [None if target is None else target / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
         _remove(folders)

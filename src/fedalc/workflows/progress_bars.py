@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from fedalc.core import distributed
+from fedalc.data.dataset import Dataset
 from fedalc.errors import ConfigError
 from fedalc.report.curves import watched_metric
 from fedalc.training.base import Callback
@@ -59,6 +60,9 @@ class LiveProgress(Callback):
             if self._reading is None:
                 self._reading = self._bar.add_task("pictures", total=pictures, loss="scaled", p1="")
             self._bar.update(self._reading, completed=done)
+
+    def loaded(self, data: Dataset) -> None:
+        print_notes(self._bar.console, data)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
@@ -117,6 +121,9 @@ class PlainProgress(Callback):
         if done == pictures:
             self.console.print(f"{pictures} pictures scaled", highlight=False)
 
+    def loaded(self, data: Dataset) -> None:
+        print_notes(self.console, data)
+
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._phase, self._rounds, self._shown = name, rounds, done
         self._done, self._said = done, time.monotonic()
@@ -157,6 +164,12 @@ class PlainProgress(Callback):
         self.console.print(f"{self.title} {line}", highlight=False)
 
     def close(self) -> None: ...
+
+
+def print_notes(console: Console, data: Dataset) -> None:
+    """Print how the data was read."""
+    for note in data.notes:
+        console.print(f"{data.name}: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _stopping() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.neighbour_search import check_affordable
-from fedalc.config.resolve import default_choice, experiment, for_labels
+from fedalc.config.resolve import default_choice, experiment, for_data, for_labels
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core import distributed
 from fedalc.core.arguments import as_flag, as_path, as_positive
@@ -28,6 +28,7 @@ from fedalc.oracles import TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.runs.folder import (
     SHEET,
+    OtherSettings,
     Taken,
     check_folder,
     clear_leftovers,
@@ -139,13 +140,20 @@ def _train(
     with distributed.joined(settings.device), watching(part_watcher(callbacks)):
         check_device(settings.device)
         reset_peak()
+        if folder is not None and resume:
+            settings = settings.model_copy(update={"table": settings.table.completed(read_settings(folder).table)})
         if folder is not None and distributed.is_first():
             check_folder(folder, settings, resume, overwrite)
         if data is None:
             # Several processes wait until the first one has read the pictures.
             options = image_options(settings, callbacks, wait=distributed.here().count > 1)
             with distributed.in_turn():
-                data = load_dataset(settings.dataset, data_dir, images=options)
+                data = load_dataset(
+                    settings.dataset, data_dir, images=options, table=settings.table, text=settings.text
+                )
+            for callback in callbacks:
+                callback.loaded(data)
+        settings = for_data(settings, data)
         if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
@@ -257,6 +265,7 @@ def train_or_continue(
     data: Dataset,
     callbacks: Sequence[Callback] = (),
     epsilon_budget: float | None = None,
+    needs_test: bool = True,
 ) -> Run:
     """Return the run of these settings in this folder: loaded if finished, resumed if interrupted, else trained.
     Without a folder, train and write nothing.
@@ -264,17 +273,17 @@ def train_or_continue(
     If the user asked to stop too late to interrupt this run, raise `Interrupted` after it is finished, so that the
     caller starts no further run.
     """
-    settings = for_labels(settings, data.label_count)
+    settings = for_labels(for_data(settings, data), data.label_count)
     while True:
         begun = folder is not None and (folder / "config.toml").exists()
         if folder is not None and begun and read_settings(folder) != settings:
-            raise ConfigError(
+            raise OtherSettings(
                 f"{folder} was made with other settings; give another folder, or replace it (--overwrite)"
             )
         if folder is not None and begun and (folder / "result.json").exists():
             return load_run(folder)
         with suppress(Taken):  # another process began a run here in the meantime: look again
-            run, stop = _train(settings, folder, begun, False, data, None, callbacks, epsilon_budget)
+            run, stop = _train(settings, folder, begun, False, data, None, callbacks, epsilon_budget, needs_test)
             if stop:
                 what = "this run" if folder is None else f"the run in {folder}"
                 raise Interrupted(f"after {what} was finished")

@@ -47,7 +47,11 @@ class TextSettings(Settings):
     idf: bool = True
     """Rare terms count more: times 1 + log((1 + documents) / (1 + documents with the term))."""
     encoder: str | None = None
-    """Folder of a sentence encoder. Sets kind = "encoder"."""
+    """Folder of a sentence encoder (docs/text.md). Sets kind = "encoder"."""
+    batch: Count = 32
+    """Texts that a sentence encoder takes at a time."""
+    device: str = "cpu"
+    """Where a sentence encoder computes: cpu, cuda, …"""
 
     @model_validator(mode="before")
     @classmethod
