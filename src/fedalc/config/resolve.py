@@ -130,6 +130,7 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
     reasons = {
         "privacy": "ε does not cover a search, which looks at the labels many times",
         "clients": "the search needs a client for each label",
+        "embeddings.secret": "the search works on each label's own column, which the secret rotation mixes",
         "selection.validation": "the search holds out records itself: a fifth of train",
     }
     for name, value in requested.items():

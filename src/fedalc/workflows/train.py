@@ -296,7 +296,7 @@ def load_run(folder: Path | str) -> Run:
     settings = read_settings(folder)
     if not (folder / "result.json").exists():
         raise FedalcError(f"{folder}: this run has not finished; resume it with: fedalc train --resume {folder}")
-    return Run(settings, read_result(folder), load_model(folder / "model"), folder)
+    return Run(settings, read_result(folder), load_model(folder / "model", allow_secret_rows=True), folder)
 
 
 def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:
