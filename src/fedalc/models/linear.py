@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config.schema import EncoderSettings
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
+from fedalc.core.progress_events import watched
 from fedalc.core.saved_parts import DAMAGE
 from fedalc.core.tensor_folder import load_arrays, load_facts
 from fedalc.data.images.images import Images
@@ -85,7 +86,8 @@ class LinearScorer:
         count, label_count = self._features.shape[0], len(self._model.label_names)
         k = min(k, int(self._model.held.sum()))
         index, value = np.zeros((count, k), np.int64), np.zeros((count, k))
-        for rows in blocks(count, 24 * (label_count + self._model.theta.shape[1]), DEFAULT_BUDGET):
+        parts = blocks(count, 24 * (label_count + self._model.theta.shape[1]), DEFAULT_BUDGET)
+        for rows in watched("instances ranked", parts, count, lambda part: part.stop - part.start):
             scores = self.of_instances(rows)
             best = np.argpartition(-scores, min(k, label_count - 1), axis=1)[:, :k]
             order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
