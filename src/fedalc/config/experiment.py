@@ -59,7 +59,9 @@ class Experiment(Settings):
     method: MethodName = "fedalc"
     preset: PresetName = "strong"
     engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties (docs/deployment.md)
-    clients: Literal["labels", "users"] = "labels"  # users: a client per label and user, if the data has users
+    clients: Literal["labels", "users", "parties"] = (
+        "labels"  # users, parties: a client per label of each user or party, if the data has them (docs/parties.md)
+    )
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "cpu"
@@ -116,6 +118,11 @@ class Experiment(Settings):
         sizes = self.client.set_size != "ignored" or weighted
         by_counts = (self.client.loss != "hinge" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
+
+    @property
+    def tells_shares(self) -> bool:
+        """Whether the server tells each party how many labels each of its records has."""
+        return self.client.loss != "hinge" and self.client.set_size == "exact"
 
     def __hash__(self) -> int:
         return hash(self.to_toml())  # a dict, as `options` is, has no hash

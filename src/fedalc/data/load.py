@@ -13,6 +13,7 @@ from fedalc.data.formats import Format, ReadOptions, errors_named, file_format, 
 from fedalc.data.images.decode import of_size
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.images.load import load_pictures
+from fedalc.data.parties import party_folders, read_parties
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
@@ -29,7 +30,8 @@ def load_dataset(
 
     fedalc looks for a known name in the folder of that name in `data_dir`, else in $FEDALC_DATA, else in ./data. Your
     own folder holds a train and a test file (and perhaps a validation file) in one of the formats, and may name the
-    labels in `labels.txt`. Parsed files are cached unless `cache` is false. `images` applies to pictures only.
+    labels in `labels.txt`; or it has a folder of this kind for each party (`data.parties`). Parsed files are cached
+    unless `cache` is false. `images` applies to pictures only.
     """
     as_path(name_or_path, "dataset")
     if images is not None and not isinstance(images, ImageOptions):
@@ -39,6 +41,8 @@ def load_dataset(
         return _load_known(catalog.entry(name_or_path), data_dir, options, images)
     folder = Path(name_or_path)
     if folder.is_dir():
+        if folders := party_folders(folder):
+            return read_parties(folder, folders, options)
         return _read(format_of(folder), folder, folder.resolve().name, options)
     if folder.is_file():
         raise DataError("is a file: a dataset is a folder with a train and a test file", folder)
@@ -104,7 +108,18 @@ def has_pictures(name_or_path: str | Path) -> bool:
         return entry.images is not None or entry.name == "mosaics"
     folder = Path(name_or_path)
     try:
+        folder = next(iter(party_folders(folder).values()), folder)
         return folder.is_dir() and next((f.has_pictures for f in formats() if f.recognises(folder)), False)
+    except Exception:  # reading it says what is wrong
+        return False
+
+
+def has_parties(name_or_path: str | Path) -> bool:
+    """Return whether a dataset has a folder per party. Does not check that it can be read."""
+    if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
+        return False
+    try:
+        return bool(party_folders(Path(name_or_path)))
     except Exception:  # reading it says what is wrong
         return False
 

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,10 @@ def register_own_encoder(keys: dict[str, Any]) -> None:
 
 
 def describe(keys: dict[str, Any], data: Dataset) -> None:
-    """Add the settings that follow from the data: its name and the size of its pictures."""
+    """Add the settings that follow from the data: its name, its parties and the size of its pictures."""
     keys.setdefault("dataset", data.name)
+    if data.train.parties is not None:
+        keys.setdefault("clients", "parties")
     images = keys.get("images", {})
     if isinstance(data.train.features, Images) and isinstance(images, Mapping):
         keys["images"] = {"size": data.train.features.size, **images}
@@ -166,6 +168,8 @@ def _train(
                 data = load_dataset(settings.dataset, data_dir, images=options)
         if not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=4)
+        if settings.clients != "parties" or settings.method in ORACLES:
+            data = replace(data, train=data.train.in_one_place)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
         settings = for_labels(settings, data.label_count)
         check_kind(settings, data)
