@@ -139,6 +139,8 @@ def for_labels(settings: Experiment, labels: int) -> Experiment:
 def _fill_in(values: dict[str, Any], method: str) -> None:
     """Add the settings that follow from the method and the loss, unless the user has set them."""
     client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
+    if values.get("clients") == "parties":  # the rows of a party's file have no numbers that another party knows
+        values.setdefault("collection", {}).setdefault("identity", "content")
     if "epsilon" in values.get("privacy", {}):
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
     _choose_aggregation(values, method)

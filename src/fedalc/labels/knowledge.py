@@ -116,6 +116,11 @@ def learn_labels(
         return _from_file(settings, Path(settings.collection.correlations), names, needed)
     shared = SharedEncoder(settings.encoder, settings.seed)
     parties = numbered(train.parties) if settings.clients == "parties" and train.parties is not None else None
+    if parties is not None and settings.collection.identity == "record":
+        raise ConfigError(
+            'the numbers of rows mean nothing to another party; use "content": equal records are the same',
+            "collection.identity",
+        )
     collection = collect(settings.collection, train.features, train.labels, names, shared, parties)
     return protected(settings, collection, looks, phase)
 

@@ -155,6 +155,10 @@ def take_census(
     known = _same_features(parties, known)
     known = _enough_drawn(parties, settings, known)
     shared = settings.clients == "parties"
+    if shared:  # the order of clients is that of a simulation, where parties are known by name
+        known = dict(sorted(known.items(), key=lambda item: item[1].client))
+    elif max(Counter(label for who in known.values() for label in who.labels).values()) > 1:
+        parties.say('labels: several parties claim the same label; if they are to share it, set clients = "parties"')
     if not settings.uses_labels:
         roster, _ = _roster(parties, known, shared)
         parties.say(who_is_in(roster))
@@ -294,8 +298,6 @@ def _roster(
         stands, notes = settle(label, claimant, pseudonyms, [who.client for who in introductions])
         for note in notes:
             parties.say(f"labels: {note}")
-        if notes:
-            parties.say('labels: if parties are to have the same labels, set clients = "parties"')
     if joined is not None:
         stands &= np.array([name in joined for name in names])
     if not stands.any():

@@ -192,6 +192,8 @@ def for_parties(settings: Experiment) -> str:
     sent = {key: every[key] for key in sections}
     if settings.encoder.pretrained is not None:
         sent["encoder"]["pretrained"] = SENT
+    if settings.clients != "labels":
+        sent["clients"] = settings.clients
     return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 
