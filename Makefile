@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long crash-test fuzz lint deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy poisoning clean
+.PHONY: help setup demo test test-long crash-test fuzz lint settings-page deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ bench-scale: $(READY)  ## time and memory on generated problems of extreme size 
 
 deploy-bench: $(READY)  ## bytes on the wire and memory with 3, 10 and 100 parties (needs FEDALC_DATA; about a quarter of an hour)
 	$(BIN)/python benchmarks/deployment.py
+
+settings-page: $(READY)  ## docs/settings.md again, from the code
+	$(BIN)/fedalc settings --markdown > docs/settings.md.part && mv docs/settings.md.part docs/settings.md
 
 reproduce: $(READY)  ## the paper's tables again, cell by cell (needs FEDALC_DATA; hours; goes on where it stopped)
 	$(BIN)/fedalc reproduce communication

@@ -13,6 +13,8 @@ import pytest
 
 from fedalc.cli.main import main
 
+COLUMNS = "200"  # width of the terminal
+
 
 @dataclass
 class Ended:
@@ -25,7 +27,7 @@ def run(*arguments: str, cwd: Path, code: int = 0) -> Ended:
     out, error = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
         patch.chdir(cwd)
-        patch.setenv("COLUMNS", "200")
+        patch.setenv("COLUMNS", COLUMNS)
         patch.setenv("FEDALC_CACHE", str(cwd / "cache"))
         patch.setattr(sys, "argv", ["fedalc", *arguments])
         patch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets its own

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedalc.data import Dataset, Split, load_dataset, picture_blocks, read_pictures
     from fedalc.data.formats import register_format
     from fedalc.errors import ConfigError, DataError, FedalcError
+    from fedalc.estimators import FedALCClassifier, FedALCEmbedder
     from fedalc.evaluation.metrics import register_metric
     from fedalc.methods import Method, register_method
     from fedalc.models.encoders import Encoder, register_encoder
@@ -40,6 +41,8 @@ _HOMES = {
     "ConfigError": "fedalc.errors",
     "DataError": "fedalc.errors",
     "FedalcError": "fedalc.errors",
+    "FedALCClassifier": "fedalc.estimators",
+    "FedALCEmbedder": "fedalc.estimators",
     "Settings": "fedalc.config.schema",
     "Method": "fedalc.methods",
     "register_method": "fedalc.methods",
@@ -62,6 +65,8 @@ __all__ = [
     "Dataset",
     "Encoder",
     "Experiment",
+    "FedALCClassifier",
+    "FedALCEmbedder",
     "FedalcError",
     "Method",
     "Run",

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from fedalc.config.oracle_schema import SleecSettings
 from fedalc.config.resolve import experiment
-from fedalc.config.schema import SleecSettings
 from fedalc.data.dataset import Dataset, Split
 from fedalc.models.encoders import scale_rows
 from fedalc.oracles import sleec

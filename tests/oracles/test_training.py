@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
 
 import fedalc
-from fedalc.config.schema import OvrSettings
+from fedalc.config.oracle_schema import OvrSettings
 from fedalc.core.registry import ORACLES
 from fedalc.data import load_dataset
 from fedalc.data.dataset import Dataset, Split

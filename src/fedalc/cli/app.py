@@ -12,11 +12,15 @@ from fedalc.cli.collect import audit, collect_app, key_app
 from fedalc.cli.compare import compare
 from fedalc.cli.data import app as data_app
 from fedalc.cli.deploy import app as deploy_app
+from fedalc.cli.export import export
 from fedalc.cli.listing import list_, methods
 from fedalc.cli.predict import predict
 from fedalc.cli.privacy import privacy
 from fedalc.cli.report import report
 from fedalc.cli.reproduce import reproduce
+from fedalc.cli.runs import app as runs_app
+from fedalc.cli.serve import serve
+from fedalc.cli.settings import settings
 from fedalc.cli.train import train
 from fedalc.core.distributed import started_as
 from fedalc.errors import FedalcError
@@ -67,9 +71,22 @@ app.add_typer(data_app, name="data")
 app.add_typer(key_app, name="key")
 app.add_typer(collect_app, name="collect")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(runs_app, name="runs")
 
 
-for command in (train, compare, predict, report, reproduce, audit, privacy, methods):
+for command in (
+    train,
+    compare,
+    predict,
+    export,
+    serve,
+    report,
+    reproduce,
+    audit,
+    privacy,
+    methods,
+    settings,
+):
     app.command()(command)
 app.command("list")(list_)
 

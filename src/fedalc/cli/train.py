@@ -123,6 +123,8 @@ def train(
         for follower in followers:
             follower.close()
     note_absent_labels(console, run.result)
+    if run.result.get("kept") and not quiet:
+        console.print(f"{title}: {run.result['kept']}", highlight=False, markup=False, soft_wrap=True)
     console.print(rich_table([dict(run.result)]))
     pictures = f"    pictures: {folder / SHEET}" if (folder / SHEET).exists() else ""
     places = f"run folder: {folder}    report: {folder / 'report.html'}{pictures}"

@@ -22,6 +22,13 @@ from pydantic import (
 from fedalc.config import compatibility
 from fedalc.config.explain import explained
 from fedalc.config.facts import method_facts
+from fedalc.config.oracle_schema import (
+    MlpSettings,
+    NapkinxcSettings,
+    OmikujiSettings,
+    OvrSettings,
+    SleecSettings,
+)
 from fedalc.config.schema import (
     NONE,
     ClientSettings,
@@ -33,17 +40,13 @@ from fedalc.config.schema import (
     HashingSettings,
     ImageSettings,
     MethodName,
-    MlpSettings,
-    NapkinxcSettings,
-    OmikujiSettings,
-    OvrSettings,
     PresetName,
     PrivacySettings,
     RegularizerSettings,
     SelectionSettings,
     ServerSettings,
     Settings,
-    SleecSettings,
+    TextSettings,
     TuningSettings,
 )
 from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
@@ -54,26 +57,38 @@ Option = str | bool | int | float | list[str | bool | int | float] | None
 class Experiment(Settings):
     """All settings of a run. With the data, they determine its result."""
 
-    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None  # of the run folder
+    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None
+    """Name of the run folder. none: made of dataset, method, preset and seed."""
     dataset: str = "demo"
+    """Name of a dataset (`fedalc data list`), or path of a folder."""
     method: MethodName = "fedalc"
+    """What is computed (`fedalc methods`)."""
     preset: PresetName = "strong"
-    engine: Literal["fused", "clients", "flower"] = "fused"  # flower: real parties (docs/deployment.md)
-    clients: Literal["labels", "users", "parties"] = (
-        "labels"  # users, parties: a client per label of each user or party, if the data has them (docs/parties.md)
-    )
+    """Where defaults come from. strong: the best honest result. mlp: a network with one hidden layer. paper: the
+    settings of the paper. demo: shows the collapse."""
+    engine: Literal["fused", "clients", "flower"] = "fused"
+    """Where it is computed. fused: all clients at once, exact and fast. clients: client by client. flower: real parties
+    (docs/deployment.md)."""
+    clients: Literal["labels", "users", "parties"] = "labels"
+    """labels: a client per label. users: a client per label and user, if the data has users. parties: a client per
+    label and party, for a folder with a folder per party; with real parties: several may have the same label
+    (docs/parties.md)."""
     rounds: Count = 100
+    """Communication rounds, at most (see [selection])."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """The same seed and settings give the same result."""
     device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
     dtype: Literal["float32", "float64"] = "float32"
-    block_rows: Count = 2048  # instances encoded at a time; limits memory (and is the batch of norm = "batch")
-    memory_budget: Annotated[int, BeforeValidator(read_budget)] = (
-        DEFAULT_BUDGET  # memory limit per block, in bytes or as "2GB" (docs/scale.md)
-    )
-    shard_rows: Literal["auto", "on", "off"] = (
-        "auto"  # split W over several processes (docs/cluster.md); auto: if W has more than 2 GB
-    )
+    """Precision of the numbers. float64 takes twice the memory and more than twice the time."""
+    block_rows: Count = 2048
+    """Instances encoded at a time. Limits memory (and is the batch of encoder.norm = "batch")."""
+    memory_budget: Annotated[int, BeforeValidator(read_budget)] = DEFAULT_BUDGET
+    """Memory limit per block, in bytes or as "2GB" (docs/scale.md). Does not change results."""
+    shard_rows: Literal["auto", "on", "off"] = "auto"
+    """Split W over several processes (docs/cluster.md). auto: if W has more than 2 GB."""
     images: ImageSettings = ImageSettings()
+    text: TextSettings = TextSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
@@ -90,7 +105,8 @@ class Experiment(Settings):
     mlp: MlpSettings = MlpSettings()
     omikuji: OmikujiSettings = OmikujiSettings()
     napkinxc: NapkinxcSettings = NapkinxcSettings()
-    options: dict[str, Option] = {}  # of a registered method: docs/extending.md
+    options: dict[str, Option] = {}
+    """Settings of a method of your own (docs/extending.md)."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -80,7 +80,7 @@ def experiment(
     return Experiment.model_validate(values, context={"file": file})
 
 
-PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget")  # do not ask for a method
+PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "text")  # do not ask for a method
 
 
 def default_choice(

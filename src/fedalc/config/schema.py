@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from fedalc.config.facts import encoder_facts, known_encoder, known_method, known_metric
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
+from fedalc.core.settings import NONE, Count, NotNegative, Positive, Settings, Share
+from fedalc.data.text.settings import TextSettings
+
+__all__ = ["NONE", "Count", "NotNegative", "Positive", "Settings", "Share", "TextSettings"]  # of others, re-exported
 
 MethodName = Annotated[str, AfterValidator(known_method)]
 EncoderName = Annotated[str, AfterValidator(known_encoder)]
@@ -24,53 +28,53 @@ def is_keyed(algorithm: str) -> bool:
 
 
 PRESETS: tuple[str, ...] = get_args(PresetName)
-NONE = "none"  # TOML has no null
 MOST_LABELS_PER_PARTY = 10_000  # a party may claim, unless the server allows more
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # no rule withstands half of the parties
-Count = Annotated[int, Field(ge=1)]
 Margin = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
-
-
-class Settings(BaseModel):
-    """A section of the settings. Unknown keys are errors; values do not change after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_none(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {key: None if isinstance(value, str) and value == NONE else value for key, value in values.items()}
 
 
 class EncoderSettings(Settings):
     """g_θ: sparse features or a picture in, `dim` numbers out."""
 
     name: EncoderName = "mlp"
+    """The network (`fedalc list encoders`)."""
     dim: Count = 512
-    embedding: Count | None = 512  # mlp only: width of the first layer, which has no ReLU; None: no such layer
-    hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)  # mlp only: widths of the next layers
-    start: Literal["he", "framework", "zero"] = "he"  # zero: linear only
-    output: Literal["unit", "raw"] = "unit"  # raw: not scaled to length 1, for the square loss
-    features: Literal["unit", "mean", "raw"] = "unit"  # how rows are scaled: to length 1, to a mean, or not
-    dropout: Share = 0.0  # of units
-    input_dropout: Share = 0.0  # mlp only: of features
-    shortcut: bool = False  # mlp only: add a linear map; the mlp then starts at zero
-    precision: Literal["full", "mixed"] = "full"  # mixed: dense layers multiply in bfloat16
-    norm: Literal["group", "frozen", "batch"] = "group"  # of a ResNet: docs/images.md
-    pretrained: str | None = None  # weights to start a ResNet from: a name on the hub, or a folder
-    constant: NotNegative = 0.0  # linear and random-features: the value of one more column, an intercept; 0: none
-    # random-features only: [x, √(2/M) f(Rx)], R drawn from the run's seed (docs/exact.md).
-    random_features: Count = 2048  # M
-    activation: Literal["relu", "cosine"] = "relu"  # f; cosine: cos(Rx + b)
-    scale: Positive = 1.0  # R's entries are standard normal, times this
-    linear_part: bool = True  # keep x itself beside the random features
+    """D: how many numbers the encoder gives for a record, and the length of a class embedding."""
+    embedding: Count | None = 512
+    """mlp: width of the first layer, which has no ReLU. none: no such layer."""
+    hidden: Annotated[tuple[Count, ...], Field(max_length=32)] = (1024, 1024)
+    """mlp: widths of the hidden layers."""
+    start: Literal["he", "framework", "zero"] = "he"
+    """How the weights start: he (He's normal distribution), framework (torch's default), or zero (linear encoders)."""
+    output: Literal["unit", "raw"] = "unit"
+    """unit: scale the output to length 1, so that scores are cosines. raw: do not, for losses over all labels."""
+    features: Literal["unit", "mean", "raw"] = "unit"
+    """How rows of features are scaled: unit (to length 1), mean (divided by the number of their features), or raw
+    (not)."""
+    dropout: Share = 0.0
+    """Share of units that training drops."""
+    input_dropout: Share = 0.0
+    """mlp: share of features that training drops."""
+    shortcut: bool = False
+    """mlp: add a linear map beside it. The mlp then starts at zero."""
+    precision: Literal["full", "mixed"] = "full"
+    """mixed: dense layers multiply in bfloat16, which is faster where the processor supports it."""
+    norm: Literal["group", "frozen", "batch"] = "group"
+    """ResNets: how layers are normalised (docs/images.md)."""
+    pretrained: str | None = None
+    """ResNets: weights to start from, a name on the hub or a folder."""
+    constant: NotNegative = 0.0
+    """linear and random-features: value of one more column, which acts as an intercept. 0: none."""
+    random_features: Count = 2048
+    """random-features: M, how many features f(Rx) to add, with R drawn from the seed (docs/exact.md)."""
+    activation: Literal["relu", "cosine"] = "relu"
+    """random-features: the function f. cosine: cos(Rx + b)."""
+    scale: Positive = 1.0
+    """random-features: scale of R, whose entries are standard normal."""
+    linear_part: bool = True
+    """random-features: keep the features themselves beside the random ones."""
 
     @property
     def is_image(self) -> bool:
@@ -81,31 +85,48 @@ class EncoderSettings(Settings):
 class ImageSettings(Settings):
     """How pictures are read (docs/images.md)."""
 
-    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = (
-        96  # pixels per side; all pictures are scaled to it
-    )
-    difficult: bool = False  # VOC: count objects marked as difficult as labels
-    broken: Literal["refuse", "skip"] = "refuse"  # pictures that cannot be read
-    augment: Literal["off", "mirror", "mirror-shift"] = "off"  # in training, drawn for each round
+    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] = 96
+    """Pixels per side. All pictures are scaled to it."""
+    difficult: bool = False
+    """VOC: count objects marked as difficult as labels."""
+    broken: Literal["refuse", "skip"] = "refuse"
+    """What to do with pictures that cannot be read."""
+    augment: Literal["off", "mirror", "mirror-shift"] = "off"
+    """Change pictures at random in each round of training: mirror them, or mirror and shift them."""
 
 
 class ClientSettings(Settings):
     """A client's local work in one round. The defaults are the paper's: one full-batch step of rate 0.1."""
 
     epochs: Count = 1
-    batch_size: Count | None = None  # None: all instances of the client
-    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of its instances that a client uses in a round
+    """Passes over the client's records in a round."""
+    batch_size: Count | None = None
+    """Records per local step. none: all records of the client."""
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of its records that a client uses in a round."""
     learning_rate: Positive = 0.1
-    row_learning_rate: NotNegative | None = None  # for the client's row of W; None: the same
+    """Step size of a client."""
+    row_learning_rate: NotNegative | None = None
+    """Step size for the client's own row of W. none: the same as learning_rate."""
     momentum: Share = 0.0
+    """Momentum of local steps. It lasts for one round."""
     weight_decay: NotNegative = 0.0
-    # hinge: max(0, margin - s)², of the own label only. The others are of all labels: docs/exact.md.
+    """In each local step θ shrinks by learning_rate × this."""
     loss: LossName = "hinge"
-    negatives: Count | None = None  # logistic, squared-hinge: compare with this many random labels in each round
-    margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9  # hinge: the score that a pair should reach
-    set_size: Literal["exact", "expected", "ignored"] = "exact"  # what a client knows of m (docs/exact.md)
-    label_power: Share = 0.0  # square: label u has weight (n_u + label_offset)^-label_power, largest 1
+    """What a client minimises. hinge: max(0, margin - s)² for the score s of its own label. The others compare all
+    labels, as centralised training does (docs/exact.md)."""
+    negatives: Count | None = None
+    """logistic and squared-hinge: compare with this many random labels in each round. none: with all."""
+    margin: Annotated[float, Field(gt=-1, le=1, allow_inf_nan=False)] = 0.9
+    """hinge: the score that a record and its label should reach."""
+    set_size: Literal["exact", "expected", "ignored"] = "exact"
+    """Losses over all labels: what a client knows of how many labels each of its records has: the number, the mean, or
+    nothing (docs/exact.md)."""
+    label_power: Share = 0.0
+    """square: how much more rare labels count. A label with n records has weight (n + label_offset)^-label_power,
+    scaled so that the largest is 1."""
     label_offset: NotNegative = 30.0
+    """square: added to a label's number of records in the weight above."""
 
     @property
     def row_rate(self) -> float:
@@ -115,77 +136,121 @@ class ClientSettings(Settings):
 class ServerSettings(Settings):
     """Who takes part, how clients are weighted, and the optimiser that applies their averaged change of θ."""
 
-    # cg: conjugate gradients, for the square loss; newton: Newton steps by conjugate gradients, for every convex loss
     optimizer: Literal["sgd", "momentum", "adam", "adagrad", "cg", "newton"] = "sgd"
+    """How the server applies the averaged change. cg: conjugate gradients, for the square loss. newton: Newton steps by
+    conjugate gradients, for every convex loss."""
     learning_rate: Positive = 1.0
-    momentum: Share = 0.9  # for `momentum`, and for adam's first moment
+    """Step size of the server."""
+    momentum: Share = 0.9
+    """For momentum, and for adam's first moment."""
     beta2: Share = 0.999
+    """For adam's second moment."""
     epsilon: Positive = 1e-8
-    weight_decay: NotNegative = 0.0  # decoupled: θ shrinks by rate × decay in each round
-    solve_rounds: Count = 15  # cg with a shortcut: rounds for the linear map; then adam trains the mlp
-    newton_rounds: Count = 5  # newton: at most this many conjugate gradients for a Newton step
-    ridge: NotNegative = 1.0  # cg, newton, fedalc-oneshot and fed3r: penalty ridge·‖θ‖²
-    ema: Share = 0.0  # moving average of the weights, for evaluation and the saved model
-    weights: Literal["uniform", "samples"] = "samples"  # p_u = 1/C, or n_u/Σn
+    """adam and adagrad: added to the divisor, so that it is not zero."""
+    weight_decay: NotNegative = 0.0
+    """In each round θ shrinks by learning_rate × this."""
+    solve_rounds: Count = 15
+    """cg with a shortcut: rounds for the linear map. After them adam trains the mlp."""
+    newton_rounds: Count = 5
+    """newton: conjugate gradients for one Newton step, at most."""
+    ridge: NotNegative = 1.0
+    """The penalty ridge·‖θ‖², for cg, newton and the methods of one round."""
+    ema: Share = 0.0
+    """Evaluate and save a moving average of the weights: the share that the past keeps in each round. 0: off."""
+    weights: Literal["uniform", "samples"] = "samples"
+    """How clients are weighted: all the same, or by their number of records."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # How the server combines changes: docs/robust.md. If not set, or "auto": clip with real parties, else mean.
+    """Share of the clients that take part in a round, drawn at random."""
     aggregation: AggregationName = "mean"
-    trim: ShareOfLiars = 0.3  # trimmed-mean: share of parties left out at each end
-    byzantine: ShareOfLiars = 0.3  # multi-krum: the share of parties that may lie
+    """How the server combines the changes of parties, some of whom may lie (docs/robust.md). If not set, or auto: clip
+    with real parties, otherwise mean."""
+    trim: ShareOfLiars = 0.3
+    """trimmed-mean: share of parties left out at each end."""
+    byzantine: ShareOfLiars = 0.3
+    """multi-krum: share of parties that may lie."""
 
 
 class EmbeddingSettings(Settings):
     """How the class embeddings W start."""
 
-    # by-frequency: docs/exact.md; simplex and codewords: fedetf and feduv in docs/method.md
     start: Literal["orthogonal", "random", "by-frequency", "simplex", "codewords"] = "orthogonal"
+    """orthogonal: at right angles, as far as D allows. random: unit vectors. by-frequency: an axis for each frequent
+    label (docs/exact.md). simplex and codewords: those of fedetf and feduv (docs/method.md)."""
 
 
 class HashingSettings(Settings):
     """fedmlh: `tables` sub-models; in each, all labels share `buckets` class embeddings."""
 
     tables: Annotated[int, Field(ge=1, le=256)] = 4
+    """Sub-models, each with an encoder of its own."""
     buckets: Count = 500
+    """Class embeddings of a sub-model. Labels that fall into one bucket share its embedding."""
 
 
 class RegularizerSettings(Settings):
     """The server's step on W in each round (fedaws, fedalc): W ← unit(W - lambda·rate·∇reg)."""
 
     lambda_: NotNegative = Field(default=10.0, alias="lambda")
+    """λ: how strongly the server pushes class embeddings apart."""
     rate: Positive = 1e-4
+    """Step size of this step. Only lambda × rate matters."""
     form: Literal["mined", "full"] = "mined"
-    neighbours: Count = 5  # K, mined only
-    candidates: Count | None = None  # mined only: search a sample of this many classes
-    search: Literal["auto", "exact", "index"] = "auto"  # how to find neighbours: docs/scale.md
-    rows: Literal["all", "participants"] = "all"  # mined only: whose neighbours are pushed away
-    margin: Margin | Literal["adaptive"] = 1.0  # ν; adaptive: distance to the (K+1)-th nearest class
-    weighting: Weighting = "sigma"  # fedalc only
+    """mined: push each label away from its nearest labels. full: from all."""
+    neighbours: Count = 5
+    """mined: K, how many nearest labels."""
+    candidates: Count | None = None
+    """mined: look for neighbours among a random sample of this many labels. none: among all."""
+    search: Literal["auto", "exact", "index"] = "auto"
+    """mined: how to find neighbours (docs/scale.md). auto: exactly, or by an index if there are very many labels."""
+    rows: Literal["all", "participants"] = "all"
+    """mined: whose neighbours are pushed away: those of all labels, or of the clients of this round."""
+    margin: Margin | Literal["adaptive"] = 1.0
+    """ν: distance from which labels are far enough apart. adaptive: the distance to the (K+1)-th nearest label."""
+    weighting: Weighting = "sigma"
+    """fedalc: how label correlations weight a pair of labels (docs/method.md)."""
 
 
 class FixedSettings(Settings):
     """fedalc-fixed, before round 1: `steps` steps on α·(c/N)·d² + β·σ·max(0, ν - d)², σ as `weighting` says."""
 
     alpha: NotNegative = 1.0
+    """α: how strongly labels that occur together attract each other."""
     beta: NotNegative = 1.0
+    """β: how strongly other labels repel each other."""
     margin: Margin = 1.0
+    """ν: distance from which labels are far enough apart."""
     rate: Positive = 1.0
+    """Step size."""
     steps: Annotated[int, Field(ge=0)] = 200
+    """Steps before round 1. 0: W stays as it starts."""
     weighting: Weighting = "sigma"
-    form: Literal["full", "mined"] = "full"  # mined: the second sum over the K nearest classes only
-    neighbours: Count = 50  # K, mined only
-    search: Literal["auto", "exact", "index"] = "auto"  # as in [regularizer]
+    """How label correlations weight the repulsion of a pair of labels (docs/method.md)."""
+    form: Literal["full", "mined"] = "full"
+    """full: all pairs of labels repel each other. mined: each label and its nearest ones."""
+    neighbours: Count = 50
+    """mined: K, how many nearest labels."""
+    search: Literal["auto", "exact", "index"] = "auto"
+    """mined: how to find neighbours, as in [regularizer]."""
 
 
 class CollectionSettings(Settings):
     """How the server learns which labels occur together: keyed digests of instances, joined (docs/privacy.md)."""
 
     algorithm: Algorithm = "hmac-sha256"
+    """Hash function for the digests. Those without hmac take no key, so that the server can guess."""
     digest_bytes: Annotated[int, Field(ge=8, le=64)] = 16
-    identity: Identity = "record"  # in a simulation, rows; parties with files use `content`
-    quantum: NotNegative = 1e-3  # embedding only: round coordinates to multiples of it; 0: raw, as in the paper
-    key: str | None = None  # the clients' key file; None: a new key for this process
-    correlations: str | None = None  # a file of `fedalc collect server`, instead of collecting; needs its key
-    missing_labels: Literal["refuse", "allow"] = "refuse"  # if that file lacks labels of the data
+    """Length of a digest."""
+    identity: Identity = "record"
+    """How parties recognise the same instance: record (its number, in a simulation), content (its features; parties
+    with files use it), or embedding (the encoder's output)."""
+    quantum: NotNegative = 1e-3
+    """embedding: round coordinates to multiples of this. 0: take them as they are, as the paper does."""
+    key: str | None = None
+    """The clients' key file. none: a new key for this run."""
+    correlations: str | None = None
+    """A file of `fedalc collect server`, to use instead of collecting. Needs its key."""
+    missing_labels: Literal["refuse", "allow"] = "refuse"
+    """What to do if that file lacks labels of the data."""
 
 
 class PrivacySettings(Settings):
@@ -195,85 +260,49 @@ class PrivacySettings(Settings):
     """
 
     mechanism: Literal["counts", "gradients"] | None = None
-    epsilon: Annotated[float, Field(gt=0, le=1000)] = 1.0  # for the whole run, all phases and steps
+    """What gets noise: the counts of labels and pairs, once, or the gradients of every step on W, as in the paper.
+    none: no differential privacy (if you set epsilon: counts)."""
+    epsilon: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """ε of the whole run, all phases and steps."""
     delta: Annotated[float, Field(ge=1e-15, le=0.1)] = 1e-5
-    labels_per_instance: Count = 3  # counts only: use at most this many labels of an instance, drawn at random
-    clip: Positive = 1.0  # gradients only: clip the gradient of an instance to this length
-    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # gradients only: share of instances in each step
-    noise: Literal["system", "seeded"] = "system"  # seeded: repeatable, for experiments; not private
+    """δ: the probability that the promise of ε may fail."""
+    labels_per_instance: Count = 3
+    """counts: use at most this many labels of an instance, drawn at random."""
+    clip: Positive = 1.0
+    """gradients: clip the gradient of an instance to this length."""
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """gradients: share of the instances in each step."""
+    noise: Literal["system", "seeded"] = "system"
+    """Where noise comes from. seeded: repeatable, for experiments; it protects nothing."""
 
 
 class SelectionSettings(Settings):
     """Which round to keep, chosen on validation data. The test set is used once, at the end."""
 
-    validation: Share = 0.1  # share of train, if the dataset has no validation data; 0: keep the last round
+    validation: Share = 0.1
+    """Share of train to hold out, if the dataset has no validation data. 0: keep the last round."""
     metric: Annotated[str, AfterValidator(known_metric)] = "P@1"
-    every: Count = 5  # rounds between evaluations
-    patience: Count | None = None  # stop after this many evaluations without gain (with keep = "best")
-    keep: Literal["best", "last"] = "best"  # last: validation only draws curves
-    refit: bool = True  # then train on all of train for the chosen number of rounds
-    test_curve: bool = False  # with validation = 0: draw curves on the test set
+    """The metric that decides (`fedalc list metrics`)."""
+    every: Count = 5
+    """Rounds between evaluations."""
+    patience: Count | None = None
+    """Stop after this many evaluations without gain (with keep = "best"). none: never."""
+    keep: Literal["best", "last"] = "best"
+    """Which round to keep. last: validation data only draws curves."""
+    refit: bool = True
+    """After the choice, train again on all of train for the chosen number of rounds."""
+    test_curve: bool = False
+    """With validation = 0: draw curves on the test set. They decide nothing."""
 
 
 class TuningSettings(Settings):
     """How a run chooses settings by itself (docs/tuning.md). config.toml has what was chosen, and all of these off."""
 
-    search: bool = False  # choose loss, penalty, label power, features and D on held-out records
-    axes: bool = False  # without a search: an axis for each label (D = C), if that fits
-    batch: Count | None = None  # a round samples about this many records: sets client.sample and rounds (docs/exact.md)
-    epochs: Count = 20  # with batch: rounds that add up to this many passes over train; each pass is validated
-
-
-class OvrSettings(Settings):
-    """One-vs-rest (centralised): a linear regression per label on all instances. docs/oracles.md."""
-
-    loss: Literal["ridge", "logistic"] = (
-        "ridge"  # Σ(xᵀv - y)² + λ‖v‖², or Σ log(1 + e^∓xᵀv) + λ/2‖v‖² with an intercept
-    )
-    penalties: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None  # λ: validation chooses the best
-    block_labels: Count = 256  # labels solved at a time; limits memory, changes rounding only
-
-    @property
-    def grid(self) -> tuple[float, ...]:
-        """The penalties to try. The scales of the two losses differ."""
-        ridge, logistic = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0), (0.0125, 0.025, 0.05, 0.1, 0.2)
-        return self.penalties or (ridge if self.loss == "ridge" else logistic)
-
-
-class SleecSettings(Settings):
-    """SLEEC (centralised): neighbours in learned embeddings. The defaults are those published for Bibtex."""
-
-    learners: Count = 1  # each with its own clusters; they vote together
-    clusters: Count | None = None  # None: one per 6,000 instances
-    neighbours: Count = 250  # n̄: nearest label sets that an embedding keeps near
-    dim: Count = 100  # L̂
-    steps: Annotated[int, Field(ge=0)] = 200  # at most, to refine the embeddings
-    tolerance: Share = 0.001  # stop if a step reduces the misfit by less than this share
-    cost: Positive = 0.2  # c of ½‖W‖² + c‖XW - Z‖², the regression of embeddings on features: ridge with 1/(2c)
-    threshold: Share = 0.01  # share of the weights, the smallest, set to zero
-    nearest: Count = 25  # NN: neighbours whose labels count
-
-
-class MlpSettings(Settings):
-    """An mlp with one hidden layer (centralised): Adam on minibatches. docs/oracles.md."""
-
-    loss: Literal["square", "logistic"] = "square"
-    hidden: Count = 1024
-    input_dropout: Share = 0.2  # of features
-    dropout: Share = 0.5  # of hidden units
-    batch_size: Count = 256
-    learning_rate: Positive = 3e-3
-    weight_decay: NotNegative = 1.0  # decoupled, as server.weight_decay
-    epochs: Count = 20  # at most: validation chooses the number
-
-
-class OmikujiSettings(Settings):
-    """The package omikuji (centralised), with its default settings. docs/oracles.md."""
-
-    model: Literal["parabel", "bonsai"] = "parabel"
-
-
-class NapkinxcSettings(Settings):
-    """The package napkinXC (centralised), with its default settings. docs/oracles.md."""
-
-    model: Literal["plt", "br"] = "plt"  # a probabilistic label tree, or one-vs-rest
+    search: bool = False
+    """Choose loss, penalty, label power, features and D on held-out records."""
+    axes: bool = False
+    """Without a search: an axis for each label (D = number of labels), if that fits."""
+    batch: Count | None = None
+    """A round samples about this many records: sets client.sample and rounds (docs/exact.md). none: off."""
+    epochs: Count = 20
+    """With batch: rounds that add up to this many passes over train. Each pass is validated."""

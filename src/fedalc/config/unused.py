@@ -50,6 +50,9 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.start", {"encoder.name": TAKES_FEATURES}),
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
     ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),
+    ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",)}),
+    ("text.buckets text.sign", {"text.kind": ("hashing",)}),
+    ("text.words text.characters text.lowercase text.sublinear text.idf", {"text.kind": ("vocabulary", "hashing")}),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),
     ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
     ("client.margin", {"client.loss": ("hinge",)}),

@@ -15,6 +15,7 @@ from fedalc.data.images.images import Images
 from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.data.records import record_numbers
+from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
 
 Features: TypeAlias = Any
@@ -85,7 +86,7 @@ class Dataset:
     """A train and a test split over the same features and labels. `validation`: only if the dataset ships its own.
 
     Without test data (None, or a split without instances) a run has no test metrics. Without names, labels are called
-    by number.
+    by number. `text`: what turned raw texts into these features, if they were texts; the saved model keeps it.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Dataset:
     test: Split = None  # type: ignore[assignment]  # None becomes a split without instances
     label_names: tuple[str, ...] = ()
     validation: Split | None = None
+    text: TextFeatures | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -101,6 +103,8 @@ class Dataset:
             split = getattr(self, part)
             if not isinstance(split, Split) and (split is not None or part == "train"):
                 raise DataError(f"dataset {self.name}: {part} should be a fedalc.Split(features, labels)")
+        if self.text is not None and not isinstance(self.text, TextFeatures):
+            raise DataError(f"dataset {self.name}: text should be a TextFeatures, not {self.text!r:.60}")
         if self.test is None:
             object.__setattr__(self, "test", self.train.rows(np.array([], dtype=np.int64)))
         for part, split in self.splits.items():
@@ -116,6 +120,10 @@ class Dataset:
                     raise DataError(
                         f"dataset {self.name}: train has {ours.shape[1]} {what}, {part} has {theirs.shape[1]}"
                     )
+        if self.text is not None and self.text.feature_count != self.feature_count:
+            raise DataError(
+                f"dataset {self.name}: {self.feature_count} features, but its text gives {self.text.feature_count}"
+            )
         try:
             names = checked_names(() if self.label_names is None else self.label_names, self.label_count)
         except DataError as error:

@@ -132,9 +132,14 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
         exact = Correlations.from_label_sets(collection.label_sets)
         if not settings.tells_shares:
             return LabelKnowledge(exact, bytes_up=collection.bytes_up, collection=collection.facts)
-        told = {"set_sizes": collection.set_sizes, "holders": collection.holders}
-        traffic = {"bytes_up": collection.bytes_up, "bytes_down": collection.bytes_down}
-        return LabelKnowledge(exact, **told, **traffic, collection=collection.facts)
+        return LabelKnowledge(
+            exact,
+            collection.set_sizes,
+            collection.holders,
+            collection.bytes_up,
+            collection.bytes_down,
+            collection.facts,
+        )
     z = _multiplier(settings, looks)
     seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
     repeatable = seed is not None or distributed.here().count > 1  # all processes must get the same result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
@@ -22,9 +22,11 @@ from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import Images
 from fedalc.data.matrices import feature_matrix
+from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation.score_blocks import top_labels
 from fedalc.models.encoders import scale_rows
+from fedalc.models.text_parts import from_texts, text_of, text_parts
 
 FORMAT = 1
 
@@ -123,6 +125,7 @@ class TrainedOracle:
     rows: str  # a value of encoder.features
     label_names: tuple[str, ...]
     held: np.ndarray  # which labels had a training instance
+    text: TextFeatures | None = None  # what turns raw texts into features
 
     @property
     def feature_count(self) -> int:
@@ -131,31 +134,44 @@ class TrainedOracle:
     def scorer(self, features: csr_matrix) -> OracleScorer:
         return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
 
-    def predict(self, features: csr_matrix, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, features: csr_matrix | Sequence[str], k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """Return the k best labels of each instance, best first, and their scores.
 
         Returns fewer than k if fewer labels had a training instance.
 
-        `features`: instances × features, as a sparse matrix, array, list of rows or data frame, all values finite.
+        `features`: instances × features, as a sparse matrix, array, list of rows or data frame, all values finite;
+        a list of texts, if the model was trained on raw texts.
         Scores rank labels. They are not probabilities, and their range depends on the oracle.
         """
         k = as_count(k, "k")
+        labels, scores = self._checked_scorer(features).top(k)
+        check_scores(scores.numpy())
+        return labels.numpy(), scores.numpy()
+
+    def scores(self, features: csr_matrix) -> np.ndarray:
+        """Return the scores of all labels, instances × labels; -inf for a label without a training instance."""
+        scorer = self._checked_scorer(features)
+        scores = scorer.of_labels(slice(0, len(self.label_names))).numpy()
+        check_scores(scores)
+        return scores
+
+    def _checked_scorer(self, features: csr_matrix) -> OracleScorer:
         if isinstance(features, Images):
             raise DataError("the model was trained on features, but these are pictures")
-        features = feature_matrix(features)
+        features = feature_matrix(from_texts(features, self.text))
         if features.shape[1] != self.feature_count:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
-        labels, scores = self.scorer(features).top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
+        return self.scorer(features)
 
     def save(self, folder: Path | str) -> None:
         """Save into a folder. Replaces an older model in it."""
         tensors, oracle_facts = self.oracle.parts()
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
-        save_folder(model_folder(folder), {**tensors, "held": torch.from_numpy(self.held)}, facts | oracle_facts)
+        text_tensors, text_facts = text_parts(self.text)
+        tensors |= {"held": torch.from_numpy(self.held), **text_tensors}
+        save_folder(model_folder(folder), tensors, facts | oracle_facts | text_facts)
 
     @classmethod
     def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:
@@ -168,7 +184,8 @@ class TrainedOracle:
             rows = facts["rows"]
             if rows not in ROWS:
                 raise ValueError(f"unknown scaling of rows: {rows!r}")
-            return cls(kinds[facts["kind"]].from_parts(tensors, facts), rows, names, held)
+            oracle = kinds[facts["kind"]].from_parts(tensors, facts)
+            return cls(oracle, rows, names, held, text_of(tensors, facts, oracle.feature_count))
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.schema import SleecSettings
+from fedalc.config.oracle_schema import SleecSettings
 from fedalc.core.saved_parts import numbers, places
 from fedalc.core.seeds import derived_seed
 from fedalc.data.dataset import Dataset, Split

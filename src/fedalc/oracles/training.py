@@ -22,6 +22,7 @@ from fedalc.evaluation.evaluate import measure
 from fedalc.oracles import Oracle, OracleScorer, TrainedOracle
 from fedalc.runs import history
 from fedalc.training.base import AnyTraining, Callback, inverse_propensity, listening
+from fedalc.training.reasons import why_candidate
 
 
 class OracleTraining(AnyTraining):
@@ -62,6 +63,7 @@ class OracleTraining(AnyTraining):
         """Choose the best candidate. Return its trained oracle, or None if `refit` will train it again."""
         assert self.validation is not None
         best, tried = None, []
+        self.log(f"choosing the {self.kind.choice} by {self.settings.selection.metric} on {self._judged_on}")
         following = self._follow("select", len(self.train), len(candidates), interrupt)
         began = time.perf_counter()
         for candidate, oracle in self.kind.fits(self.settings, self._scaled(self.train), candidates, following):
@@ -92,7 +94,9 @@ class OracleTraining(AnyTraining):
 
     def _trained(self, oracle: Oracle, train: Split) -> TrainedOracle:
         has_instances = np.asarray(train.labels.getnnz(axis=0) > 0)
-        return TrainedOracle(oracle, self.settings.encoder.features, self.dataset.label_names, has_instances)
+        return TrainedOracle(
+            oracle, self.settings.encoder.features, self.dataset.label_names, has_instances, self.dataset.text
+        )
 
     def _measured(self, trained: TrainedOracle, scaled: Split, **more: Any) -> dict[str, float]:
         scorer = OracleScorer(trained.oracle, scaled.features, trained.held)
@@ -117,6 +121,10 @@ class OracleTraining(AnyTraining):
             return {}
         inverse = inverse_propensity(self.dataset)
         return self._measured(trained, self._scaled_test, inverse_propensity=inverse, with_map=True)
+
+    def why_kept(self) -> str:
+        metric, choice = self.settings.selection.metric, self.kind.choice
+        return why_candidate(metric, choice, self.chosen, self._judged_on, self.refits)
 
     def resume(self) -> None:
         """Start again from the beginning."""

@@ -108,7 +108,9 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     )
     rounds, selection = text(result.get("rounds")), result.get("selection")
     rounds += " round" if rounds == "1" else " rounds"
-    if result.get("tuning"):
+    if kept := result.get("kept"):
+        how = _as_sentence(text(kept))
+    elif result.get("tuning"):
         how = (
             "A search on held-out records chose the settings (the table below has what it tried); then it trained on "
             f"all training data for {rounds}."
@@ -137,6 +139,11 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
         if selection:
             looks += " These figures chose the round, so they are a little too good."
     return f"{start} {how}{rest} {looks}"
+
+
+def _as_sentence(reason: str) -> str:
+    """Return why a round was kept, as a sentence of its own."""
+    return f"It {reason}."
 
 
 def _base64(file: Path) -> str:
@@ -187,10 +194,16 @@ def _oracle_sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> st
         f"seed {text(result.get('seed'))}: a centralised oracle, for comparison. It has all instances with all "
         "their labels in one place, and no clients, rounds or traffic."
     )
+    if kept := result.get("kept"):
+        start += f" {_as_sentence(text(kept))}"
     selection = result.get("selection")
     values = {name: number_at(result, "selection", name) for name in ("penalty", "epochs")}
     again = any(record.get("phase") == "refit" for record in records)
-    if selection and (found := [f"{name} {value:g}" for name, value in values.items() if value is not None]):
+    if (
+        not kept
+        and selection
+        and (found := [f"{name} {value:g}" for name, value in values.items() if value is not None])
+    ):
         edge = f", the {text(selection['edge'])} tried" if selection.get("edge") else ""
         start += f" Best on validation data: {found[0]}{edge}."
         start += " With it, all training data was fitted." if again else ""

@@ -49,6 +49,8 @@ class Result(BaseModel):
     percent. Oracles add the chosen `penalty`, the candidates `tried` (each with `penalty`, `value`, `unconverged`),
     `edge` ("smallest" or "largest" if the best is an extreme of these, so that one beyond may be better), and
     `unconverged` (labels whose solver stopped before it converged). null without validation data."""
+    kept: str | None = None
+    """What the model was chosen by and why, in words."""
     tuning: dict[str, Any] | None = None
     """The search for settings: what was `tried` (each with loss, features, penalty, value, metrics and cost), what was
     `chosen`, the `metric`, and the `seconds`, `bytes_up` and `bytes_down` of the search. Only in the file after a
@@ -90,7 +92,8 @@ class Result(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in the order of the file."""
-        only_if_true = {"generated": self.generated, "tuning": self.tuning is not None}
+        has_reason = self.kept is not None  # older versions gave none
+        only_if_true = {"generated": self.generated, "kept": has_reason, "tuning": self.tuning is not None}
         return self.model_dump(exclude={name for name, there in only_if_true.items() if not there})
 
 

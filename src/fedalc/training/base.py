@@ -24,6 +24,7 @@ from fedalc.evaluation.metrics import Propensity, find_metric
 from fedalc.models.encoders import scale_rows
 from fedalc.runs.result import Result, versions
 from fedalc.training.callbacks import Callback, HistoryWriter, checked_callbacks
+from fedalc.training.reasons import held_out, why_settings
 
 __all__ = ["AnyTraining", "Callback", "checked_callbacks", "inverse_propensity", "listening"]
 
@@ -119,6 +120,7 @@ class AnyTraining(ABC):
             seed=settings.seed,
             metrics=metrics,
             selection=self.chosen,
+            kept=why_settings(self.tuning, self.kept_round) if self.tuning else self.why_kept(),
             tuning=self.tuning,
             labels=len(trained.held),
             labels_without_client=int((~trained.held).sum()),
@@ -129,6 +131,14 @@ class AnyTraining(ABC):
             bytes_down=cost["bytes_down"] + (self.tuning or {}).get("bytes_down", 0),
             versions=versions(),
         )
+
+    @abstractmethod
+    def why_kept(self) -> str:
+        """Say what the model was chosen by, and why: the field `kept` of result.json."""
+
+    def log(self, text: str) -> None:
+        for callback in self.callbacks:
+            callback.log(text)
 
     def note(self, text: str) -> None:
         """Show the user a message, as a warning and through the callbacks."""
@@ -146,6 +156,11 @@ class AnyTraining(ABC):
     @cached_property
     def _scaled_test(self) -> Split:
         return self._scaled(self.dataset.test)
+
+    @property
+    def _judged_on(self) -> str:
+        """The records that decide, in words."""
+        return held_out(None if self.validation is None else len(self.validation))
 
     @property
     def _with_map(self) -> bool:

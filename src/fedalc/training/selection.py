@@ -36,6 +36,7 @@ from fedalc.training.base import AnyTraining, Callback, inverse_propensity, list
 from fedalc.training.best_round import BestRound
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 from fedalc.training.privacy_budget import PrivacyBudget
+from fedalc.training.reasons import goes_by, why_round
 
 
 class Training(AnyTraining):
@@ -61,6 +62,7 @@ class Training(AnyTraining):
         super().__init__(settings, dataset, folder, callbacks)
         self.epsilon_budget = epsilon_budget
         self.rounds = 1 if METHODS[settings.method].one_round else settings.rounds  # of the current phase
+        self.planned = self.rounds  # in the phase that chooses
         self.unevaluated: float | None = None  # the loss of a round that was saved before its evaluation
         # Cost of the phases that are over:
         self.spent = {"seconds": 0.0, "rounds_run": 0, "bytes_down": 0, "bytes_up": 0, "looks_at_labels": 0}
@@ -87,13 +89,16 @@ class Training(AnyTraining):
                 self._start_refit()
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
-        return TrainedModel(self._kept_model(), self.settings.encoder, self.dataset.label_names, self.federated.held)
+        data = self.dataset
+        return TrainedModel(self._kept_model(), self.settings.encoder, data.label_names, self.federated.held, data.text)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
         self._save_if_due(force=self._draws_noise)
         for callback in self.callbacks:
             callback.phase(self.phase, self.rounds, federated.round_number)
+        if self.phase == "select":
+            self.log(goes_by(self.settings.selection, self.rounds, self._judged_on, self.refits))
         if self.unevaluated is not None:
             self._evaluate(self.unevaluated)
         while federated.round_number < self.rounds and not self.best.patience_is_over:
@@ -169,6 +174,11 @@ class Training(AnyTraining):
     @property
     def chosen(self) -> dict[str, Any] | None:
         return self.best.chosen
+
+    def why_kept(self) -> str:
+        refitted = self.phase == "refit"
+        ran = self.spent["rounds_run"] if refitted else self.federated.round_number
+        return why_round(self.settings.selection, self.chosen, (int(ran), self.planned), self._judged_on, refitted)
 
     @property
     def kept_round(self) -> int:

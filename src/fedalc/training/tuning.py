@@ -142,6 +142,12 @@ class Search:
         return self.best
 
     @property
+    def held_out(self) -> int | None:
+        """The number of records that settings are judged on. None with real parties, who keep it to themselves."""
+        parts = [part for part in self._parts if isinstance(part, SplitPart)]
+        return sum(len(part.held_out) for part in parts) if len(parts) == len(self._parts) else None
+
+    @property
     def _has_axes(self) -> bool:
         return self.settings.encoder.dim >= self.data.label_count
 

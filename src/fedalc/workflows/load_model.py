@@ -21,3 +21,10 @@ def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | Traine
     if not isinstance(kind, str) or kind not in ORACLES:
         raise FedalcError(f"{folder}: a model of kind {kind!r}; this version does not know it")
     return TrainedOracle.load(folder, ORACLES)
+
+
+def finished_model(run: Path, device: str = "cpu") -> TrainedModel | TrainedOracle:
+    """Load the model of a run folder, or of a model folder."""
+    if (run / "config.toml").exists() and not (run / "model").is_dir():
+        raise FedalcError(f"{run}: this run is not finished; continue it with: fedalc train --resume {run}")
+    return load_model(run / "model" if (run / "model").is_dir() else run, device)

@@ -14,8 +14,7 @@ from fedalc.core.progress_events import watching
 from fedalc.data.images.loose_files import picture_blocks
 from fedalc.errors import FedalcError
 from fedalc.models.trained import TrainedModel
-from fedalc.oracles import TrainedOracle
-from fedalc.workflows.load_model import load_model
+from fedalc.workflows.load_model import finished_model
 from fedalc.workflows.prediction_files import FirstPictures, Format, PredictionWriter, predict_pictures, predict_rows
 from fedalc.workflows.progress_bars import counting
 
@@ -36,7 +35,7 @@ def predict_file(
 
     The first pictures go to `sheet`, if given. Notes and progress go to standard error.
     """
-    model = _finished_model(run, device)
+    model = finished_model(run, device)
     size = model.picture_size if isinstance(model, TrainedModel) else None
     if size is None and sheet is not None:
         raise FedalcError("--sheet: this model was trained on features, not on pictures")
@@ -64,10 +63,3 @@ def predict_file(
                     first.add(images, predictions)
     if sheet is not None:
         first.write_sheet(sheet, model.label_names)
-
-
-def _finished_model(run: Path, device: str) -> TrainedModel | TrainedOracle:
-    """Load the model of a run folder, or of a model folder."""
-    if (run / "config.toml").exists() and not (run / "model").is_dir():
-        raise FedalcError(f"{run}: this run is not finished; continue it with: fedalc train --resume {run}")
-    return load_model(run / "model" if (run / "model").is_dir() else run, device)

@@ -90,6 +90,9 @@ class LiveProgress(Callback):
             self._bar.remove_task(self._part)
             self._part = None
 
+    def log(self, text: str) -> None:
+        self._bar.console.print(f"{self.title.strip()}: {text}", highlight=False, markup=False, soft_wrap=True)
+
     def stopping(self) -> None:
         self._bar.console.print(_stopping(), highlight=False)
 
@@ -140,6 +143,9 @@ class PlainProgress(Callback):
         if time.monotonic() - self._said > SAID_EVERY and done < total:  # not at its end
             where = f"{self._phase} {self._done}/{self._rounds}" if self._phase else "beginning"
             self._say(f"{where}, then {done:,} of {total:,} {what}")
+
+    def log(self, text: str) -> None:
+        self.console.print(f"{self.title.strip()}: {text}", highlight=False, markup=False, soft_wrap=True)
 
     def stopping(self) -> None:
         self.console.print(_stopping(), highlight=False)

@@ -110,6 +110,18 @@ def train(
     return _train(settings, folder, resume, overwrite, data, data_dir, callbacks, epsilon_budget)[0]
 
 
+def train_on(data: Dataset, settings: Experiment, callbacks: Sequence[Callback] = ()) -> Run:
+    """Train on data without a test set, and write nothing: for estimators. Ctrl-C raises KeyboardInterrupt, so that a
+    caller who goes on after other errors (as scikit-learn's searches do) stops as well."""
+    try:
+        run, stop = _train(settings, None, False, False, data, None, callbacks, needs_test=False)
+    except Interrupted:
+        stop = True
+    if stop:
+        raise KeyboardInterrupt
+    return run
+
+
 def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | None:
     """Return the dataset that the caller built, given as `data` or `dataset`; None if `dataset` is a name or folder.
 
@@ -153,8 +165,10 @@ def _train(
     data_dir: Path | str | None,
     callbacks: Sequence[Callback],
     epsilon_budget: float | None = None,
+    needs_test: bool = True,
 ) -> tuple[Run, bool]:
-    """Return the run, and whether the user asked to stop too late to interrupt it."""
+    """Return the run, and whether the user asked to stop too late to interrupt it. `needs_test`: warn if there is no
+    test data."""
     check_processes(settings)
     with distributed.joined(settings.device), watching(part_watcher(callbacks)):
         check_device(settings.device)
@@ -166,7 +180,7 @@ def _train(
             options = image_options(settings, callbacks, wait=distributed.here().count > 1)
             with distributed.in_turn():
                 data = load_dataset(settings.dataset, data_dir, images=options)
-        if not len(data.test):
+        if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=4)
         if settings.clients != "parties" or settings.method in ORACLES:
             data = replace(data, train=data.train.in_one_place)

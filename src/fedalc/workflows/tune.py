@@ -22,6 +22,7 @@ from fedalc.errors import ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
 from fedalc.training.base import listening
 from fedalc.training.callbacks import Callback
+from fedalc.training.reasons import held_out as held_out_records
 from fedalc.training.search_parts import Part
 from fedalc.training.settings_for_data import can_solve, in_batches, with_axes
 from fedalc.training.tuning import FEWEST, Search, Trial, changed
@@ -95,11 +96,13 @@ def _searched(
         newton = Trial(loss="squared-hinge", features={"name": "linear", "constant": 1.0}, penalty=1.0, rounds=5)
         check_memory(changed(with_axes(settings, data), newton.changes), data)
         search = Search(settings, data, interrupt, callbacks, known, partial(_keep, folder, tried), parts)
+        for callback in callbacks:
+            callback.log(f"choosing settings by {search.metric} on {held_out_records(search.held_out)}")
         best = search.run()
         chosen = _over(changed(search.settings, best.changes))
         if folder is not None:
             write_text(folder / "config.toml", chosen.to_toml())
-        return chosen, _summary(chosen, search.trials)
+        return chosen, _summary(chosen, search.trials, search.held_out)
 
 
 def _over(settings: Experiment) -> Experiment:
@@ -129,12 +132,13 @@ def read_trials(folder: Path) -> list[Trial]:
         return []
 
 
-def _summary(settings: Experiment, trials: Sequence[Trial]) -> dict[str, Any]:
+def _summary(settings: Experiment, trials: Sequence[Trial], held_out: int | None = None) -> dict[str, Any]:
     best = max(trials, key=lambda trial: trial.value)
     return {
         "metric": settings.selection.metric,
         "chosen": {**best.changes, "encoder": {**best.changes["encoder"], "dim": settings.encoder.dim}},
         "value": best.value,
+        "held_out": held_out,
         "seconds": sum(trial.seconds for trial in trials),
         "bytes_up": sum(trial.bytes_up for trial in trials),
         "bytes_down": sum(trial.bytes_down for trial in trials),

@@ -68,7 +68,8 @@ def assert_equal(
 
 SQUARE = LINEAR | {"client.label_power": 0.3}
 LOCAL = {"client.epochs": 2, "client.batch_size": 3, "server.participation": 0.6}
-SGD = {"server.optimizer": "sgd", "server.learning_rate": 0.5, "client.learning_rate": 0.5, "server.aggregation": "mean"}
+SGD: dict[str, Any] = {"server.optimizer": "sgd", "server.aggregation": "mean"}
+SGD |= {"server.learning_rate": 0.5, "client.learning_rate": 0.5}
 LOSS = LINEAR | {"embeddings.start": "by-frequency", "server.ridge": 0.3, "encoder.constant": 0.7}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", SETTINGS),

@@ -110,6 +110,19 @@ def picture_blocks(
         tell(left_out(path, wrong, len(names)))
 
 
+def pictures_in(contents: Sequence[bytes], size: int) -> Images:
+    """Decode picture files that are in memory. One that cannot be decoded is an error with its number."""
+    need_pillow()
+    if not contents:
+        return Images(np.zeros((0, size, size, CHANNELS), dtype=np.uint8), [])
+    with contextlib.closing(in_parallel(iter(enumerate(contents)), size)) as decoded:
+        block = list(decoded)
+    for small in block:
+        if small.broken:
+            raise DataError(f"pictures: number {small.row} {small.broken}")
+    return _images(block, list(map(str, range(len(block)))), size)
+
+
 def looks_like_pictures(path: Path) -> bool:
     """Return whether a file is an archive by its name, or a picture by its first bytes. Does not decode it."""
     if is_archive(path):

@@ -27,6 +27,7 @@ from fedalc.runs.folder import CENSUS
 from fedalc.runs.result import Result, versions
 from fedalc.training.base import Callback
 from fedalc.training.federated import FederatedTraining, begin_training
+from fedalc.training.reasons import AT_PARTIES, why_round
 from fedalc.training.selection import Training
 
 VALIDATION = "validation "
@@ -118,6 +119,16 @@ class PartyTraining(Training):
         result.parties = len(self.census.roster.parties)
         result.versions = versions("flwr")
         return result
+
+    def why_kept(self) -> str:
+        metric = self.best.metric if isinstance(self.best, BestAtParties) else None
+        chosen = None if metric is None else self.chosen
+        rounds = self.federated.round_number, self.planned
+        return why_round(self.settings.selection, chosen, rounds, AT_PARTIES, False, metric)
+
+    @property
+    def _judged_on(self) -> str:
+        return AT_PARTIES
 
     def _kept_model(self) -> Model:
         return super()._kept_model() if self.chosen else self.federated.averaged_model()

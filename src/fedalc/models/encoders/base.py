@@ -114,7 +114,7 @@ class ModuleEncoder(Encoder):
                 f"the encoder {self.settings.name} failed on a tensor of {size}: {type(error).__name__}: {error}",
                 "encoder.name",
             ) from error
-        if not isinstance(h, Tensor) or h.shape != (len(rows), self.settings.dim):
+        if not isinstance(h, Tensor) or h.shape != (given.shape[0], self.settings.dim):
             shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
             raise ConfigError(
                 f"the encoder {self.settings.name} returns {shape} for {len(rows)} instances, but "

@@ -41,9 +41,14 @@ class PictureRows:
         pictures = torch.from_numpy(raw).to(device)
         if chance:
             pictures = chance.moved(pictures, self.keys)
-        pixels = pictures.permute(0, 3, 1, 2).to(self._dtype).div_(255)
-        mean, deviation = (torch.tensor(v, dtype=self._dtype, device=device).view(3, 1, 1) for v in (MEAN, DEVIATION))
-        return pixels.sub_(mean).div_(deviation).contiguous(memory_format=torch.channels_last)
+        return network_input(pictures, self._dtype).contiguous(memory_format=torch.channels_last)
+
+
+def network_input(pictures: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return pixels in 0 to 255, N × size × size × 3, as published networks expect them: N × 3 × size × size."""
+    pixels = pictures.permute(0, 3, 1, 2).to(dtype).div_(255)
+    mean, deviation = (torch.tensor(v, dtype=dtype, device=pixels.device).view(3, 1, 1) for v in (MEAN, DEVIATION))
+    return pixels.sub_(mean).div_(deviation)
 
 
 class _Coming:

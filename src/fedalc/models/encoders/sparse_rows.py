@@ -37,6 +37,15 @@ class SparseRows:
         else:
             self._features, self.rows = features, WeightedBags.from_csr(features, dtype, device)
 
+    @classmethod
+    def of_dense(cls, features: Tensor) -> SparseRows:
+        """Return the rows of a dense tensor, which is not copied or looked into: it may be traced."""
+        rows = cls.__new__(cls)
+        rows.keys = torch.zeros(features.shape[0], dtype=torch.int64, device=features.device)
+        rows.dtype, rows.feature_count = features.dtype, features.shape[1]
+        rows._transposed, rows._features, rows._dense = None, None, features
+        return rows
+
     def __len__(self) -> int:
         return len(self.keys)
 

@@ -152,4 +152,4 @@ class Linear(TextEncoder):
     def columns(self, rows: SparseRows) -> Sequence[Tensor]:
         if not self.constant:
             return ()
-        return (torch.full((len(rows), 1), self.constant, dtype=rows.dtype, device=rows.keys.device),)
+        return (torch.full((rows.keys.shape[0], 1), self.constant, dtype=rows.dtype, device=rows.keys.device),)

@@ -36,6 +36,9 @@ class Callback:
     def evaluated(self, record: dict[str, Any]) -> None:
         """A round was evaluated. `record` is its line in history.jsonl."""
 
+    def log(self, text: str) -> None:
+        """A line for the log, such as what the round will be chosen by."""
+
     def note(self, text: str) -> None:
         """A message for the user. It is also a Python warning, which the command line shows."""
 

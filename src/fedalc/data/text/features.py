@@ -1,0 +1,221 @@
+"""Raw texts to a sparse matrix of features.
+
+`fit_text(texts, settings)` learns how, from data in one place. In a federation nobody shares texts: each party calls
+`count_documents(texts, settings)`, the counts are summed, and `text_from_counts(sum, settings)` gives the same result.
+
+The result is the same for any number of processes, and on any machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, vstack
+
+from fedalc.data.text.blocks import by_blocks
+from fedalc.data.text.counts import BucketCounts, DocumentCounts, TermCounts
+from fedalc.data.text.settings import TextSettings
+from fedalc.data.text.terms import VERSION, Terms
+from fedalc.errors import DataError
+
+COUNTING, TURNING = "texts counted", "texts to features"
+
+
+class TextFeatures(ABC):
+    """Turns texts into rows of features, always in the same way. A model that was trained on texts keeps it."""
+
+    settings: TextSettings
+
+    @property
+    @abstractmethod
+    def feature_count(self) -> int: ...
+
+    @abstractmethod
+    def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
+        """Return texts × features as float32. A text without known terms gives an empty row. Rows are not scaled:
+        `encoder.features` says how training and prediction scale them."""
+
+    @abstractmethod
+    def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Return arrays and facts to save, from which `text_from_parts` makes it again."""
+
+
+class CountedText(TextFeatures):
+    """Terms counted in each text, weighted by the two settings sublinear and idf."""
+
+    def __init__(self, settings: TextSettings, idf: np.ndarray | None) -> None:
+        self.settings = settings
+        self.idf = idf  # float32, per feature
+
+    @abstractmethod
+    def counts(self, texts: list[str]) -> csr_matrix:
+        """Return how often the texts have each feature's terms."""
+
+    def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
+        """Return texts × features as float32. Rows are not scaled. Memory: the result twice, and a few blocks of
+        texts per process."""
+        if isinstance(texts, str):
+            raise DataError("expected a list of texts, found a single one: give [text]")
+        rows = [part for _, part in by_blocks(TURNING, self._weighted, texts, workers)]
+        return vstack(rows, format="csr") if rows else csr_matrix((0, self.feature_count), dtype=np.float32)
+
+    def _weighted(self, texts: list[str]) -> csr_matrix:
+        counts = self.counts(texts)
+        # Products of two float32 are rounded once: the same on every machine, whatever its logarithm's last bit.
+        weights = counts.data.astype(np.float32)
+        if self.settings.sublinear:
+            numbers, places = np.unique(np.abs(counts.data), return_inverse=True)
+            weights = np.sign(weights) * (1 + np.log(numbers.astype(np.float64))).astype(np.float32)[places]
+        if self.idf is not None:
+            weights *= self.idf[counts.indices]
+        return csr_matrix((weights, counts.indices.astype(np.int32), counts.indptr), shape=counts.shape)
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": VERSION, "settings": self.settings.model_dump(mode="json")}
+
+
+class VocabularyText(CountedText):
+    """A feature for each term of a vocabulary, in the order of the terms' code points."""
+
+    def __init__(self, settings: TextSettings, terms: tuple[str, ...], idf: np.ndarray | None) -> None:
+        super().__init__(settings, idf)
+        self.terms = terms
+
+    @property
+    def feature_count(self) -> int:
+        return len(self.terms)
+
+    def counts(self, texts: list[str]) -> csr_matrix:
+        from sklearn.feature_extraction.text import CountVectorizer
+
+        places = {term: place for place, term in enumerate(self.terms)}
+        vectorizer = CountVectorizer(analyzer=Terms.of(self.settings), vocabulary=places)
+        return vectorizer.transform(texts)
+
+    def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        arrays = {"terms": np.frombuffer("\n".join(self.terms).encode(), dtype=np.uint8)}
+        return arrays | ({} if self.idf is None else {"idf": self.idf}), self.facts()
+
+
+class HashedText(CountedText):
+    """A feature for each bucket of a hash of the terms: nothing has to be agreed on or stored but the settings."""
+
+    @property
+    def feature_count(self) -> int:
+        return self.settings.buckets
+
+    def counts(self, texts: list[str]) -> csr_matrix:
+        return _bucket_counts(texts, self.settings)
+
+    def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        return {} if self.idf is None else {"idf": self.idf}, self.facts()
+
+
+def fit_text(texts: Iterable[str], settings: TextSettings, workers: int | None = None) -> TextFeatures:
+    """Learn from texts how to turn texts into features: the vocabulary, and how many documents have each term.
+
+    Reads `texts` once; give train's texts only. Memory: see `count_documents`.
+    """
+    return text_from_counts(count_documents(texts, settings, workers), settings)
+
+
+def count_documents(texts: Iterable[str], settings: TextSettings, workers: int | None = None) -> DocumentCounts:
+    """Return how many documents have each term, or for hashing each bucket.
+
+    This is what a party can share instead of texts. Counts of several parties add up: `merge` one into another, or
+    build one from what arrived, `TermCounts(documents, {term: number, …})` and `BucketCounts(documents, array)`.
+    Memory: at most a million terms (200 MB; the rest goes to temporary files), or 8 bytes per bucket, and a few blocks
+    of texts per process.
+    """
+    if isinstance(texts, str):
+        raise DataError("expected a list of texts, found a single one: give [text]")
+    if settings.kind == "hashing":
+        buckets = BucketCounts(0, np.zeros(settings.buckets, dtype=np.int64))
+        for documents, (places, numbers) in by_blocks(
+            COUNTING, partial(_with_bucket, settings=settings), texts, workers
+        ):
+            buckets.documents += documents
+            buckets.buckets[places] += numbers
+        return buckets
+    terms = TermCounts()
+    for documents, counts in by_blocks(COUNTING, partial(_with_term, terms=Terms.of(settings)), texts, workers):
+        terms.add(documents, counts)
+    return terms
+
+
+def text_from_counts(counts: DocumentCounts, settings: TextSettings) -> TextFeatures:
+    """Return the features for these numbers of documents, of one place or summed over parties."""
+    if isinstance(counts, BucketCounts):
+        return HashedText(settings, _idf(counts.documents, counts.buckets) if settings.idf else None)
+    most = settings.largest_share * counts.documents
+    usable = (item for item in counts.items() if settings.least_documents <= item[1] <= most)
+    kept = sorted(heapq.nsmallest(settings.most_terms, usable, key=lambda item: (-item[1], item[0])))
+    if not kept:
+        raise DataError(
+            f"no terms: of {counts.documents} texts, no word is in at least {settings.least_documents} "
+            f"(text.least_documents) and in at most {most:.0f} of them (text.largest_share)"
+        )
+    numbers = np.array([count for _, count in kept])
+    return VocabularyText(
+        settings, tuple(term for term, _ in kept), _idf(counts.documents, numbers) if settings.idf else None
+    )
+
+
+def text_from_parts(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> TextFeatures:
+    """Return what `TextFeatures.parts` described. Raises ValueError, KeyError or TypeError if parts do not fit."""
+    settings = TextSettings.model_validate(facts["settings"])
+    if facts["version"] != VERSION:
+        raise ValueError(f"terms of version {facts['version']!r}, but this version of fedalc makes {VERSION}")
+    idf = _checked_idf(arrays["idf"]) if settings.idf else None
+    if settings.kind == "hashing":
+        if idf is not None and len(idf) != settings.buckets:
+            raise ValueError(f"{len(idf)} idf for {settings.buckets} buckets")
+        return HashedText(settings, idf)
+    if arrays["terms"].dtype != np.uint8 or arrays["terms"].ndim != 1:
+        raise ValueError(f"terms: {arrays['terms'].ndim} dimensions of {arrays['terms'].dtype}")
+    terms = tuple(arrays["terms"].tobytes().decode().split("\n"))
+    if len(set(terms)) != len(terms):
+        raise ValueError("a term occurs twice")
+    if idf is not None and len(idf) != len(terms):
+        raise ValueError(f"{len(idf)} idf for {len(terms)} terms")
+    return VocabularyText(settings, terms, idf)
+
+
+def _checked_idf(idf: np.ndarray) -> np.ndarray:
+    if idf.dtype != np.float32 or idf.ndim != 1 or not np.isfinite(idf).all():
+        raise ValueError(f"idf: {idf.ndim} dimensions of {idf.dtype}, or not finite")
+    return idf
+
+
+def _idf(documents: int, with_term: np.ndarray) -> np.ndarray:
+    return (1 + np.log((1 + documents) / (1 + with_term.astype(np.float64)))).astype(np.float32)
+
+
+def _with_term(texts: list[str], terms: Terms) -> Counter[str]:
+    """Return the number of these texts that have each term."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(set(terms(text)))
+    return counts
+
+
+def _with_bucket(texts: list[str], settings: TextSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Return buckets, and the number of these texts that have a term in each."""
+    return np.unique(_bucket_counts(texts, settings).indices, return_counts=True)
+
+
+def _bucket_counts(texts: list[str], settings: TextSettings) -> csr_matrix:
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    hashing = HashingVectorizer(
+        analyzer=Terms.of(settings), n_features=settings.buckets, alternate_sign=settings.sign, norm=None
+    )
+    counts = hashing.transform(texts)
+    counts.eliminate_zeros()
+    return counts

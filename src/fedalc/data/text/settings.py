@@ -1,0 +1,69 @@
+"""The settings of raw text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fedalc.core.settings import Count, Settings
+
+MOST_BUCKETS = 2**26
+
+
+def _ascending(lengths: tuple[int, int]) -> tuple[int, int]:
+    if lengths[0] > lengths[1]:
+        raise ValueError(f"the shortest comes first, as in [1, 2]; found {list(lengths)}")
+    return lengths
+
+
+Lengths = Annotated[tuple[Count, Annotated[int, Field(ge=1, le=10)]], AfterValidator(_ascending)]
+
+
+class TextSettings(Settings):
+    """How raw texts become features (docs/text.md). Without effect on data that is not raw text."""
+
+    kind: Literal["vocabulary", "hashing", "encoder"] = "vocabulary"
+    """vocabulary: a feature for each frequent term. hashing: a feature for each bucket of a hash of the terms; nothing
+    has to be agreed on. encoder: the output of a sentence encoder."""
+    words: Lengths | None = (1, 2)
+    """Terms of this many words: fewest and most. none: no terms of words."""
+    characters: Lengths | None = None
+    """Terms of this many characters within words: fewest and most. none: no terms of characters."""
+    lowercase: bool = True
+    """Do not distinguish capital letters."""
+    most_terms: Count = 50_000
+    """Size of the vocabulary: the terms that most documents have."""
+    least_documents: Count = 2
+    """Leave out terms that fewer documents have."""
+    largest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Leave out terms that a larger share of the documents has."""
+    buckets: Annotated[int, Field(ge=1, le=MOST_BUCKETS)] = 2**17
+    """Number of features of a hash."""
+    sign: bool = True
+    """Half of the terms count negatively, so that terms in the same bucket cancel out on average."""
+    sublinear: bool = True
+    """A term that occurs n times in a text counts 1 + log n instead of n."""
+    idf: bool = True
+    """Rare terms count more: times 1 + log((1 + documents) / (1 + documents with the term))."""
+    encoder: str | None = None
+    """Folder of a sentence encoder. Sets kind = "encoder"."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _encoder_is_meant(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("encoder") not in (None, "none"):
+            return {"kind": "encoder", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> TextSettings:
+        if (self.kind == "encoder") != (self.encoder is not None):
+            raise ValueError(
+                'kind = "encoder" needs the folder of one: text.encoder (--text-encoder FOLDER)'
+                if self.encoder is None
+                else f"an encoder's folder goes with kind = encoder, not {self.kind}"
+            )
+        if self.words is None and self.characters is None:
+            raise ValueError("words and characters are both none: no terms are left")
+        return self

@@ -1,0 +1,168 @@
+"""What the estimators share: parameters, the checks of X and y, and the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedalc.config.experiment import Experiment
+from fedalc.config.facts import method_facts
+from fedalc.config.resolve import default_choice, experiment
+from fedalc.config.unused import names_of, note_without_effect
+from fedalc.core.registry import METHODS
+from fedalc.data.dataset import Dataset, Split
+from fedalc.errors import ConfigError, DataError
+from fedalc.estimators.targets import Target, read_target
+from fedalc.workflows.train import register_own_encoder, train_on
+
+NAME = "X"  # of the dataset
+
+
+class InputError(DataError, ValueError):
+    """Data that an estimator refuses. scikit-learn expects a ValueError."""
+
+
+class ParameterError(ConfigError, ValueError):
+    """A parameter that an estimator refuses. scikit-learn expects a ValueError."""
+
+
+@contextmanager
+def value_errors() -> Iterator[None]:
+    """Raise errors of the library, and of scikit-learn's checks, so that both find the class that they look for."""
+    try:
+        yield
+    except (InputError, ParameterError):
+        raise
+    except ConfigError as error:
+        raise ParameterError(str(error)) from None
+    except (DataError, ValueError) as error:
+        raise InputError(str(error)) from None
+
+
+class FederatedEstimator(BaseEstimator):
+    """Trains on records in memory: each label is a client that has the records with this label, and no others."""
+
+    def __init__(
+        self,
+        method: str | None = None,
+        *,
+        ridge: float | None = None,
+        dim: int | None = None,
+        rounds: int | None = None,
+        tune: bool = False,
+        preset: str = "strong",
+        settings: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+        device: str = "cpu",
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.ridge = ridge
+        self.dim = dim
+        self.rounds = rounds
+        self.tune = tune
+        self.preset = preset
+        self.settings = settings
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.target_tags.required = True
+        tags.target_tags.one_d_labels = tags.target_tags.two_d_labels = True
+        tags.non_deterministic = False
+        return tags
+
+    def _train(self, X: Any, y: Any, parties: Any) -> tuple[Target, Dataset]:
+        """Check and train, and keep what all estimators have after a fit."""
+        with value_errors():
+            features = self._features(X, reset=True)
+            target, labels = read_target(y)
+            if features.shape[0] != labels.shape[0]:
+                raise DataError(
+                    f"Found input variables with inconsistent numbers of samples: [{features.shape[0]}, "
+                    f"{labels.shape[0]}]"
+                )
+            data = Dataset(NAME, Split(features, labels, users=_names(parties)), label_names=target.names)
+            run = train_on(data, self._experiment(data))
+        self.run_, self.settings_ = run, run.settings
+        self.model_: Any = run.model
+        return target, data
+
+    def _features(self, X: Any, reset: bool = False) -> csr_matrix | np.ndarray:
+        """Return X as numbers, after scikit-learn's checks of shape, names and finite values."""
+        with value_errors():
+            return validate_data(self, X, reset=reset, accept_sparse="csr", dtype=(np.float32, np.float64))
+
+    def _experiment(self, data: Dataset) -> Experiment:
+        if self.settings is not None and not isinstance(self.settings, Mapping):
+            raise ConfigError(f"expected a dict of settings, found {self.settings!r:.60}", "settings")
+        keys: dict[str, Any] = {
+            name: dict(value) if isinstance(value, Mapping) else value for name, value in (self.settings or {}).items()
+        }
+        own = {"method": self.method, "rounds": self.rounds, "encoder.dim": self.dim, "server.ridge": self.ridge}
+        for name, value in own.items():
+            if value is not None:
+                _put(keys, name, value)
+        register_own_encoder(keys)
+        given = names_of(keys)
+        keys |= {"dataset": data.name, "seed": self._seed(), "device": self.device}
+        if self.preset != "strong":
+            keys["preset"] = self.preset
+        if data.users is not None:
+            keys["clients"] = "users"
+        defaults = default_choice(keys, tune=True if self.tune else None if "method" in keys else False)
+        self._take_rows_as_they_are(keys, defaults)
+        settings = experiment(keys, defaults=defaults)
+        note_without_effect([settings], given)
+        return settings
+
+    def _take_rows_as_they_are(self, keys: Mapping[str, Any], defaults: dict[str, Any]) -> None:
+        """For the exact methods: do not scale rows to length 1, and fit an intercept. (scikit-learn's users scale in a
+        step of the pipeline.) There is also no round to choose if there is only one."""
+        method = keys.get("method", defaults.get("method"))
+        if method not in METHODS or not (method == "fedalc-exact" or method_facts(method).one_round):
+            return
+        _put(defaults, "encoder.features", "raw")
+        encoder = keys.get("encoder", {}).get("name", "linear")
+        if not self.tune and encoder in ("linear", "random-features"):
+            _put(defaults, "encoder.constant", 1.0)
+        if not self.tune and method_facts(method).one_round:
+            _put(defaults, "selection.validation", 0.0)
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def _fitted(self, X: Any) -> csr_matrix | np.ndarray:
+        check_is_fitted(self, "run_")
+        return self._features(X)
+
+
+def _put(table: dict[str, Any], name: str, value: Any) -> None:
+    section, _, field = name.rpartition(".")
+    if not section:
+        table[name] = value
+        return
+    inside = table.setdefault(section, {})
+    if not isinstance(inside, dict):
+        raise ConfigError(f"give {name} here or the whole section in settings, not both", name)
+    inside[field] = value
+
+
+def _names(parties: Any) -> tuple[str, ...] | None:
+    if parties is None:
+        return None
+    if isinstance(parties, str) or np.ndim(parties) != 1:
+        raise DataError(f"parties should name the party of each record, found {parties!r:.60}")
+    return tuple(map(str, np.asarray(parties)))

@@ -1,0 +1,121 @@
+"""The requests and answers of the service, and their OpenAPI description."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import models_json_schema
+
+from fedalc.serving.limits import Limits
+
+MOST_LABELS = 1000
+KINDS = ("texts", "features", "sparse", "pictures")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SparseRecord(_Strict):
+    """The features of a record that are not 0: their numbers, counted from 0, and their values."""
+
+    indices: list[int]
+    values: list[float]
+
+
+class PredictRequest(_Strict):
+    """Records of one kind: give exactly one of texts, features, sparse and pictures, as the model takes it."""
+
+    texts: list[str] | None = Field(None, description="raw texts, for a model that was trained on texts")
+    features: list[list[float]] | None = Field(None, description="a list of all features for each record")
+    sparse: list[SparseRecord] | None = Field(None, description="the features that are not 0, for each record")
+    pictures: list[str] | None = Field(None, description="picture files (JPEG, PNG, WebP, …) in base64")
+    top: int = Field(5, ge=1, le=MOST_LABELS, description="labels per record")
+
+
+class LabelScore(BaseModel):
+    label: int = Field(description="the label's number")
+    name: str
+    score: float = Field(description="ranks the labels of a record; not a probability")
+
+
+class Prediction(BaseModel):
+    instance: int = Field(description="the record's place in the request, from 0")
+    labels: list[LabelScore] = Field(description="best first")
+
+
+class PredictAnswer(BaseModel):
+    predictions: list[Prediction]
+
+
+class Label(BaseModel):
+    label: int
+    name: str
+    predicted: bool = Field(description="false: it had no training data and is never predicted")
+
+
+class LabelsAnswer(BaseModel):
+    labels: list[Label]
+
+
+class HealthAnswer(BaseModel):
+    status: str = Field(description="ok")
+    waiting: int = Field(description="requests that wait for the model")
+    answered: int = Field(description="predict requests answered since the start")
+
+
+class Refusal(BaseModel):
+    error: str = Field(description="what was wrong, and where")
+
+
+def problem_in(error: ValidationError) -> str:
+    """Return one line: where the request is wrong, and how."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    first = problems[0]
+    where = ".".join(map(str, first["loc"]))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where + ': ' if where else ''}{first['msg']}{more}"
+
+
+def openapi(title: str, takes: str, limits: Limits, token: bool) -> dict[str, Any]:
+    """Return the description of the service. `takes`: what the model takes, in words."""
+    answers = (PredictRequest, PredictAnswer, LabelsAnswer, HealthAnswer, Refusal)
+    names, definitions = models_json_schema(
+        [(model, "validation") for model in answers], ref_template="#/components/schemas/{model}"
+    )
+
+    def content(model: type[BaseModel], description: str) -> dict[str, Any]:
+        return {"description": description, "content": {"application/json": {"schema": names[model, "validation"]}}}
+
+    def operation(summary: str, answer: type[BaseModel], **rest: Any) -> dict[str, Any]:
+        return {"summary": summary, "responses": {"200": content(answer, "done")}, **rest}
+
+    refused = {
+        "400": "not JSON",
+        "401": "no token, or a wrong one",
+        "408": "the request took too long to arrive",
+        "413": f"more than {limits.body} bytes or {limits.records} records",
+        "415": "the content type is not application/json",
+        "422": "a value that the model cannot take; the message says which",
+        "429": f"{limits.queue} requests are waiting already",
+        "503": f"no answer within {limits.timeout:g} seconds",
+    }
+    predict = operation("Predict the best labels of records", PredictAnswer)
+    predict["requestBody"] = {**content(PredictRequest, takes), "required": True}
+    predict["responses"] |= {code: content(Refusal, why) for code, why in refused.items()}
+    description: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version("fedalc"), "description": takes},
+        "paths": {
+            "/predict": {"post": predict},
+            "/labels": {"get": operation("All labels, with their names", LabelsAnswer)},
+            "/health": {"get": operation("Whether the service is up", HealthAnswer, security=[])},
+        },
+        "components": {"schemas": definitions["$defs"]},
+    }
+    if token:
+        description["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        description["security"] = [{"token": []}]
+    return description
