@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long crash-test fuzz lint settings-page deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy poisoning clean
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where i
 
 test-long: $(READY)  ## the tests that take long: several processes, kills, every figure (a few minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses auto --dist worksteal
+
+wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, a deployment included (installs everything again; about ten minutes)
+	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/test_wheel.py
 
 crash-test: $(READY)  ## kills, power cuts, full disks and flipped bits: resumed runs give the same bits (about a quarter of an hour; Linux)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash --out docs/results/crash-test.md

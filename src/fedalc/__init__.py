@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from fedalc.models.trained import TrainedModel
     from fedalc.training.callbacks import Callback, register_callback
     from fedalc.workflows.compare import compare
-    from fedalc.workflows.train import Run, load_run, train
+    from fedalc.workflows.run import Run
+    from fedalc.workflows.sweep import Sweep, sweep
+    from fedalc.workflows.train import load_run, train
 
 # Imported on first use: `fedalc --help` must not wait for torch.
 _HOMES = {
@@ -53,8 +55,10 @@ _HOMES = {
     "register_format": "fedalc.data.formats",
     "register_metric": "fedalc.evaluation.metrics",
     "TrainedModel": "fedalc.models.trained",
-    "Run": "fedalc.workflows.train",
+    "Run": "fedalc.workflows.run",
     "load_run": "fedalc.workflows.train",
+    "Sweep": "fedalc.workflows.sweep",
+    "sweep": "fedalc.workflows.sweep",
     "train": "fedalc.workflows.train",
 }
 
@@ -72,6 +76,7 @@ __all__ = [
     "Run",
     "Settings",
     "Split",
+    "Sweep",
     "TrainedModel",
     "compare",
     "experiment",
@@ -84,6 +89,7 @@ __all__ = [
     "register_format",
     "register_method",
     "register_metric",
+    "sweep",
     "testing",
     "train",
 ]

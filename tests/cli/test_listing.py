@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from fedalc.cli.app import app
@@ -76,3 +77,13 @@ def test_advice_must_be_text() -> None:
     wrong = type("Wrong", (FedAvgFixed,), {"use_when": 3})
     with pytest.raises(ConfigError, match="use_when is 3, and should be a line of text"):
         register_method("wrong")(wrong)
+
+
+def test_help_groups_every_command() -> None:
+    from fedalc.cli.app import COMMANDS, GROUPS
+
+    named = [command.__name__.rstrip("_") for commands in COMMANDS.values() for command in commands]
+    assert sorted([*named, *GROUPS]) == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    places = [shown.index(f"─ {panel} ─") for panel in COMMANDS]
+    assert places == sorted(places) and "─ Commands ─" not in shown

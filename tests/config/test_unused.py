@@ -17,7 +17,7 @@ from fedalc.config.schema import PRESETS, Settings
 from fedalc.config.unused import ONLY_WITH, Fact, names_of, note_without_effect
 from fedalc.core.registry import METHODS, ORACLES
 from fedalc.models.trained import TrainedModel
-from fedalc.workflows.train import Run
+from fedalc.workflows.run import Run
 from tests.problems import small_dataset, small_pictures
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -153,6 +153,7 @@ IDLE = [
     ("method=ovr", "encoder.name", "linear", "mlp"),
     ("text.kind=hashing", "text.most_terms", "5", "7"),
     ("text.kind=vocabulary", "text.buckets", "64", "128"),
+    ("text.kind=hashing", "text.batch", "2", "3"),
     ("text.encoder=folder", "text.idf", "true", "false"),
     ("method=sleec", "encoder.dim", "4", "7"),
     ("method=sleec", "encoder.pretrained", "none", "x"),

@@ -13,6 +13,7 @@ from fedalc.data import load_dataset
 from fedalc.data.catalog import datasets as catalog
 from fedalc.data.catalog.locate import dataset_dir
 from fedalc.data.check import check, check_files
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.label_names import distinct_names
 from fedalc.data.load import load_file
 from fedalc.errors import DataError, FedalcError
@@ -98,18 +99,25 @@ def test_two_files_that_could_be_meant(write: Write, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_test_file(write: Write, tmp_path: Path) -> None:
-    write(TRAIN, "set/train.txt")
+    """A share of the records is held out, as of a single file. A named dataset has to be complete."""
+    write("10 10 2\n" + "".join(f"{n % 2} {n}:1\n" for n in range(10)), "eurlex-4k/train.txt")
+    dataset = load_dataset(tmp_path / "eurlex-4k")
+    assert (len(dataset.train), len(dataset.test), dataset.feature_count) == (8, 2, 10)
+    assert dataset.notes == ("20 % held out for testing (2 records)",)
+    alone = load_dataset(tmp_path / "eurlex-4k" / "train.txt")
+    assert (alone.fingerprint, alone.name) == (dataset.fingerprint, "train.txt")
+    write("1 10 2\n1 3:2\n", "more.txt")
+    both = load_dataset(tmp_path / "eurlex-4k", table=TableSettings(test=str(tmp_path / "more.txt")))
+    assert (len(both.train), len(both.test)) == (10, 1)
     with pytest.raises(DataError, match=r"no test file"):
-        load_dataset(tmp_path / "set")
+        load_dataset("eurlex-4k", tmp_path)
 
 
 def test_names_and_paths_that_lead_nowhere(write: Write, tmp_path: Path) -> None:
     with pytest.raises(FedalcError, match="did you mean bibtex"):
         load_dataset("bibtexx")
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="no such file or folder"):
         load_dataset(tmp_path / "none")
-    with pytest.raises(DataError, match="is a file"):
-        load_dataset(write(TRAIN))
     with pytest.raises(DataError, match=r"looked for the folder .*none.bibtex.*`fedalc data info bibtex`"):
         load_dataset("bibtex", tmp_path / "none")
 

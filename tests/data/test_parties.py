@@ -13,7 +13,9 @@ from scipy.sparse import csr_matrix
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.federation import form_clients, hold_out
-from fedalc.data.load import has_parties, load_dataset
+from fedalc.data.formats.table_settings import TableSettings
+from fedalc.data.load import has_parties
+from fedalc.data.load import load_dataset as load_with_test_share
 from fedalc.data.parties import describe_parties
 from fedalc.errors import ConfigError, DataError
 from fedalc.models.encoders import scale_rows
@@ -24,6 +26,11 @@ from tests.data.clinics import HELD, NAMES, rows_at, union, write_clinics
 
 NORTH = "2 3 2\n0 0:1\n1 1:1\n"
 SOUTH = "3 3 2\n0 0:1\n0,1 2:1\n1 1:2\n"
+
+
+def load_dataset(folder: Path) -> Dataset:
+    """Load all training records: hold none out for testing."""
+    return load_with_test_share(folder, table=TableSettings(test_share=0.0))
 
 
 def write(folder: Path, **texts: str) -> Path:
@@ -104,6 +111,14 @@ def test_refusals(clinics: Path) -> None:
         load_dataset(clinics)
     with pytest.raises(ConfigError, match="not a folder with a folder per party"):
         form_clients(Split(csr_matrix((1, 2)), csr_matrix([[1]])), "parties")
+
+
+def test_a_share_for_testing_is_drawn_by_record(tmp_path: Path) -> None:
+    data = load_with_test_share(write_clinics(tmp_path / "clinics", union()))
+    rows = {row.tobytes() for row in data.train.features.toarray()}
+    assert 5 < len(data.test) < 15 and "held out for testing" in data.notes[0]
+    assert not rows & {row.tobytes() for row in data.test.features.toarray()}
+    assert data.train.parties is not None and data.test.parties is None
 
 
 def test_a_held_out_record_is_held_out_everywhere(tmp_path: Path) -> None:

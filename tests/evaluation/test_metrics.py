@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
-from sklearn.metrics import average_precision_score, ndcg_score
+from sklearn.metrics import average_precision_score, f1_score, ndcg_score, recall_score
 
-from fedalc.evaluation.metrics import Propensity, ranking_metrics
+from fedalc.evaluation.metrics import Propensity, Ranked, all_metrics, ranking_metrics
 from fedalc.evaluation.score_blocks import mean_average_precision, top_labels
 
 RANDOM = np.random.default_rng(8)
@@ -53,6 +53,30 @@ def test_precision_and_psp_by_their_definitions(k: int) -> None:
     got = sum(TRUTH[i, label] * weight[label] for i in range(40) for label in TOP[i, :k])
     best = sum(sum(sorted((weight[label] for label in np.flatnonzero(TRUTH[i])), reverse=True)[:k]) for i in range(40))
     assert found[f"PSP@{k}"] == pytest.approx(100 * got / best)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_recall_equals_scikit_learn(k: int) -> None:
+    """The mean over instances; one without labels counts as 0."""
+    given = np.zeros_like(TRUTH)
+    np.put_along_axis(given, TOP[:, :k], 1, axis=1)
+    expected = recall_score(TRUTH, given, average="samples", zero_division=0)
+    assert ranking_metrics(TOP, csr_matrix(TRUTH))[f"R@{k}"] == pytest.approx(100 * expected, rel=1e-12)
+
+
+def test_f1_of_label_sets_equals_scikit_learn() -> None:
+    """Macro-F1 is the mean over the labels that occur. Without sets there is no F1."""
+    given = (SCORES > 0.8).astype(np.float32)
+    found = all_metrics(Ranked(TOP, csr_matrix(TRUTH), sets=csr_matrix(given)))
+    occurring = np.flatnonzero(TRUTH.any(0))
+    macro = f1_score(TRUTH, given, labels=occurring, average="macro", zero_division=0)
+    assert given[:, 5].any() and 5 not in occurring
+    assert found["macro-F1"] == pytest.approx(100 * macro, rel=1e-12)
+    assert found["micro-F1"] == pytest.approx(100 * f1_score(TRUTH, given, average="micro"), rel=1e-12)
+    assert not {"micro-F1", "macro-F1"} & set(ranking_metrics(TOP, csr_matrix(TRUTH)))
+    nothing = csr_matrix(TRUTH.shape, dtype=np.float32)
+    none = all_metrics(Ranked(TOP, csr_matrix(TRUTH), sets=nothing))
+    assert none["micro-F1"] == none["macro-F1"] == 0
 
 
 def test_propensity_by_hand() -> None:

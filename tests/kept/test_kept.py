@@ -61,7 +61,8 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
     texts = make_demo(TEXTS)
     settings = fedalc.experiment(file=HERE / "stopped" / "config.toml")
     again = fedalc.train(settings, data=texts, folder=copied("stopped", tmp_path), resume=True)
-    assert again.metrics == pytest.approx(OUTCOME["fedalc"]["metrics"], abs=1e-4)
+    then = OUTCOME["fedalc"]["metrics"]  # newer versions measure more
+    assert {name: again.metrics[name] for name in then} == pytest.approx(then, abs=1e-4)
     assert gives(again.model, OUTCOME["fedalc"])
 
 

@@ -14,12 +14,11 @@ from fedalc.data.catalog.datasets import entry, is_known
 from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
 from fedalc.models.encoders import PICTURES_AT_ONCE, make_encoder
-from fedalc.reproduction import table_spec as tables
 from fedalc.reproduction.plan import make_plan
-from fedalc.reproduction.table_spec import Table, find_folder, read_table, table_folders
+from fedalc.reproduction.table_spec import HOMES, Table, find_folder, read_table, table_folders
 from tests.reproduction.problems import write_table
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+EXPERIMENTS = HOMES[1]
 NAMES = ("amazon670k", "amazoncat", "bibtex", "eurlex", "wikilshtc")
 PICTURES = ("coco", "flair", "voc2007", "voc2012")
 FILES = sorted(path for name in NAMES for path in (EXPERIMENTS / name).glob("*/*.toml"))
@@ -189,12 +188,6 @@ def test_tables_are_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pytes
     assert read_table(find_folder("bibtex")).title == "Small"
     with pytest.raises(ConfigError, match=r"did you mean eurlex\? there are .*wikilshtc"):
         find_folder("eurlx")
-
-
-def test_without_experiments_the_error_says_to_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "HOMES", (tmp_path,))
-    with pytest.raises(ConfigError, match="in a clone of the repository"):
-        find_folder("bibtex")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_the_search_says_what_it_chose() -> None:
     log, data = Log(), small_dataset(instances=100)
     run = fedalc.train(data=data, callbacks=log)
     labelled = int((data.train.labels.getnnz(axis=1) > 0).sum())
-    held_out = f"{5 * round(labelled / 5)} held-out records"  # five splits, each a fifth
+    held_out = f"{min(labelled, 5 * round(labelled / 5))} held-out records"  # five splits, each a fifth
     tuning, reason = run.result["tuning"], run.result["kept"]
     chosen = run.settings
     assert reason.startswith(f"chose {chosen.client.loss} loss, penalty {chosen.server.ridge:g}, features ")

@@ -12,6 +12,7 @@ from fedalc.cli.collect import audit, collect_app, key_app
 from fedalc.cli.compare import compare
 from fedalc.cli.data import app as data_app
 from fedalc.cli.deploy import app as deploy_app
+from fedalc.cli.evaluate import calibrate, evaluate
 from fedalc.cli.export import export
 from fedalc.cli.listing import list_, methods
 from fedalc.cli.predict import predict
@@ -21,6 +22,7 @@ from fedalc.cli.reproduce import reproduce
 from fedalc.cli.runs import app as runs_app
 from fedalc.cli.serve import serve
 from fedalc.cli.settings import settings
+from fedalc.cli.sweep import sweep
 from fedalc.cli.train import train
 from fedalc.core.distributed import started_as
 from fedalc.errors import FedalcError
@@ -67,28 +69,22 @@ def _several_processes(
         raise FedalcError(f"{command} runs in one process: start it without torchrun, which is for `fedalc train`")
 
 
-app.add_typer(data_app, name="data")
-app.add_typer(key_app, name="key")
-app.add_typer(collect_app, name="collect")
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(runs_app, name="runs")
+TRAIN, USE, LOOK, PARTIES = "Train", "Use a model", "Look things up", "Parties and privacy"
+#: The commands by their panel of `fedalc --help`, in order. A panel shows its groups of commands after the others.
+COMMANDS = {
+    TRAIN: (train, compare, sweep, reproduce),
+    USE: (predict, evaluate, calibrate, export, serve),
+    LOOK: (methods, settings, list_, report),
+    PARTIES: (audit, privacy),
+}
+GROUPS = {"data": (LOOK, data_app), "runs": (LOOK, runs_app)}
+GROUPS |= {"key": (PARTIES, key_app), "collect": (PARTIES, collect_app), "deploy": (PARTIES, deploy_app)}
 
-
-for command in (
-    train,
-    compare,
-    predict,
-    export,
-    serve,
-    report,
-    reproduce,
-    audit,
-    privacy,
-    methods,
-    settings,
-):
-    app.command()(command)
-app.command("list")(list_)
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(command)
+for name, (panel, group) in GROUPS.items():
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 def command_line() -> click.Command:

@@ -18,14 +18,21 @@ from fedalc.cli.options import (
     Encoder,
     Engine,
     EpsilonBudget,
+    LabelColumn,
+    LabelSeparator,
     MemoryBudget,
     Preset,
     Quiet,
     Rounds,
     Set,
+    TestFile,
+    TestShare,
+    TextColumn,
+    TextEncoder,
     given,
     listed,
     listed_seeds,
+    table_settings,
 )
 from fedalc.core.registry import METHODS, ORACLES
 from fedalc.errors import FedalcError, Interrupted
@@ -40,9 +47,15 @@ def compare(
         ),
     ] = None,
     dataset: Dataset = None,
+    test: TestFile = None,
+    test_share: TestShare = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
+    text_encoder: TextEncoder = None,
     rounds: Rounds = None,
     seeds: Annotated[str, typer.Option(help="comma-separated: 0,1,2")] = "0",
     device: Device = None,
@@ -62,8 +75,10 @@ def compare(
 
     asked = given(
         dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
+        text_encoder=text_encoder,
         memory_budget=memory_budget,
     )  # fmt: skip
+    asked |= table_settings(text_column, label_column, label_separator, test, test_share)
     settings = experiment(asked, file=config, overrides=set_ or ())
     folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
     from fedalc.report.tables import rich_table
@@ -94,6 +109,7 @@ def compare(
             data_dir=data_dir,
             callbacks=follow,
             epsilon_budget=epsilon_budget,
+            verbose=False,  # the callbacks show it
             **asked,
         )
     except FedalcError as error:

@@ -10,17 +10,29 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from fedalc.cli.options import DataDir
+from fedalc.cli.options import (
+    DataDir,
+    LabelColumn,
+    LabelSeparator,
+    Set,
+    TestFile,
+    TestShare,
+    TextColumn,
+    table_settings,
+)
 from fedalc.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fedalc.data.catalog.datasets import Entry
+    from fedalc.data.check import Check
     from fedalc.data.dataset import Dataset
 
 app = typer.Typer(help="Datasets: list, info, check, fetch, generate.", no_args_is_help=True, rich_markup_mode="rich")
 
 Name = Annotated[str, typer.Argument(help="a dataset's name")]
-NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or your own folder")]
+NameOrFolder = Annotated[str, typer.Argument(help="a dataset's name, or your own file or folder")]
 
 
 @app.command("list")
@@ -108,21 +120,22 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
 
 
 def _is_folder(name: str) -> bool:
-    """Return whether this is a user's folder. A name in the catalog means the catalog's dataset; a path never does."""
+    """Return whether this is a user's file or folder. A name in the catalog means the catalog's dataset; a path never
+    does."""
     from fedalc.data.catalog.datasets import is_known
 
-    return not is_known(name) and (Path(name).is_dir() or len(Path(name).parts) > 1)
+    return not is_known(name) and (Path(name).exists() or len(Path(name).parts) > 1)
 
 
 def _print_folder(folder: Path, console: Console) -> None:
     from fedalc.data.formats import errors_named
-    from fedalc.data.load import format_of
+    from fedalc.data.load import file_format, format_of
 
-    if not folder.is_dir():
-        raise DataError("no such folder", folder)
-    data_format = format_of(folder)
+    if not folder.exists():
+        raise DataError("no such file or folder", folder)
+    data_format = format_of(folder) if folder.is_dir() else file_format(folder)
     with errors_named(data_format, folder):
-        first, *more = data_format.describe(folder)
+        first, *more = data_format.describe(folder) if folder.is_dir() else [data_format.title]
     console.print(f"{folder}: {first}")
     for line in more:
         console.print(f"  {line}")
@@ -131,20 +144,38 @@ def _print_folder(folder: Path, console: Console) -> None:
 
 
 @app.command()
-def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
-    """Read a dataset and compare it with its published numbers. Exits with 1 if it differs.
+def check(
+    name: NameOrFolder,
+    data_dir: DataDir = None,
+    test: TestFile = None,
+    test_share: TestShare = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
+    set_: Set = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+) -> None:
+    """Read a dataset, count what is in it, and say what to look at: duplicates, empty records, labels that cannot be
+    learned. A known dataset is compared with its published numbers too.
 
-    For your own folder: read and count everything. Exits with 1 if pictures are broken or in two splits.
+    Exits with 1 if it differs from the published numbers, or if pictures are broken or in two splits.
+
+    Examples: fedalc data check bibtex; fedalc data check my-folder --json
     """
     from rich.progress import Progress
 
+    from fedalc.cli.data_check import as_json, print_findings
+    from fedalc.config.resolve import experiment
     from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog.datasets import entry as find
     from fedalc.data.catalog.locate import dataset_dir
     from fedalc.data.check import check as compare
     from fedalc.data.check import check_files
     from fedalc.data.load import has_pictures
+    from fedalc.workflows.progress_bars import print_notes
 
+    given = table_settings(text_column, label_column, label_separator, test, test_share)
+    settings = experiment(given, overrides=set_ or ())
     is_folder = _is_folder(name)
     dataset_name = name if is_folder else find(name).name
     notes: list[str] = []
@@ -157,24 +188,29 @@ def check(name: NameOrFolder, data_dir: DataDir = None) -> None:
 
         # Broken pictures are listed, and left out of the counts.
         options = ImageOptions(broken="skip", progress=show, tell=notes.append)
-        dataset = load_dataset(dataset_name, data_dir, images=options)
-    for note in notes:
-        console.print(note)
-    if is_folder:
-        _print_counts(dataset)
-        if notes:
-            raise typer.Exit(1)
-        return
-    entry = find(name)
-    checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
-    if not checks:
-        raise DataError(f"{entry.name}: no published numbers to compare with")
+        dataset = load_dataset(dataset_name, data_dir, images=options, table=settings.table, text=settings.text)
+    entry = None if is_folder else find(name)
+    checks = [] if entry is None else check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
+    if json:
+        typer.echo(as_json(dataset, notes, checks))
+    else:
+        for note in notes:
+            console.print(note)
+        print_notes(console, dataset)
+        if checks:
+            _print_checks(checks)
+        else:
+            _print_counts(dataset)
+        print_findings(console, dataset, name)
+    if (notes and is_folder) or not all(line.ok for line in checks):
+        raise typer.Exit(1)
+
+
+def _print_checks(checks: Sequence[Check]) -> None:
     table = Table("what", Column("expected", overflow="fold"), Column("found", overflow="fold"), "")
     for line in checks:
         table.add_row(line.what, str(line.expected), str(line.found), "ok" if line.ok else "differs")
     Console().print(table)
-    if not all(line.ok for line in checks):
-        raise typer.Exit(1)
 
 
 def _print_counts(dataset: Dataset) -> None:

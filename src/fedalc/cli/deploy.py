@@ -348,6 +348,20 @@ def run(
     listen(server_state, number, Path(settings["run-folder"]), say)
 
 
+@app.command()
+def demo() -> None:
+    """Run a server and three parties as real processes on this machine, with TLS and keys (about two minutes).
+
+    The result is compared with a training in one process. Everything is in a temporary folder.
+    """
+    from fedalc.deployment.flower_programs import require_flower
+
+    require_flower()
+    from fedalc.deployment.demo import run_demo
+
+    run_demo()
+
+
 def _given(**options: Any) -> dict[str, Any]:
     """Return the options that were given, under their kebab-case names in run and node configs."""
     return {name.replace("_", "-"): value for name, value in options.items() if value is not None}

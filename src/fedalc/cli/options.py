@@ -22,7 +22,7 @@ def _completing(names: Iterable[str]) -> Callable[[str], list[str]]:
 Dataset = Annotated[
     str | None,
     typer.Option(
-        help="name of a dataset (see: fedalc data list), or path of a folder",
+        help="name of a dataset (see: fedalc data list), or path of a file or folder",
         autocompletion=_completing([entry.name for entry in ENTRIES]),
     ),
 ]
@@ -51,6 +51,22 @@ Encoder = Annotated[
     str | None,
     typer.Option(help=f"{', '.join(ENCODERS)} (what each does: fedalc list)", autocompletion=_completing(ENCODERS)),
 ]
+Seed = Annotated[int | None, typer.Option(help="the same seed and settings give the same result")]
+TextColumn = Annotated[
+    list[str] | None,
+    typer.Option("--text-column", help="column of a table that holds the text (default: found); may be repeated"),
+]
+LabelColumn = Annotated[
+    list[str] | None,
+    typer.Option("--label-column", help="column of the labels, or several of 0 and 1 (default: found)"),
+]
+LabelSeparator = Annotated[
+    str | None, typer.Option(help="what separates labels in a cell (default: found); none: a cell is one label")
+]
+TestFile = Annotated[Path | None, typer.Option("--test", help="file to test on (default: the dataset's own)")]
+TestShare = Annotated[
+    float | None, typer.Option(help="share of the records to test on, if there is no test file (default: 0.2)")
+]
 Rounds = Annotated[int | None, typer.Option(help="number of communication rounds")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
 MemoryBudget = Annotated[
@@ -64,6 +80,10 @@ EpsilonBudget = Annotated[
     float | None,
     typer.Option(min=1e-6, help="refuse the run if all runs on this data together would spend more than this ε"),
 ]
+TextEncoder = Annotated[
+    Path | None,
+    typer.Option(help="raw texts: folder of a sentence encoder, in transformers' or sentence-transformers' layout"),
+]
 Callbacks = Annotated[
     list[str] | None,
     typer.Option("--callback", help="a callback that follows the run, such as a tracker that you registered"),
@@ -76,14 +96,35 @@ def given(**options: Any) -> dict[str, Any]:
     asked = {key: value for key, value in options.items() if value is not None}
     if "encoder" in asked:
         asked["encoder"] = {"name": asked["encoder"]}
+    if "text_encoder" in asked:
+        asked["text"] = {"encoder": str(asked.pop("text_encoder").resolve())}  # config.toml can be read from anywhere
     if "dataset" in asked:
         asked["dataset"] = absolute_dataset(asked["dataset"])
     return asked
 
 
 def absolute_dataset(dataset: str) -> str:
-    """Return a folder's path in full, so that config.toml can be read from anywhere; a name unchanged."""
-    return dataset if is_known(dataset) or not Path(dataset).is_dir() else str(Path(dataset).resolve())
+    """Return the path of a file or folder in full, so that config.toml can be read from anywhere; a name unchanged."""
+    return dataset if is_known(dataset) or not Path(dataset).exists() else str(Path(dataset).resolve())
+
+
+def table_settings(
+    text_column: list[str] | None,
+    label_column: list[str] | None,
+    label_separator: str | None,
+    test: Path | None,
+    test_share: float | None,
+) -> dict[str, Any]:
+    """Return the settings for a table that the user gave."""
+    options = {
+        "text_columns": text_column or None,
+        "label_columns": label_column or None,
+        "label_separator": label_separator,
+        "test": None if test is None else str(test.resolve()),
+        "test_share": test_share,
+    }
+    table = {name: value for name, value in options.items() if value is not None}
+    return {"table": table} if table else {}
 
 
 def label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:

@@ -18,14 +18,22 @@ from fedalc.cli.options import (
     Encoder,
     Engine,
     EpsilonBudget,
+    LabelColumn,
+    LabelSeparator,
     MemoryBudget,
     Method,
     Preset,
     Quiet,
     Rounds,
+    Seed,
     Set,
+    TestFile,
+    TestShare,
+    TextColumn,
+    TextEncoder,
     given,
     label_files,
+    table_settings,
 )
 from fedalc.core.distributed import started_as
 from fedalc.errors import FedalcError, Interrupted
@@ -33,12 +41,18 @@ from fedalc.errors import FedalcError, Interrupted
 
 def train(
     dataset: Dataset = None,
+    test: TestFile = None,
+    test_share: TestShare = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
     method: Method = None,
     preset: Preset = None,
     engine: Engine = None,
     encoder: Encoder = None,
+    text_encoder: TextEncoder = None,
     rounds: Rounds = None,
-    seed: Annotated[int | None, typer.Option(help="the same seed and settings give the same result")] = None,
+    seed: Seed = None,
     device: Device = None,
     memory_budget: MemoryBudget = None,
     config: Config = None,
@@ -48,7 +62,9 @@ def train(
         Path | None,
         typer.Option(help="label correlations from `fedalc collect server`, instead of collecting"),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="the clients' key file of --correlations")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="the clients' key file, for --correlations or embeddings.secret")
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="differential privacy of the label sets: add noise to their counts, for this ε")
     ] = None,
@@ -76,8 +92,9 @@ def train(
 
     asked = given(
         dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
-        device=device, memory_budget=memory_budget, name=name,
+        text_encoder=text_encoder, device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
+    asked |= table_settings(text_column, label_column, label_separator, test, test_share)
     asked |= label_files(correlations, key)
     if epsilon is not None:
         asked["privacy"] = {"epsilon": epsilon}
@@ -112,6 +129,7 @@ def train(
             data_dir=data_dir,
             callbacks=[*followers, *trackers],
             epsilon_budget=epsilon_budget,
+            verbose=False,  # the callbacks show it
         )
     except FedalcError as error:
         raise with_resume_hint(error, f"fedalc train --resume {folder}") from None

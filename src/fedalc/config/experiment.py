@@ -46,6 +46,7 @@ from fedalc.config.schema import (
     SelectionSettings,
     ServerSettings,
     Settings,
+    TableSettings,
     TextSettings,
     TuningSettings,
 )
@@ -60,7 +61,7 @@ class Experiment(Settings):
     name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None
     """Name of the run folder. none: made of dataset, method, preset and seed."""
     dataset: str = "demo"
-    """Name of a dataset (`fedalc data list`), or path of a folder."""
+    """Name of a dataset (`fedalc data list`), or path of a file or folder."""
     method: MethodName = "fedalc"
     """What is computed (`fedalc methods`)."""
     preset: PresetName = "strong"
@@ -88,6 +89,7 @@ class Experiment(Settings):
     shard_rows: Literal["auto", "on", "off"] = "auto"
     """Split W over several processes (docs/cluster.md). auto: if W has more than 2 GB."""
     images: ImageSettings = ImageSettings()
+    table: TableSettings = TableSettings()
     text: TextSettings = TextSettings()
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()
@@ -139,6 +141,13 @@ class Experiment(Settings):
     def tells_shares(self) -> bool:
         """Whether the server tells each party how many labels each of its records has."""
         return self.client.loss != "hinge" and self.client.set_size == "exact"
+
+    def __repr__(self) -> str:
+        """Say the most important settings; `to_toml` has all."""
+        said = f"preset {self.preset}, encoder {self.encoder.name}, {self.rounds} rounds, seed {self.seed}"
+        return f"<fedalc.Experiment {self.method} on {self.dataset}: {said}>"
+
+    __str__ = __repr__
 
     def __hash__(self) -> int:
         return hash(self.to_toml())  # a dict, as `options` is, has no hash

@@ -149,8 +149,11 @@ def known_encoder(name: Any) -> str:
 
 def known_metric(name: Any) -> str:
     """Check the name of a metric for validation data, which has no propensities."""
-    if getattr(METRICS[_known(METRICS, name)], "needs", "top") == "propensities":
+    needs = getattr(METRICS[_known(METRICS, name)], "needs", "top")
+    if needs == "propensities":
         raise ValueError(f"{name} is for the test set: validation data has no propensities")
+    if needs == "sets":
+        raise ValueError(f"{name} needs thresholds, which are chosen after training: choose by P@k, R@k, nDCG@k or mAP")
     return str(name)
 
 

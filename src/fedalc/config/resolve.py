@@ -23,6 +23,7 @@ from fedalc.config.schema import PRESETS
 from fedalc.core.arguments import as_path
 from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
+from fedalc.data.dataset import Dataset
 from fedalc.data.load import has_parties, has_pictures
 from fedalc.errors import ConfigError
 
@@ -80,7 +81,8 @@ def experiment(
     return Experiment.model_validate(values, context={"file": file})
 
 
-PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "text")  # do not ask for a method
+PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "table", "text")
+"""Settings that do not ask for a method."""
 
 
 def default_choice(
@@ -119,6 +121,7 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
     reasons = {
         "privacy": "ε does not cover a search, which looks at the labels many times",
         "clients": "the search needs a client for each label, or for each label of a party",
+        "embeddings.secret": "the search works on each label's own column, which the secret rotation mixes",
         "selection.validation": "the search holds out records itself: a fifth of train",
     }
     for name, value in requested.items():
@@ -127,6 +130,11 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
             if (name not in kept and field not in kept) or field in reasons:
                 reason = reasons.get(field, reasons.get(name, "the search chooses it"))
                 raise ConfigError(f"{reason}; leave it out, or leave out --tune", field)
+
+
+def for_data(settings: Experiment, data: Dataset) -> Experiment:
+    """Return the settings with the columns that were found in the data, if it is a table."""
+    return settings if data.table is None else settings.model_copy(update={"table": data.table})
 
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:

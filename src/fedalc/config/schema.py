@@ -9,9 +9,11 @@ from pydantic import AfterValidator, Field
 from fedalc.config.facts import encoder_facts, known_encoder, known_method, known_metric
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 from fedalc.core.settings import NONE, Count, NotNegative, Positive, Settings, Share
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.text.settings import TextSettings
 
-__all__ = ["NONE", "Count", "NotNegative", "Positive", "Settings", "Share", "TextSettings"]  # of others, re-exported
+# Of other modules, re-exported.
+__all__ = ["NONE", "Count", "NotNegative", "Positive", "Settings", "Share", "TableSettings", "TextSettings"]
 
 MethodName = Annotated[str, AfterValidator(known_method)]
 EncoderName = Annotated[str, AfterValidator(known_encoder)]
@@ -29,6 +31,7 @@ def is_keyed(algorithm: str) -> bool:
 
 PRESETS: tuple[str, ...] = get_args(PresetName)
 MOST_LABELS_PER_PARTY = 10_000  # a party may claim, unless the server allows more
+LARGEST_SECRET = 4096  # dimensions of secret rows: a rotation has D² numbers and takes D³ operations to draw
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
 
 ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # no rule withstands half of the parties
@@ -171,11 +174,14 @@ class ServerSettings(Settings):
 
 
 class EmbeddingSettings(Settings):
-    """How the class embeddings W start."""
+    """How the class embeddings W start, and who knows them (docs/exact.md)."""
 
     start: Literal["orthogonal", "random", "by-frequency", "simplex", "codewords"] = "orthogonal"
     """orthogonal: at right angles, as far as D allows. random: unit vectors. by-frequency: an axis for each frequent
     label (docs/exact.md). simplex and codewords: those of fedetf and feduv (docs/method.md)."""
+    secret: bool = False
+    """For methods with fixed rows: clients turn all rows by a rotation drawn under their key (`collection.key`). The
+    server cannot score with the model that it keeps (docs/exact.md)."""
 
 
 class HashingSettings(Settings):
@@ -293,6 +299,8 @@ class SelectionSettings(Settings):
     """After the choice, train again on all of train for the chosen number of rounds."""
     test_curve: bool = False
     """With validation = 0: draw curves on the test set. They decide nothing."""
+    calibrate: bool = True
+    """Fit probabilities and thresholds on held-out records (docs/predictions.md)."""
 
 
 class TuningSettings(Settings):

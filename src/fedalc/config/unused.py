@@ -52,6 +52,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),
     ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",)}),
     ("text.buckets text.sign", {"text.kind": ("hashing",)}),
+    ("text.batch text.device", {"text.kind": ("encoder",)}),
     ("text.words text.characters text.lowercase text.sublinear text.idf", {"text.kind": ("vocabulary", "hashing")}),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),
     ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
@@ -79,6 +80,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
             "method": Fact("uses_labels"),
             "client.loss": ALL_LABELS,
             "embeddings.start": ("by-frequency", "codewords"),  # feduv draws its codewords under the key
+            "embeddings.secret": (True,),
         },
     ),
     ("collection.quantum", {"collection.identity": ("embedding",)}),

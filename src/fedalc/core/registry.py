@@ -157,13 +157,15 @@ ENCODERS = Registry(
     },
     "fedalc.models.encoders.base:as_encoder_class",
 )
-# Asked in the reverse order: XML-repository text takes any text file that no other format recognises, and `pictures`
-# takes every train.csv.
+# Asked in the reverse order: XML-repository text takes any text file that no other format recognises, and `csv-table`
+# every train.csv that does not list pictures.
 FORMATS = Registry(
     "format",
     {
         "xmlc": "fedalc.data.formats.xmlc:Xmlc",
         "arff": "fedalc.data.formats.arff:Arff",
+        "json-lines": "fedalc.data.formats.json_lines:JsonLines",
+        "csv-table": "fedalc.data.formats.csv_table:Csv",
         "pictures": "fedalc.data.formats.image_list:ImageList",
     },
     "fedalc.data.formats:check_format_class",
@@ -181,6 +183,11 @@ METRICS = Registry(
         "PSP@3": "fedalc.evaluation.metrics:PSP3",
         "PSP@5": "fedalc.evaluation.metrics:PSP5",
         "mAP": "fedalc.evaluation.metrics:MAP",
+        "R@1": "fedalc.evaluation.metrics:R1",
+        "R@3": "fedalc.evaluation.metrics:R3",
+        "R@5": "fedalc.evaluation.metrics:R5",
+        "micro-F1": "fedalc.evaluation.metrics:MICRO_F1",
+        "macro-F1": "fedalc.evaluation.metrics:MACRO_F1",
     },
     "fedalc.evaluation.metrics:as_metric",
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -18,11 +18,14 @@ from fedalc.data.records import record_numbers
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
 
+if TYPE_CHECKING:
+    from fedalc.data.formats.table_settings import TableSettings
+
 Features: TypeAlias = Any
 """A csr_matrix or Images. (Not a union: code for text never sees Images and treats this as a csr_matrix.)"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Instances in rows. `features` is float32 N×F, `labels` float32 N×C with ones; a row of either may be empty.
 
@@ -44,22 +47,27 @@ class Split:
         object.__setattr__(self, "labels", label_matrix(self.labels))
         if self.features.shape[0] != self.labels.shape[0]:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
-        for field in ("users", "parties"):
-            object.__setattr__(self, field, self._checked_holders(field))
+        for holders in ("users", "parties"):
+            object.__setattr__(self, holders, self._checked_holders(holders))
 
-    def _checked_holders(self, field: str) -> tuple[str, ...] | None:
-        names = getattr(self, field)
+    def _checked_holders(self, kind: str) -> tuple[str, ...] | None:
+        names = getattr(self, kind)
         if names is None:
             return None
         if isinstance(names, str) or not isinstance(names, Iterable):
-            raise DataError(f"{field} should be a list of names, one per instance, not {names!r:.60}")
+            raise DataError(f"{kind} should be a list of names, one per instance, not {names!r:.60}")
         names = tuple(map(str, names))
         if len(names) != self.features.shape[0]:
-            raise DataError(f"{len(names)} {field}' names for {self.features.shape[0]} instances")
+            raise DataError(f"{len(names)} {kind}' names for {self.features.shape[0]} instances")
         return names
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
+
+    def __repr__(self) -> str:
+        each = self.labels.nnz / max(len(self), 1)
+        sizes = f"{len(self):,} records × {self.features.shape[1]:,} features, {self.labels.shape[1]:,} labels"
+        return f"<fedalc.Split {sizes} ({each:.1f} per record)>"
 
     def rows(self, index: np.ndarray) -> Split:
         """Return the instances at these positions, in this order."""
@@ -81,7 +89,7 @@ class Split:
         return Split(self.features[first], labels)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """A train and a test split over the same features and labels. `validation`: only if the dataset ships its own.
 
@@ -95,6 +103,10 @@ class Dataset:
     label_names: tuple[str, ...] = ()
     validation: Split | None = None
     text: TextFeatures | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """How it was read: which columns were taken for what, and what was held out or left out."""
+    table: TableSettings | None = field(default=None, compare=False)
+    """Of data from a table: the settings, with the columns that were found."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -129,6 +141,11 @@ class Dataset:
         except DataError as error:
             raise DataError(f"dataset {self.name}: {error}") from None
         object.__setattr__(self, "label_names", names)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items() if len(split))
+        kind = "pictures" if isinstance(self.train.features, Images) else f"{self.feature_count:,} features"
+        return f"<fedalc.Dataset {self.name}: {sizes} records, {kind}, {self.label_count:,} labels>"
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -1,4 +1,4 @@
-"""From a dataset's name, or a folder, to a `Dataset`."""
+"""From a dataset's name, a folder or a file to a `Dataset`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedalc.data.catalog import datasets as catalog
 from fedalc.data.catalog.locate import dataset_dir, refuse_published
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats import Format, ReadOptions, errors_named, file_format, folder_format, formats
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.decode import of_size
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.images.load import load_pictures
@@ -17,6 +18,7 @@ from fedalc.data.parties import party_folders, read_parties
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
+from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
 
 
@@ -25,29 +27,37 @@ def load_dataset(
     data_dir: Path | str | None = None,
     cache: bool = True,
     images: ImageOptions | None = None,
+    table: TableSettings | None = None,
+    text: TextSettings | None = None,
 ) -> Dataset:
-    """Load a dataset of the catalog by its name, or the dataset in a folder.
+    """Load a dataset of the catalog by its name, or the dataset in a folder or a file.
 
     fedalc looks for a known name in the folder of that name in `data_dir`, else in $FEDALC_DATA, else in ./data. Your
-    own folder holds a train and a test file (and perhaps a validation file) in one of the formats, and may name the
+    own folder holds a train file (and perhaps a test and a validation file) in one of the formats, and may name the
     labels in `labels.txt`; or it has a folder of this kind for each party (`data.parties`). Parsed files are cached
-    unless `cache` is false. `images` applies to pictures only.
+    unless `cache` is false. `images` applies to pictures, `text` to raw texts; `table` says which column of a table is
+    what, and what to test on if there is no test file.
     """
     as_path(name_or_path, "dataset")
-    if images is not None and not isinstance(images, ImageOptions):
-        raise ConfigError(f"expected fedalc.data.ImageOptions, found {images!r:.60}", "images")
-    options = ReadOptions(cache, images or ImageOptions())
+    for given, kind, field in (
+        (images, ImageOptions, "images"),
+        (table, TableSettings, "table"),
+        (text, TextSettings, "text"),
+    ):
+        if given is not None and not isinstance(given, kind):
+            raise ConfigError(f"expected fedalc.data.{kind.__name__}, found {given!r:.60}", field)
+    options = ReadOptions(cache, images or ImageOptions(), table=table or TableSettings(), text=text or TextSettings())
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
         return _load_known(catalog.entry(name_or_path), data_dir, options, images)
-    folder = Path(name_or_path)
-    if folder.is_dir():
-        if folders := party_folders(folder):
-            return read_parties(folder, folders, options)
-        return _read(format_of(folder), folder, folder.resolve().name, options)
-    if folder.is_file():
-        raise DataError("is a file: a dataset is a folder with a train and a test file", folder)
-    if isinstance(name_or_path, Path) or len(folder.parts) != 1:
-        raise DataError("no such folder", folder)
+    path = Path(name_or_path)
+    if path.is_dir():
+        if folders := party_folders(path):
+            return read_parties(path, folders, options)
+        return _read(format_of(path), path, path.resolve().name, options)
+    if path.is_file():
+        return _read_alone(file_format(path), path, options)
+    if isinstance(name_or_path, Path) or len(path.parts) != 1 or path.suffix:
+        raise DataError("no such file or folder", path)
     catalog.entry(name_or_path)  # raises, with the names that are close
     raise AssertionError
 
@@ -69,7 +79,9 @@ def _load_known(
         )
     if entry.images is not None:
         return load_pictures(entry.name, entry.images, folder, options.images, options.cache)
-    return _read(format_of(folder), folder, entry.name, replace(options, label_prefix=entry.label_prefix))
+    data_format = format_of(folder)
+    data_format.split_files(folder)  # refuses a copy without a test file
+    return _read(data_format, folder, entry.name, replace(options, label_prefix=entry.label_prefix))
 
 
 def _of_size(dataset: Dataset, images: ImageOptions | None) -> Dataset:
@@ -83,12 +95,20 @@ def _of_size(dataset: Dataset, images: ImageOptions | None) -> Dataset:
 
 def _read(data_format: Format, folder: Path, name: str, options: ReadOptions) -> Dataset:
     with errors_named(data_format, folder):
-        dataset = data_format.read(folder, options)
+        return replace(_checked(data_format.read(folder, options), data_format, folder), name=name)
+
+
+def _read_alone(data_format: Format, path: Path, options: ReadOptions) -> Dataset:
+    with errors_named(data_format, path):
+        return _checked(data_format.read_alone(path, options), data_format, path)
+
+
+def _checked(dataset: Dataset, data_format: Format, path: Path) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise DataError(
-            f"the format {data_format.name!r} returned {dataset!r:.60}: read should return a fedalc.Dataset", folder
+            f"the format {data_format.name!r} returned {dataset!r:.60}: read should return a fedalc.Dataset", path
         )
-    return replace(dataset, name=name)
+    return dataset
 
 
 def format_of(folder: Path) -> Format:
@@ -125,18 +145,24 @@ def has_parties(name_or_path: str | Path) -> bool:
 
 
 def load_file(
-    path: Path | str, feature_count: int | None = None, label_count: int | None = None, cache: bool = False
+    path: Path | str,
+    feature_count: int | None = None,
+    label_count: int | None = None,
+    cache: bool = False,
+    table: TableSettings | None = None,
 ) -> Split:
     """Read one file of features. A number of features other than `feature_count` is an error.
 
-    In an ARFF file that does not say which attributes are labels, the last `label_count` are.
+    In an ARFF file that does not say which attributes are labels, the last `label_count` are. `table` says which
+    columns of a table are features.
     """
     path = Path(path)
     data_format = file_format(path)
     if data_format.has_pictures:
         raise DataError("lists pictures, and features are expected", path)
     with errors_named(data_format, path):
-        split = data_format.parse(path, ReadOptions(cache, label_count=label_count)).split
+        options = ReadOptions(cache, label_count=label_count, table=table or TableSettings())
+        split = data_format.parse(path, options).split
     count = split.features.shape[1]
     if feature_count is not None and feature_count != count:
         raise DataError(f"has {count} features where {feature_count} are expected", path)

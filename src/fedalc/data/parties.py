@@ -8,7 +8,7 @@ party gives it; a test file, or a folder `test`, beside the parties' folders add
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,10 @@ from scipy.sparse import csr_matrix, vstack
 from fedalc.data.dataset import Dataset, Features, Split
 from fedalc.data.formats import Format, ReadOptions, errors_named, folder_format, formats
 from fedalc.data.formats.label_file import label_names
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import Images
 from fedalc.data.label_names import one_form, repeated_name
+from fedalc.data.test_share import share_in_words, split_off_test
 from fedalc.errors import DataError
 
 SHARED = "test"  # the folder, beside those of the parties, with test records that belong to no party
@@ -71,7 +73,8 @@ def read_parties(folder: Path, folders: Mapping[str, Path], options: ReadOptions
                 found.append(read_named(data_format, files[split], options))
     if (shared := shared_test_file(folder)) is not None:
         others["test"].append(read_named(*shared, options))
-    return joined_parties(folder.resolve().name, train, others)
+    dataset = joined_parties(folder.resolve().name, train, others)
+    return dataset if others["test"] or not options.table.test_share else _with_test(dataset, options.table)
 
 
 def joined_parties(
@@ -90,6 +93,15 @@ def joined_parties(
         if parts
     }
     return Dataset(name, whole, rest.get("test"), names, rest.get("validation"))  # type: ignore[arg-type]
+
+
+def _with_test(dataset: Dataset, table: TableSettings) -> Dataset:
+    """Hold out a share of the records: each is on the same side at all parties."""
+    if isinstance(dataset.train.features, Images):
+        return dataset
+    train, test = split_off_test(dataset.train, table.test_share, table.seed, dataset.name)
+    test = test.in_one_place
+    return replace(dataset, train=train, test=test, notes=(*dataset.notes, share_in_words(table.test_share, len(test))))
 
 
 def all_names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:

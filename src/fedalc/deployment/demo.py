@@ -1,4 +1,4 @@
-"""`make deploy-demo`: a real deployment on this machine, compared with a training in one process.
+"""`fedalc deploy demo`: a real deployment on this machine, compared with a training in one process.
 
 A server and three parties with certificates and registered keys, a fourth party whose key is not registered, three
 rounds; then θ and W are compared with engine `clients` on the same data.
@@ -126,10 +126,14 @@ def pairs(found: Model, expected: Model) -> list[tuple[str, Tensor, Tensor]]:
     return [*theta, ("W", found.W, expected.W)]
 
 
+def run_demo() -> None:
+    with tempfile.TemporaryDirectory(prefix="fedalc-demo-") as folder, signals_interrupt():
+        Demo(Path(folder)).run()
+
+
 def main() -> None:
     try:
-        with tempfile.TemporaryDirectory(prefix="fedalc-demo-") as folder, signals_interrupt():
-            Demo(Path(folder)).run()
+        run_demo()
     except FedalcError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

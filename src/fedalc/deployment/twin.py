@@ -49,7 +49,7 @@ def in_one_process(
     else:
         clients = form_clients(replace(train, features=features), settings.clients, counted_parts(knowledge))
         federation = replace(clients, keys=keys)
-    return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge)
+    return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge, hasher)
 
 
 def model_in_one_process(settings: Experiment, *arguments: Any) -> Model:

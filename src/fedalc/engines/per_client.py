@@ -106,7 +106,7 @@ class ClientsEngine(Engine):
                 cross += torch.outer((x * counted.unsqueeze(1)).sum(0), weights[label] * W[label])
                 constant += counted.sum().item() * weights[label].item() ** 2
         users = self.federation.sender_count(participants)
-        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram)
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram, self.method.secret_dim)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _parts_of(self, client: int, instances: np.ndarray, like: Tensor) -> Tensor:

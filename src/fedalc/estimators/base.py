@@ -93,7 +93,7 @@ class FederatedEstimator(BaseEstimator):
                     f"{labels.shape[0]}]"
                 )
             data = Dataset(NAME, Split(features, labels, users=_names(parties)), label_names=target.names)
-            run = train_on(data, self._experiment(data))
+            run = train_on(data, self._experiment(data), self.verbose)
         self.run_, self.settings_ = run, run.settings
         self.model_: Any = run.model
         return target, data

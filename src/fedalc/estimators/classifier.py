@@ -50,7 +50,7 @@ class FedALCClassifier(ClassifierMixin, FederatedEstimator):
             order = numpy_generator(self.settings_.seed, "calibration").permutation(len(test))
             out = round(HELD_OUT * len(test))
             rest = replace(data, train=data.train.rows(np.sort(order[out:])))
-            model, test = train_on(rest, self.settings_).model, data.train.rows(np.sort(order[:out]))
+            model, test = train_on(rest, self.settings_, False).model, data.train.rows(np.sort(order[:out]))
         scores, labels = model.scores(test.features)[:, model.held], test.labels[:, model.held]
         known = np.ones(len(test), bool) if self._target.multilabel else labels.getnnz(axis=1) == 1
         return Calibration.fit(scores[known], labels[known], one_label=not self._target.multilabel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -13,10 +13,14 @@ from fedalc.core.blocks import DEFAULT_BUDGET
 from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
+from fedalc.models.calibration import Calibration
 from fedalc.models.model import Model
+from fedalc.models.predicting import Scores, decide
 from fedalc.models.scoring import Scorer, ShardedScorer, SharedScorer
 
 MAP_LIMIT = 100_000_000  # instances × labels; beyond it mAP, which ranks every instance for every label, is left out
+
+SETS_LIMIT = 10**10  # instances × labels; beyond it micro-F1 and macro-F1, which compare every score, are left out
 
 
 class Ranking(Protocol):
@@ -43,15 +47,22 @@ def evaluate(
     inverse_propensity: np.ndarray | None = None,
     with_map: bool = False,
     budget: int = DEFAULT_BUDGET,
+    calibration: Calibration | None = None,
 ) -> dict[str, float]:
     """Return all metrics of a model on a split, in percent; mAP if `with_map` and affordable (`MAP_LIMIT`).
 
     `held` marks the labels that have a client: only these are ranked.
     """
+    scorer = scorer_for(model, split, held, budget)
+    return measure(scorer, split.labels, inverse_propensity, with_map, budget, calibration)
+
+
+def scorer_for(model: Model, split: Split, held: np.ndarray, budget: int = DEFAULT_BUDGET) -> Ranking:
+    """Return what scores a split, in one process or shared by several."""
     scorer: type[Scorer | SharedScorer | ShardedScorer] = Scorer
     if distributed.here().count > 1:
         scorer = SharedScorer if model.shard is None else ShardedScorer
-    return measure(scorer(model, split.features, held, budget), split.labels, inverse_propensity, with_map, budget)
+    return scorer(model, split.features, held, budget)
 
 
 def measure(
@@ -60,7 +71,14 @@ def measure(
     inverse_propensity: np.ndarray | None = None,
     with_map: bool = False,
     budget: int = DEFAULT_BUDGET,
+    calibration: Calibration | None = None,
 ) -> dict[str, float]:
-    """Return the same metrics for any scoring of the instances whose labels are `truth`."""
-    ranked = Ranked(scores.top(DEEPEST)[0].numpy(), truth, inverse_propensity, scores, budget)
-    return all_metrics(ranked, with_scores=with_map and truth.shape[0] * truth.shape[1] <= MAP_LIMIT)
+    """Return the same metrics for any scoring of the instances whose labels are `truth`. With a calibration, also
+    those of label sets, by thresholds for F1, if that is affordable (`SETS_LIMIT`) and this is the only process."""
+    size = truth.shape[0] * truth.shape[1]
+    sets = None
+    if calibration is not None and size <= SETS_LIMIT and distributed.here().count == 1:
+        decided = decide(calibration, cast(Scores, scores), truth.shape[0], budget=budget)
+        sets = decided.matrix(truth.shape[1])
+    ranked = Ranked(scores.top(DEEPEST)[0].numpy(), truth, inverse_propensity, scores, budget, sets)
+    return all_metrics(ranked, with_scores=with_map and size <= MAP_LIMIT)

@@ -1,4 +1,4 @@
-"""Ranking metrics in percent: P@k, nDCG@k, PSP@k and mAP, and `register_metric` for your own.
+"""Metrics in percent: P@k, nDCG@k, PSP@k, R@k and mAP of rankings, F1 of label sets, and `register_metric`.
 
 Checked against scikit-learn and cases worked by hand. An instance without true labels counts as 0 in every
 per-instance mean, as in the field's own scripts. This module does not import torch.
@@ -40,6 +40,8 @@ class Ranked:
     scores: Any = None
     """A `Ranking` (evaluate.py), for metrics that need more than the top 5."""
     budget: int = DEFAULT_BUDGET
+    sets: csr_matrix | None = None
+    """Instances × labels, with ones: the labels that each instance gets, if the model has thresholds."""
 
     def hits(self, k: int) -> np.ndarray:
         """Return which of the k best labels are true."""
@@ -68,12 +70,13 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure in percent, and what it needs: the top labels, propensities (the test set has them), or the scores of
-    all labels (computed where mAP is affordable). Add a built-in one here and in `core/registry.py`."""
+    """A figure in percent, and what it needs: the top labels, propensities (the test set has them), the scores of all
+    labels (computed where mAP is affordable), or label sets (if the model has thresholds). Add a built-in one here and
+    in `core/registry.py`."""
 
     help: str
     compute: Callable[..., float]
-    needs: Literal["top", "propensities", "scores"] = "top"
+    needs: Literal["top", "propensities", "scores", "sets"] = "top"
     larger_is_better: bool = True
     name: str = ""
     function: Callable[..., Any] | None = None
@@ -131,6 +134,7 @@ def register_metric(name: str, *, k: int = DEEPEST, larger_is_better: bool = Tru
 def all_metrics(ranked: Ranked, with_scores: bool = False) -> dict[str, float]:
     """Return every metric for which there is what it needs."""
     there = {"top": True, "propensities": ranked.inverse_propensity is not None, "scores": with_scores}
+    there["sets"] = ranked.sets is not None
     metrics: dict[str, Metric] = {}
     for name in METRICS:
         try:
@@ -143,7 +147,7 @@ def all_metrics(ranked: Ranked, with_scores: bool = False) -> dict[str, float]:
 def ranking_metrics(
     top: np.ndarray, truth: csr_matrix, inverse_propensity: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Return the metrics of ranked labels: P, nDCG and (given propensities) PSP at 1, 3, 5, and registered ones.
+    """Return the metrics of ranked labels: P, nDCG, R and (given propensities) PSP at 1, 3, 5, and registered ones.
 
     `top` holds at least the five best labels, or all there are.
 
@@ -187,6 +191,35 @@ def _propensity_scored_precision(ranked: Ranked, k: int) -> float:
     return float(100 * gained / possible) if possible > 0 else 0.0
 
 
+def _recall(ranked: Ranked, k: int) -> float:
+    label_count = np.diff(ranked.truth.indptr)
+    return float(100 * (ranked.hits(k).sum(1) / np.maximum(label_count, 1)).mean())
+
+
+def set_counts(sets: csr_matrix, truth: csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return, for each label, the instances that rightly get it, those that get it, and those that have it."""
+    right = sets.multiply(truth).tocsr()
+    right.eliminate_zeros()
+    return tuple(np.asarray(matrix.getnnz(axis=0)) for matrix in (right, sets, truth))  # type: ignore[return-value]
+
+
+def f1_scores(right: np.ndarray, given: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """Return F1 from counts: 2 right / (given + true); 0 where both are 0."""
+    return np.asarray(2 * right / np.maximum(given + true, 1))
+
+
+def _micro_f1(ranked: Ranked) -> float:
+    assert ranked.sets is not None
+    totals = [counts.sum(keepdims=True) for counts in set_counts(ranked.sets, ranked.truth)]
+    return float(100 * f1_scores(*totals)[0])
+
+
+def _macro_f1(ranked: Ranked) -> float:
+    assert ranked.sets is not None
+    right, given, true = set_counts(ranked.sets, ranked.truth)
+    return float(100 * f1_scores(right, given, true)[true > 0].mean()) if true.any() else 0.0
+
+
 def _mean_average_precision(ranked: Ranked) -> float:
     from fedalc.evaluation.score_blocks import mean_average_precision
 
@@ -199,6 +232,9 @@ PSP1, PSP3, PSP5 = (
     Metric(f"P@{k} weighted by inverse propensities", partial(_propensity_scored_precision, k=k), "propensities")
     for k in CUTS
 )
+R1, R3, R5 = (Metric(f"share of the true labels that are among the top {k}", partial(_recall, k=k)) for k in CUTS)
+MICRO_F1 = Metric("F1 over all pairs of instance and label, with thresholds for F1", _micro_f1, "sets")
+MACRO_F1 = Metric("mean F1 of the labels that occur, with thresholds for F1", _macro_f1, "sets")
 MAP = Metric("mean over labels of the average precision", _mean_average_precision, "scores")
 
 

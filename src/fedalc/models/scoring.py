@@ -16,6 +16,7 @@ from fedalc.core.blocks import DEFAULT_BUDGET
 from fedalc.core.nearest import largest_products
 from fedalc.core.progress_events import watched
 from fedalc.data.images.images import Images
+from fedalc.models.class_embeddings import are_axes
 from fedalc.models.encoders import PICTURES_AT_ONCE, make_batch
 from fedalc.models.model import Model
 from fedalc.models.sharding import best_of_all
@@ -60,6 +61,18 @@ class Scorer:
     def of_labels(self, labels: slice) -> Tensor:
         """Return scores, instances × labels, for a block of labels."""
         return self.masked(self.encoded @ self.W[labels].T, labels)
+
+    @torch.no_grad()
+    def of_instances(self, rows: slice) -> Tensor:
+        """Return scores, instances × labels, for a block of instances."""
+        encoded = self.encoded[rows] if self._keeps else self.encode(rows)
+        scores = encoded @ self.W.T if self._axes is None else encoded[:, self._axes]
+        return self.masked(scores, slice(0, len(self.W)))
+
+    @cached_property
+    def _axes(self) -> Tensor | None:
+        """The axis of each label, if W has one for each: then a score is a coordinate, and there is no product."""
+        return self.W.argmax(1) if are_axes(self.W) else None
 
     @torch.no_grad()
     def top(self, k: int) -> tuple[Tensor, Tensor]:

@@ -23,12 +23,14 @@ def text_parts(text: TextFeatures | None) -> tuple[dict[str, Tensor], dict[str, 
     return {f"{PREFIX}{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}, {"text": facts}
 
 
-def text_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], feature_count: int) -> TextFeatures | None:
+def text_of(
+    tensors: Mapping[str, Tensor], facts: Mapping[str, Any], feature_count: int, device: str = "cpu"
+) -> TextFeatures | None:
     """Return what `text_parts` saved, or None. Raises one of `DAMAGE` if it does not fit the model."""
     if (saved := facts.get("text")) is None:
         return None
     arrays = {name.removeprefix(PREFIX): tensor.numpy() for name, tensor in tensors.items() if name.startswith(PREFIX)}
-    text = text_from_parts(arrays, saved)
+    text = text_from_parts(arrays, saved, device)
     if text.feature_count != feature_count:
         raise ValueError(f"its text gives {text.feature_count} features, but the model takes {feature_count}")
     return text

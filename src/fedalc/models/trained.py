@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.schema import EncoderSettings
-from fedalc.core.arguments import as_count, as_path, check_scores, model_folder
+from fedalc.core.arguments import as_path, check_scores, model_folder
 from fedalc.core.devices import check_device
 from fedalc.core.registry import ENCODERS
 from fedalc.core.saved_parts import DAMAGE, labels_of, numbers
@@ -22,8 +22,10 @@ from fedalc.data.images.images import CHANNELS, Images, side_of
 from fedalc.data.matrices import feature_matrix
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
+from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import make_encoder, scale_rows
 from fedalc.models.model import Model
+from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
 from fedalc.models.scoring import Scorer
 from fedalc.models.text_parts import from_texts, text_of, text_parts
 
@@ -31,16 +33,25 @@ FORMAT = 1
 KIND = "encoder"  # the default kind: models of older versions do not name theirs
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """An encoder, its class embeddings, the label names, which labels had a client, and what turns raw texts into
-    features, if it was trained on texts."""
+@dataclass(frozen=True, repr=False)
+class TrainedModel(Predictor):
+    """An encoder, its class embeddings, the label names, which labels had a client, what turns raw texts into
+    features, if it was trained on texts, and what gives probabilities."""
 
     model: Model
     encoder: EncoderSettings
     label_names: tuple[str, ...]
     held: np.ndarray
     text: TextFeatures | None = None
+    calibration: Calibration | None = None
+    secret_rows: bool = False  # W is not the one of training, which only holders of the clients' key can compute
+
+    def __repr__(self) -> str:
+        size = self.picture_size
+        takes = f"{self.feature_count:,} features" if size is None else f"pictures of {size} × {size}"
+        takes = takes if self.text is None else f"texts as {takes}"
+        shape = f"{self.encoder.name} encoder, D = {self.model.W.shape[1]}, {len(self.label_names):,} labels"
+        return f"<fedalc.TrainedModel {takes} → {shape}>"
 
     @property
     def feature_count(self) -> int:
@@ -51,33 +62,14 @@ class TrainedModel:
         """Width and height of its input pictures in pixels, or None if it takes rows of features."""
         return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
 
-    def predict(self, features: csr_matrix | Images | Sequence[str], k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best labels of each instance, best first, and their scores; fewer if fewer labels had a client.
-
-        `features`: instances × features, as a sparse matrix, array, list of rows or data frame; pictures as `Images`;
-        a list of texts, if the model was trained on raw texts. Values that are not finite are refused. A score is the
-        product of the encoder's output with the label's embedding. It ranks labels and is not a probability: a cosine
-        in [-1, 1] where encoder.output is "unit" (the sum of one per sub-model for fedmlh), and any number where it is
-        "raw" (the square loss, as in fedalc-exact).
-        """
-        k = as_count(k, "k")
-        labels, scores = self._scorer(features).top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
-
-    def scores(self, features: csr_matrix | Images) -> np.ndarray:
-        """Return the scores of all labels, instances × labels; -inf for a label without a client."""
-        scores = self._scorer(features).of_labels(slice(0, len(self.label_names))).cpu().numpy()
-        check_scores(scores)
-        return scores
-
-    def embed(self, features: csr_matrix | Images) -> np.ndarray:
+    def embed(self, features: csr_matrix | Images | Sequence[str]) -> np.ndarray:
         """Return the encoder's output, instances × D: what is multiplied with the class embeddings."""
-        embedded = self._scorer(features).encoded.cpu().numpy()
+        embedded = self.scorer(features).encoded.cpu().numpy()
         check_scores(embedded)
         return embedded
 
-    def _scorer(self, features: csr_matrix | Images) -> Scorer:
+    def scorer(self, features: csr_matrix | Images | Sequence[str]) -> Scorer:
+        self.check_rows()
         size = self.picture_size
         if size is not None and not isinstance(features, Images):
             raise DataError("the model was trained on pictures: load them with fedalc.read_pictures")
@@ -92,11 +84,20 @@ class TrainedModel:
             )
         return Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
 
+    def check_rows(self) -> None:
+        """Refuse a model that cannot score: one with secret rows, as the server has it."""
+        if self.secret_rows:
+            raise FedalcError(
+                "the class embeddings of this model are secret (embeddings.secret), so it predicts only with the "
+                "parties' key: fedalc key name-model RUN KEY NAMES"
+            )
+
     def save(self, folder: Path | str) -> None:
         """Save the model as a folder. Replaces an older model there."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
         text_tensors, text_facts = text_parts(self.text)
         tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held), **text_tensors}
+        tensors |= calibration_tensors(self.calibration)
         facts = {
             "format": FORMAT,
             "kind": KIND,
@@ -106,6 +107,7 @@ class TrainedModel:
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
             **text_facts,
+            **({"secret_rows": True} if self.secret_rows else {}),
         }
         save_folder(model_folder(folder), tensors, facts)
 
@@ -141,8 +143,12 @@ class TrainedModel:
             encoder.load_state_dict(weights)
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
-            text = text_of(tensors, facts, encoder.feature_count)
-            return cls(Model(encoder.to(device), W.to(device)), settings, names, held, text)
+            text = text_of(tensors, facts, encoder.feature_count, device)
+            calibration, secret = read_calibration(tensors, len(names)), facts.get("secret_rows", False)
+            if type(secret) is not bool:
+                raise ValueError(f"secret_rows is {secret!r:.20}")
+            model = Model(encoder.to(device), W.to(device))
+            return cls(model, settings, names, held, text, calibration, secret)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.facts import MethodFacts
 from fedalc.config.schema import EncoderSettings
-from fedalc.core.arguments import as_count, check_scores, model_folder
+from fedalc.core.arguments import model_folder
 from fedalc.core.saved_parts import DAMAGE, labels_of
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.dataset import Dataset, Split
@@ -25,7 +25,9 @@ from fedalc.data.matrices import feature_matrix
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation.score_blocks import top_labels
+from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import scale_rows
+from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
 from fedalc.models.text_parts import from_texts, text_of, text_parts
 
 FORMAT = 1
@@ -117,45 +119,27 @@ class OracleScorer:
         return top_labels(self.of_instances, self._instances, len(self._absent), min(k, present))
 
 
-@dataclass(frozen=True)
-class TrainedOracle:
-    """An oracle with the scaling of its feature rows, the label names, and a mask of labels with training instances."""
+@dataclass(frozen=True, repr=False)
+class TrainedOracle(Predictor):
+    """An oracle with the scaling of its feature rows, the label names, a mask of labels with training instances, and
+    what gives probabilities."""
 
     oracle: Oracle
     rows: str  # a value of encoder.features
     label_names: tuple[str, ...]
     held: np.ndarray  # which labels had a training instance
     text: TextFeatures | None = None  # what turns raw texts into features
+    calibration: Calibration | None = None
+
+    def __repr__(self) -> str:
+        labels = f"{len(self.label_names):,} labels"
+        return f"<fedalc.oracles.TrainedOracle {self.oracle.kind}, {self.feature_count:,} features → {labels}>"
 
     @property
     def feature_count(self) -> int:
         return self.oracle.feature_count
 
-    def scorer(self, features: csr_matrix) -> OracleScorer:
-        return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
-
-    def predict(self, features: csr_matrix | Sequence[str], k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best labels of each instance, best first, and their scores.
-
-        Returns fewer than k if fewer labels had a training instance.
-
-        `features`: instances × features, as a sparse matrix, array, list of rows or data frame, all values finite;
-        a list of texts, if the model was trained on raw texts.
-        Scores rank labels. They are not probabilities, and their range depends on the oracle.
-        """
-        k = as_count(k, "k")
-        labels, scores = self._checked_scorer(features).top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
-
-    def scores(self, features: csr_matrix) -> np.ndarray:
-        """Return the scores of all labels, instances × labels; -inf for a label without a training instance."""
-        scorer = self._checked_scorer(features)
-        scores = scorer.of_labels(slice(0, len(self.label_names))).numpy()
-        check_scores(scores)
-        return scores
-
-    def _checked_scorer(self, features: csr_matrix) -> OracleScorer:
+    def scorer(self, features: csr_matrix | Sequence[str]) -> OracleScorer:
         if isinstance(features, Images):
             raise DataError("the model was trained on features, but these are pictures")
         features = feature_matrix(from_texts(features, self.text))
@@ -163,14 +147,14 @@ class TrainedOracle:
             raise DataError(
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
-        return self.scorer(features)
+        return OracleScorer(self.oracle, scale_rows(features, self.rows), self.held)
 
     def save(self, folder: Path | str) -> None:
         """Save into a folder. Replaces an older model in it."""
         tensors, oracle_facts = self.oracle.parts()
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
         text_tensors, text_facts = text_parts(self.text)
-        tensors |= {"held": torch.from_numpy(self.held), **text_tensors}
+        tensors |= {"held": torch.from_numpy(self.held), **text_tensors, **calibration_tensors(self.calibration)}
         save_folder(model_folder(folder), tensors, facts | oracle_facts | text_facts)
 
     @classmethod
@@ -185,7 +169,8 @@ class TrainedOracle:
             if rows not in ROWS:
                 raise ValueError(f"unknown scaling of rows: {rows!r}")
             oracle = kinds[facts["kind"]].from_parts(tensors, facts)
-            return cls(oracle, rows, names, held, text_of(tensors, facts, oracle.feature_count))
+            text, calibration = text_of(tensors, facts, oracle.feature_count), read_calibration(tensors, len(names))
+            return cls(oracle, rows, names, held, text, calibration)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,10 +19,13 @@ from fedalc.core.interrupt import Interrupt
 from fedalc.core.registry import ORACLES
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import DataError, Interrupted
+from fedalc.evaluation.calibrate import fit_calibration, held_out_scores, log_shares, some_records
 from fedalc.evaluation.evaluate import measure
+from fedalc.models.calibration import Calibration
 from fedalc.oracles import Oracle, OracleScorer, TrainedOracle
 from fedalc.runs import history
 from fedalc.training.base import AnyTraining, Callback, inverse_propensity, listening
+from fedalc.training.calibration import refusal, summary
 from fedalc.training.reasons import why_candidate
 
 
@@ -51,18 +55,23 @@ class OracleTraining(AnyTraining):
         with listening(interrupt) as heard:
             if self.validation is None or (self.refits and len(candidates) == 1):
                 trained = self._fit("fit", candidates[0], heard)
+                self.calibration = {"left_out": "no record was held out"}
             else:
-                best = self._select(candidates, heard)
+                best, calibration = self._select(candidates, heard)
                 assert self.chosen is not None
                 trained = best or self._fit("refit", self.chosen[self.kind.choice], heard)
+                trained = replace(trained, calibration=calibration)
         if self.chosen is not None or trained.oracle.unconverged:
             self.chosen = {**(self.chosen or {}), "unconverged": trained.oracle.unconverged}
         return trained
 
-    def _select(self, candidates: tuple[float | None, ...], interrupt: Interrupt) -> TrainedOracle | None:
-        """Choose the best candidate. Return its trained oracle, or None if `refit` will train it again."""
+    def _select(
+        self, candidates: tuple[float | None, ...], interrupt: Interrupt
+    ) -> tuple[TrainedOracle | None, Calibration | None]:
+        """Choose the best candidate. Return its trained oracle, or None if `refit` will train it again, and what its
+        scores of validation data give for probabilities."""
         assert self.validation is not None
-        best, tried = None, []
+        best, calibration, tried = None, None, []
         self.log(f"choosing the {self.kind.choice} by {self.settings.selection.metric} on {self._judged_on}")
         following = self._follow("select", len(self.train), len(candidates), interrupt)
         began = time.perf_counter()
@@ -77,11 +86,25 @@ class OracleTraining(AnyTraining):
             if self.chosen is None or self._is_better(value, self.chosen["value"]):
                 self.chosen = {"round": 1, "value": value, "metrics": named, self.kind.choice: candidate}
                 best = None if self.refits else trained
+                calibration = self._fit_calibration(trained)
             began = time.perf_counter()  # as in a federated run, count only the seconds of training
         assert self.chosen is not None
         self.chosen |= {"tried": tried, "edge": edge(self.chosen[self.kind.choice], candidates)}
         self._record("select", self.chosen["metrics"])
-        return best
+        return best, calibration
+
+    def _fit_calibration(self, trained: TrainedOracle) -> Calibration | None:
+        if (reason := refusal(self.settings)) is not None:
+            self.calibration = {"left_out": reason}
+            return None
+        assert self.validation is not None
+        some, seed, budget = some_records(self.validation, self.settings.seed), self.settings.seed, self._budget
+        scorer = OracleScorer(trained.oracle, some.features, trained.held)
+        shares = log_shares(self.train.labels)
+        scored = held_out_scores(scorer, some.labels, trained.held, shares, seed, budget)
+        calibration = fit_calibration([scored], self.dataset.label_count, log_shares(self.dataset.train.labels))
+        self.calibration = summary(calibration)
+        return calibration
 
     def _fit(self, phase: str, candidate: float | None, interrupt: Interrupt) -> TrainedOracle:
         train = self.dataset.train
@@ -120,7 +143,8 @@ class OracleTraining(AnyTraining):
         if not len(self.dataset.test):
             return {}
         inverse = inverse_propensity(self.dataset)
-        return self._measured(trained, self._scaled_test, inverse_propensity=inverse, with_map=True)
+        more = {"inverse_propensity": inverse, "with_map": True, "calibration": trained.calibration}
+        return self._measured(trained, self._scaled_test, **more)
 
     def why_kept(self) -> str:
         metric, choice = self.settings.selection.metric, self.kind.choice

@@ -122,7 +122,8 @@ _METRIC_COLUMNS = (
     _percent("PSP@5", leave_out=3),
     _percent("mAP", leave_out=2, optional=True),
 )
-_NOT_SHOWN = ("nDCG@1", "nDCG@3", "PSP@1", "PSP@3")  # in the report page only
+# In the report page only:
+_NOT_SHOWN = ("nDCG@1", "nDCG@3", "PSP@1", "PSP@3", "R@1", "R@3", "R@5", "micro-F1", "macro-F1")
 _OTHER_COLUMNS = (
     Column("max cosine", number("collapse", "max_cosine"), lambda x: fixed(x, 3)),
     Column("mean cosine", number("collapse", "mean_cosine"), lambda x: fixed(x, 3), leave_out=6),

@@ -1,4 +1,7 @@
-"""Table definitions: `experiments/<table>/table.toml` and one TOML file per cell."""
+"""Table definitions: `experiments/<table>/table.toml` and one TOML file per cell.
+
+The paper's tables are in the package, beside this file. A folder `experiments` where the command runs comes first.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,7 @@ ORACLE_FOLDER: Literal["oracles"] = "oracles"  # shown in both columns, run once
 SWEPT = ("fedaws", "fedalc")  # methods with a λ
 THE_TABLES = ("method", "dataset", "preset", "seed")  # given by a table's rows, columns and seeds
 FILE = "table.toml"
-HOMES = (
-    Path("experiments"),
-    Path(__file__).resolve().parents[3] / "experiments",
-)  # here, or in the checkout
+HOMES = (Path("experiments"), Path(__file__).resolve().parent / "experiments")  # yours, then those of the package
 
 Figure = Literal["clients", "curves-lambda", "lambda", "fixed", "convergence"]
 OF_PRECISIONS = ("curves-lambda", "lambda", "fixed")  # figures of P@1, or of all `PRECISIONS`
@@ -113,11 +113,6 @@ def find_folder(name_or_path: str) -> Path:
         if (folder / FILE).is_file():
             return folder
     known = [folder.name for folder in table_folders()]
-    if not known:
-        raise ConfigError(
-            f"no table is called {name_or_path!r}: there is no folder `experiments` here, and this installation is not "
-            "a source checkout. Run the command in a clone of the repository, or give the path of a table's folder"
-        )
     close = difflib.get_close_matches(name_or_path, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise ConfigError(f"no table is called {name_or_path!r}: {hint}there are {', '.join(known)}")

@@ -37,6 +37,10 @@ LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re
 LOCK_ATTEMPTS = 100  # an attempt fails only if another process removes the folder at that moment
 
 
+class OtherSettings(ConfigError):
+    """The folder holds a run with other settings."""
+
+
 class Taken(FedalcError):
     """The folder already holds a run, finished or not."""
 

@@ -55,6 +55,11 @@ class Result(BaseModel):
     """The search for settings: what was `tried` (each with loss, features, penalty, value, metrics and cost), what was
     `chosen`, the `metric`, and the `seconds`, `bytes_up` and `bytes_down` of the search. Only in the file after a
     search."""
+    calibration: dict[str, Any] | None = None
+    """Probabilities and thresholds of the model: the held-out `records` that they were fitted on and the
+    `labels_with_own_threshold`; or why they were `left_out`. If parts of train were held out for them: the number of
+    `parts`, and the `seconds`, `bytes_up` and `bytes_down` of training without each, which the totals below do not
+    include."""
     collapse: dict[str, float] | None = None
     """Of the class embeddings: `mean_cosine` and `max_cosine` (-1 to 1) and `effective_rank` (dimensions)."""
     clients: int = 0
@@ -94,6 +99,7 @@ class Result(BaseModel):
         """Return the fields in the order of the file."""
         has_reason = self.kept is not None  # older versions gave none
         only_if_true = {"generated": self.generated, "kept": has_reason, "tuning": self.tuning is not None}
+        only_if_true["calibration"] = self.calibration is not None  # nor this
         return self.model_dump(exclude={name for name, there in only_if_true.items() if not there})
 
 

@@ -58,7 +58,9 @@ class AnyTraining(ABC):
         self.writes = folder is not None and distributed.is_first()
         history = [HistoryWriter(folder)] if folder is not None and self.writes else []
         self.callbacks: tuple[Callback, ...] = (*history, *callbacks)
+        self.records: list[dict[str, Any]] = []  # the history of a run without a folder
         self.tuning: dict[str, Any] | None = None  # the search that chose the settings, as in result.json
+        self.calibration: dict[str, Any] | None = None  # what probabilities were fitted on, as in result.json
 
     def prepare(self) -> Self:
         """Split the data and get ready for round 1. Refuses what cannot be trained, before anything is written."""
@@ -122,6 +124,7 @@ class AnyTraining(ABC):
             selection=self.chosen,
             kept=why_settings(self.tuning, self.kept_round) if self.tuning else self.why_kept(),
             tuning=self.tuning,
+            calibration=self.calibration,
             labels=len(trained.held),
             labels_without_client=int((~trained.held).sum()),
             rounds_run=cost["rounds_run"],
@@ -172,6 +175,8 @@ class AnyTraining(ABC):
         return self.settings.memory_budget
 
     def _evaluated(self, record: dict[str, Any]) -> None:
+        if self.folder is None:
+            self.records.append(record)
         for callback in self.callbacks:
             callback.evaluated(record)
 

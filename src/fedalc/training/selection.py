@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,10 +23,12 @@ from fedalc.core import distributed
 from fedalc.core.interrupt import Interrupt
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import FedalcError, Interrupted
-from fedalc.evaluation.evaluate import evaluate
+from fedalc.evaluation.calibrate import fit_calibration, log_shares
+from fedalc.evaluation.evaluate import evaluate, measure, scorer_for
 from fedalc.labels.privacy.accounts import dataset_account
 from fedalc.labels.privacy.ledger import Account
 from fedalc.methods import METHODS
+from fedalc.models.calibration import Calibration
 from fedalc.models.class_embeddings import collapse_of
 from fedalc.models.model import Model
 from fedalc.models.trained import TrainedModel
@@ -34,6 +37,7 @@ from fedalc.runs.result import Result
 from fedalc.training import checkpoint
 from fedalc.training.base import AnyTraining, Callback, inverse_propensity, listening
 from fedalc.training.best_round import BestRound
+from fedalc.training.calibration import calibrate_on_parts, refusal, score_validation, summary
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 from fedalc.training.privacy_budget import PrivacyBudget
 from fedalc.training.reasons import goes_by, why_round
@@ -44,6 +48,7 @@ class Training(AnyTraining):
 
     centralised = False
     checkpoint_seconds = 60.0
+    has_key = True  # of the clients, who are all here: with it the model of a training with secret rows can score
 
     # Set by `prepare`:
     phase: str
@@ -89,8 +94,10 @@ class Training(AnyTraining):
                 self._start_refit()
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
-        data = self.dataset
-        return TrainedModel(self._kept_model(), self.settings.encoder, data.label_names, self.federated.held, data.text)
+            calibration = self._calibrated(interrupt)
+        data, secret = self.dataset, self.settings.embeddings.secret and not self.has_key
+        kept, held = self._kept_model(), self.federated.held
+        return TrainedModel(kept, self.settings.encoder, data.label_names, held, data.text, calibration, secret)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
@@ -149,15 +156,40 @@ class Training(AnyTraining):
         metrics: dict[str, float] = {}
         if self.phase == "select":
             assert self.validation is not None
-            found = self._measured(model, self.validation)
+            held, labels = self.federated.held, self.validation.labels
+            scorer = scorer_for(model, self.validation, held, self._budget)
+            found = measure(scorer, labels, with_map=self._with_map, budget=self._budget)
             metrics = {f"validation {name}": value for name, value in found.items()}
-            self.best.consider(round_number, found[self.settings.selection.metric], metrics, model)
+            is_best = self.best.consider(round_number, found[self.settings.selection.metric], metrics, model)
+            if is_best and refusal(self.settings) is None:
+                scored = score_validation(scorer, self.validation, self.train, model, held, self.settings)
+                shares = log_shares(self.dataset.train.labels)
+                self.best.fit_later(partial(fit_calibration, [scored], labels.shape[1], shares))
         elif self.phase == "fit" and self.settings.selection.test_curve and len(self.dataset.test):
-            metrics = {f"test {name}": value for name, value in self._measured(model, self._scaled_test).items()}
+            held = self.federated.held
+            found = evaluate(model, self._scaled_test, held, with_map=self._with_map, budget=self._budget)
+            metrics = {f"test {name}": value for name, value in found.items()}
         self._record(loss, metrics, model)
 
-    def _measured(self, model: Model, split: Split) -> dict[str, float]:
-        return evaluate(model, split, self.federated.held, with_map=self._with_map, budget=self._budget)
+    def _calibrated(self, interrupt: Interrupt) -> Calibration | None:
+        """Return what turns scores into probabilities: from validation data, or from parts of train."""
+        reason = refusal(self.settings)
+        if reason is not None:
+            self.calibration = {"left_out": reason}
+            return None
+        if self.validation is not None:
+            self.calibration = summary(self.best.calibration)
+            return self.best.calibration
+        calibration, self.calibration = calibrate_on_parts(
+            self.settings, self.dataset, self.rounds, self.tuning is not None, partial(self._calibrating, interrupt)
+        )
+        return calibration
+
+    def _calibrating(self, interrupt: Interrupt, done: int, rounds: int) -> None:
+        for callback in self.callbacks:
+            callback.part("rounds to fit probabilities", done, rounds)
+        if interrupt.asked:
+            raise Interrupted("while fitting probabilities; a resumed run starts with them")
 
     def _record(self, loss: float, metrics: dict[str, float], model: Model) -> None:
         """Pass an evaluation on to the history and the other callbacks."""
@@ -201,7 +233,8 @@ class Training(AnyTraining):
         if not len(self.dataset.test):
             return {}
         inverse = inverse_propensity(self.dataset)
-        return evaluate(trained.model, self._scaled_test, trained.held, inverse, True, self._budget)
+        calibration = trained.calibration
+        return evaluate(trained.model, self._scaled_test, trained.held, inverse, True, self._budget, calibration)
 
     def result(self, trained: TrainedModel) -> Result:
         result = super().result(trained)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedalc.config.experiment import Experiment
-from fedalc.config.schema import TuningSettings
+from fedalc.config.schema import LARGEST_SECRET, TuningSettings
 from fedalc.core import distributed
 from fedalc.data.dataset import Dataset
 from fedalc.engines.sums import LARGEST_GRAM
 
+LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 LARGEST_MATRIX = 2**28  # numbers in a matrix (1 GiB in float32) up to which every label gets an axis of its own
 
 
 def with_axes(settings: Experiment, data: Dataset) -> Experiment:
-    """Return the settings with an axis for each label (D = C), if θ and W then stay within `LARGEST_MATRIX`."""
+    """Return the settings with an axis for each label (D = C), if θ and W then stay within `LARGEST_MATRIX`. Secret
+    axes are turned, and remain as many as there are labels, none nearer to another."""
     if max(data.feature_count, data.label_count) * data.label_count > LARGEST_MATRIX:
+        return settings
+    if settings.embeddings.secret and data.label_count > LARGEST_SECRET:
         return settings
     return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": data.label_count})})
 
@@ -29,6 +35,12 @@ def equations(settings: Experiment, data: Dataset, columns: int | None = None) -
 def can_solve(settings: Experiment, data: Dataset) -> bool:
     """Whether the square loss is solved in one round; otherwise by conjugate gradients."""
     return equations(settings, data) ** 2 <= LARGEST_GRAM
+
+
+def is_large(settings: Experiment, data: Dataset) -> bool:
+    """Whether a pass over all labels, or a solution of the square loss, takes a second or more."""
+    passes = getattr(data.train.features, "nnz", np.inf) * data.label_count  # pictures have none
+    return passes > LARGE_PASS or equations(settings, data) ** 3 > LARGE_SOLUTION
 
 
 def in_batches(settings: Experiment, data: Dataset) -> Experiment:

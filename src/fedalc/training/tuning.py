@@ -38,7 +38,7 @@ from fedalc.models.encoders import scale_rows
 from fedalc.training.callbacks import Callback
 from fedalc.training.federated import FederatedTraining
 from fedalc.training.search_parts import Part, SplitPart
-from fedalc.training.settings_for_data import can_solve, equations, with_axes
+from fedalc.training.settings_for_data import can_solve, is_large, with_axes
 
 Loss = Literal["square", "squared-hinge", "logistic"]
 
@@ -50,7 +50,6 @@ MOST_PENALTIES = 4  # tried in each direction, each half or twice the one before
 BEHIND = 1.5  # a loss or kind of features is dropped if its first penalty is this many points behind
 JUDGED_ROUNDS = (5, 10, 15, 20, 25)  # after which a training is judged, if it takes several
 GAIN = 0.05  # points that the next penalty, or five more rounds, must bring for the search to go on
-LARGE_PASS, LARGE_SOLUTION = 10**9, 5 * 10**10  # operations, of a pass over all labels and of a solution
 RANDOM_FEATURES_UP_TO = 2000  # features; data with more of them is sparse text, which gains little
 HELD_OUT, ENOUGH, MOST = 0.2, 3000, 10_000  # share of train, and bounds for the number of held-out records
 FEWEST = 10  # records with labels that a search needs
@@ -158,10 +157,8 @@ class Search:
 
     @property
     def _is_large(self) -> bool:
-        """Whether a pass or a solution takes a second or more: then each loss gets one penalty by Newton steps, and the
-        data is split at most twice."""
-        passes = self.data.train.features.nnz * self.data.label_count
-        return passes > LARGE_PASS or equations(self.settings, self.data) ** 3 > LARGE_SOLUTION
+        """Whether each loss gets one penalty by Newton steps, and the data is split at most twice."""
+        return is_large(self.settings, self.data)
 
     @property
     def best(self) -> Trial:

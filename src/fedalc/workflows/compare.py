@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,19 @@ from fedalc.config.resolve import experiment
 from fedalc.config.unused import acting, names_of, note_without_effect
 from fedalc.core.arguments import as_path
 from fedalc.core.atomic_files import write_text
+from fedalc.core.frames import frame
 from fedalc.core.registry import METHODS, ORACLES
 from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
 from fedalc.models.trained import TrainedModel
-from fedalc.runs import history
 from fedalc.training.base import Callback, checked_callbacks
-from fedalc.workflows.train import (
-    Run,
-    describe,
-    image_options,
-    own_data,
-    register_own_encoder,
-    train_or_continue,
-)
+from fedalc.workflows.inputs import describe, given_data, own_data, register_own_encoder
+from fedalc.workflows.progress_bars import progress_shown
+from fedalc.workflows.run import Run
+from fedalc.workflows.train import image_options, train_or_continue
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison:
     """All runs, ordered by method, then by seed."""
 
@@ -44,12 +41,27 @@ class Comparison:
         """The result of each run, with the settings that affect it. Tables use these to show differences."""
         return [{**run.result, "settings": acting(run.settings)} for run in self.runs]
 
+    @property
+    def table(self) -> Any:
+        """A pandas frame with a row for each run: method, seed, the metrics on the test set in percent, and cost."""
+        return frame(
+            {"method": run.settings.method, "seed": run.settings.seed, **run.metrics, **cost(run.result)}
+            for run in self.runs
+        )
+
+    def __repr__(self) -> str:
+        runs = "".join(f"\n  {run!r}" for run in self.runs)
+        return f"<fedalc.Comparison of {len(self.runs)} runs{runs}>"
+
+    def _repr_html_(self) -> str:
+        return "".join(run._repr_html_() for run in self.runs) if find_spec("pandas") is None else self.table.to_html()
+
     def histories(self) -> dict[str, list[dict[str, Any]]]:
         """Return the history of the first seed, by method. Oracles have no rounds, and so no curve."""
         histories: dict[str, list[dict[str, Any]]] = {}
         for run in self.runs:
-            if run.folder is not None and run.settings.method not in ORACLES:
-                histories.setdefault(run.settings.method, history.read(run.folder / "history.jsonl"))
+            if run.settings.method not in ORACLES:
+                histories.setdefault(run.settings.method, run.records)
         return histories
 
     def embeddings(self) -> dict[str, np.ndarray]:
@@ -61,32 +73,43 @@ class Comparison:
         return embeddings
 
 
+def cost(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a table that say what a run took."""
+    return {name: result.get(name) for name in ("rounds", "seconds", "bytes_up", "bytes_down")}
+
+
 def compare(
     methods: Sequence[str] | None = None,
+    data: Any = None,
+    labels: Any = None,
     *,
     seeds: Iterable[int] = (0,),
-    folder: Path | str,
+    folder: Path | str | None = None,
     file: Path | None = None,
     overrides: Sequence[str] = (),
     overwrite: bool = False,
     data_dir: Path | str | None = None,
     callbacks: Callable[[str, int], Sequence[Callback]] | Sequence[Callback] | Callback = (),
     epsilon_budget: float | None = None,
+    verbose: bool | None = None,
     **keys: Any,
 ) -> Comparison:
-    """Train every method with every seed into `folder`/<method>-s<seed>. Write a table, curves and a page to `folder`.
+    """Train every method with every seed on the same data, and return the runs with a table.
 
-    Call it again to continue: finished runs are kept, and an interrupted run is resumed. Settings that differ from
-    those of the folder are an error.
+    With `folder`, the runs go to `folder`/<method>-s<seed>, and a table, curves and a page to `folder`. Call it again
+    to continue: finished runs are kept, and an interrupted run is resumed. Settings that differ from those of the
+    folder are an error.
 
     `methods`: default is all federated methods that these settings allow; `left_out` has the others with the reason.
-    Oracles take part only if you name them. `dataset`: a name, a folder, or a `Dataset` that you built. `callbacks`:
-    for all runs, or a function that returns them for a method and a seed. `epsilon_budget`: as in `train`, for each run
-    in turn.
+    Oracles take part only if you name them. `data` and `labels`: as the first arguments of `train`, or give `dataset`.
+    `callbacks`: for all runs, or a function that returns them for a method and a seed. `epsilon_budget`: as in `train`,
+    for each run in turn. `verbose`: as in `train`.
     """
-    target, seeds, methods = as_path(folder, "folder"), _seeds(seeds), _methods(methods)
+    target, seeds, methods = None if folder is None else as_path(folder, "folder"), _seeds(seeds), _methods(methods)
+    if overwrite and target is None:
+        raise ConfigError("there is nothing to overwrite without a folder", "folder")
     follow = _follow(callbacks)
-    user_data = own_data(keys)
+    user_data = own_data(keys, given_data(data, labels, keys, None))
     register_own_encoder(keys)
     user_settings = names_of(keys, overrides)
     if user_data is not None:
@@ -107,21 +130,37 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison need the same pictures: set this for all methods", "images")
+    for section in ("table", "text"):
+        if any(getattr(settings, section) != getattr(plan[0], section) for settings in plan):
+            raise ConfigError("all methods of a comparison need the same data: set this for all methods", section)
     note_without_effect(plan, user_settings)
     comparison = Comparison(folder=target, left_out=left_out)
     followers = follow(plan[0].method, plan[0].seed)
     options = image_options(plan[0], followers, wait=False)
-    data = user_data if user_data is not None else load_dataset(plan[0].dataset, data_dir, images=options)
-    folders = [target / f"{settings.method}-s{settings.seed}" for settings in plan]
+    shared = user_data
+    if shared is None:
+        first = plan[0]
+        shared = load_dataset(first.dataset, data_dir, images=options, table=first.table, text=first.text)
+        for follower in followers:
+            follower.loaded(shared)
+    folders = [None if target is None else target / f"{settings.method}-s{settings.seed}" for settings in plan]
     if overwrite:
-        for folder_ in folders:
-            if (folder_ / "config.toml").exists():
-                shutil.rmtree(folder_)
+        _remove(folders)
     for settings, run_folder in zip(plan, folders, strict=True):
         followers = followers if settings is plan[0] else follow(settings.method, settings.seed)
-        comparison.runs.append(train_or_continue(settings, run_folder, data, followers, epsilon_budget))
-    _write(comparison)
+        with progress_shown(verbose, f"{settings.method:14} seed {settings.seed}") as shown:
+            run = train_or_continue(settings, run_folder, shared, (*shown, *followers), epsilon_budget)
+        comparison.runs.append(run)
+    if target is not None:
+        _write(comparison)
     return comparison
+
+
+def _remove(folders: Iterable[Path | None]) -> None:
+    """Remove earlier runs, and nothing else."""
+    for folder in folders:
+        if folder is not None and (folder / "config.toml").exists():
+            shutil.rmtree(folder)
 
 
 def _methods(methods: Any) -> list[str] | None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -20,6 +21,8 @@ from rich.progress import (
 )
 
 from fedalc.core import distributed
+from fedalc.data.dataset import Dataset
+from fedalc.errors import ConfigError
 from fedalc.report.curves import watched_metric
 from fedalc.training.base import Callback
 
@@ -57,6 +60,9 @@ class LiveProgress(Callback):
             if self._reading is None:
                 self._reading = self._bar.add_task("pictures", total=pictures, loss="scaled", p1="")
             self._bar.update(self._reading, completed=done)
+
+    def loaded(self, data: Dataset) -> None:
+        print_notes(self._bar.console, data)
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._bar.start()
@@ -115,6 +121,9 @@ class PlainProgress(Callback):
         if done == pictures:
             self.console.print(f"{pictures} pictures scaled", highlight=False)
 
+    def loaded(self, data: Dataset) -> None:
+        print_notes(self.console, data)
+
     def phase(self, name: str, rounds: int, done: int) -> None:
         self._phase, self._rounds, self._shown = name, rounds, done
         self._done, self._said = done, time.monotonic()
@@ -157,6 +166,12 @@ class PlainProgress(Callback):
     def close(self) -> None: ...
 
 
+def print_notes(console: Console, data: Dataset) -> None:
+    """Print how the data was read."""
+    for note in data.notes:
+        console.print(f"{data.name}: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
 def _stopping() -> str:
     again = "; Ctrl-C again stops at once" if distributed.here().count == 1 else ""  # see `Interrupt`
     return f"stopping as soon as this round is finished and saved{again}"
@@ -172,6 +187,26 @@ def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgres
     if quiet:
         return []
     return [LiveProgress(console, title) if console.is_terminal else PlainProgress(console, title)]
+
+
+@contextmanager
+def progress_shown(verbose: bool | None, title: str) -> Iterator[list[LiveProgress | PlainProgress]]:
+    """Yield callbacks that show progress on standard error or in a notebook. None: only if somebody can see it there
+    as it happens. They are closed at the end."""
+    if verbose is not None and not isinstance(verbose, bool):
+        raise ConfigError(f"expected True, False or None, found {verbose!r:.60}", "verbose")
+    console = Console(stderr=True)
+    notebook = console.is_jupyter
+    shown = (console.is_terminal or notebook) if verbose is None else verbose
+    live = console.is_terminal or (notebook and find_spec("ipywidgets") is not None)
+    callbacks: list[LiveProgress | PlainProgress] = []
+    if shown and distributed.started_as().rank == 0:
+        callbacks.append(LiveProgress(console, title) if live else PlainProgress(console, title))
+    try:
+        yield callbacks
+    finally:
+        for callback in callbacks:
+            callback.close()
 
 
 @contextmanager

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.nn import Module
-
 from fedalc.config.experiment import Experiment
 from fedalc.config.neighbour_search import check_affordable
-from fedalc.config.resolve import default_choice, experiment, for_labels
+from fedalc.config.resolve import default_choice, experiment, for_data, for_labels
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core import distributed
 from fedalc.core.arguments import as_path
@@ -27,12 +24,12 @@ from fedalc.core.progress_events import watching
 from fedalc.core.registry import ORACLES
 from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
 from fedalc.errors import ConfigError, FedalcError, Interrupted
-from fedalc.models.encoders import register_module
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
 from fedalc.oracles.training import OracleTraining
 from fedalc.runs.folder import (
     SHEET,
+    OtherSettings,
     Taken,
     check_folder,
     clear_leftovers,
@@ -44,29 +41,20 @@ from fedalc.runs.result import Result, read_result, write_result
 from fedalc.training.base import AnyTraining, listening
 from fedalc.training.callbacks import Callback, checked_callbacks, part_watcher
 from fedalc.training.selection import Training
+from fedalc.workflows.inputs import describe, given_data, own_data, register_own_encoder
 from fedalc.workflows.load_model import load_model
 from fedalc.workflows.preflight import check_kind, check_memory, check_processes
+from fedalc.workflows.progress_bars import progress_shown
+from fedalc.workflows.run import Run
 from fedalc.workflows.tune import settled
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run. `result` is what result.json holds (docs/run-folder.md)."""
-
-    settings: Experiment
-    result: Mapping[str, Any]
-    model: TrainedModel | TrainedOracle
-    folder: Path | None = None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics on the test set, in percent."""
-        return dict(self.result["metrics"])
-
-
 def train(
-    settings: Experiment | None = None,
+    first: Any = None,
+    /,
+    labels: Any = None,
     *,
+    settings: Experiment | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -75,27 +63,35 @@ def train(
     callbacks: Sequence[Callback] | Callback = (),
     epsilon_budget: float | None = None,
     tune: bool | None = None,
+    verbose: bool | None = None,
     **keys: Any,
 ) -> Run:
     """Train one model and evaluate it on the test set once.
 
-    Give the settings as an `Experiment`, or as keywords (`dataset="bibtex", method="fedaws", encoder={"name": "mlp"}`).
-    `dataset` is a name, a folder, or a `Dataset` you have built yourself (which may also be given as `data`). With
-    `folder`, the run is written there as it proceeds, and can be resumed after an interruption. `callbacks` are objects
-    of classes that extend `fedalc.Callback`. `epsilon_budget` refuses a run with differential privacy if it and all
-    earlier runs on this data would spend more than this ε.
+    First comes the data: `train(X, Y)` with records × features (or texts) and their labels, a `Dataset`, a name of the
+    catalog, or a path; `dataset=` takes the last three as well. Settings are keywords (`method="fedaws",
+    encoder={"name": "mlp"}`), or all of them one `Experiment`, the first argument. With `folder`, the run is written
+    there as it proceeds, and can be resumed after an interruption. `callbacks` are objects of classes that extend
+    `fedalc.Callback`. `epsilon_budget` refuses a run with differential privacy if it and all earlier runs on this data
+    would spend more than this ε. `verbose`: show progress; by default on a terminal and in a notebook.
 
     Without a method and other settings, fedalc searches for the best settings of its exact methods on held-out records
     (docs/tuning.md). `tune=False` takes fixed ones instead, and `tune=True` searches with a method that you name.
     """
+    if isinstance(first, Experiment):
+        if settings is not None:
+            raise ConfigError("give one Experiment, not two", "settings")
+        first, settings = None, first
     if settings is not None and not isinstance(settings, Experiment):
         raise ConfigError(f"expected an Experiment, found {settings!r:.60}; settings are keywords: train(dataset=…)")
     if settings is not None and keys:
         raise ConfigError(f"give an Experiment or keywords, not both (found {', '.join(keys)})")
+    if settings is not None and tune not in (None, settings.tuning.search):
+        raise ConfigError("an Experiment says itself whether to search: tuning.search", "tune")
     callbacks, folder = checked_callbacks(callbacks), None if folder is None else as_path(folder, "folder")
     if resume and folder is None:
         raise ConfigError("there is nothing to resume without the folder of a run", "folder")
-    data = own_data(keys, data)
+    data = own_data(keys, given_data(first, labels, keys, data))
     register_own_encoder(keys)
     given = names_of(keys)
     if data is not None:
@@ -107,53 +103,22 @@ def train(
         if distributed.started_as().rank == 0:
             write_report(folder, data_dir)  # only the report is missing
         return load_run(folder)
-    return _train(settings, folder, resume, overwrite, data, data_dir, callbacks, epsilon_budget)[0]
+    title = "fedalc" if settings.tuning.search else settings.method
+    with progress_shown(verbose, title) as shown:
+        return _train(settings, folder, resume, overwrite, data, data_dir, (*shown, *callbacks), epsilon_budget)[0]
 
 
-def train_on(data: Dataset, settings: Experiment, callbacks: Sequence[Callback] = ()) -> Run:
+def train_on(data: Dataset, settings: Experiment, verbose: bool) -> Run:
     """Train on data without a test set, and write nothing: for estimators. Ctrl-C raises KeyboardInterrupt, so that a
     caller who goes on after other errors (as scikit-learn's searches do) stops as well."""
     try:
-        run, stop = _train(settings, None, False, False, data, None, callbacks, needs_test=False)
+        with progress_shown(verbose, settings.method) as shown:
+            run, stop = _train(settings, None, False, False, data, None, shown, needs_test=False)
     except Interrupted:
         stop = True
     if stop:
         raise KeyboardInterrupt
     return run
-
-
-def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | None:
-    """Return the dataset that the caller built, given as `data` or `dataset`; None if `dataset` is a name or folder.
-
-    A path in `keys` becomes a string, as settings need it.
-    """
-    if data is not None and not isinstance(data, Dataset):
-        raise ConfigError(f"expected a fedalc.Dataset, found {data!r:.60}; names and folders are for dataset=", "data")
-    given = keys.get("dataset")
-    if isinstance(given, os.PathLike):
-        keys["dataset"] = os.fspath(given)
-    if not isinstance(given, Dataset):
-        return data
-    if data is not None:
-        raise ConfigError("give one of dataset and data, not both", "data")
-    del keys["dataset"]
-    return given
-
-
-def register_own_encoder(keys: dict[str, Any]) -> None:
-    """Let `encoder` be a torch.nn.Module: register it, and put the settings that ask for it in its place."""
-    if isinstance(encoder := keys.get("encoder"), Module):
-        keys["encoder"] = register_module(encoder)
-
-
-def describe(keys: dict[str, Any], data: Dataset) -> None:
-    """Add the settings that follow from the data: its name, its parties and the size of its pictures."""
-    keys.setdefault("dataset", data.name)
-    if data.train.parties is not None:
-        keys.setdefault("clients", "parties")
-    images = keys.get("images", {})
-    if isinstance(data.train.features, Images) and isinstance(images, Mapping):
-        keys["images"] = {"size": data.train.features.size, **images}
 
 
 def _train(
@@ -173,15 +138,22 @@ def _train(
     with distributed.joined(settings.device), watching(part_watcher(callbacks)):
         check_device(settings.device)
         reset_peak()
+        if folder is not None and resume:
+            settings = settings.model_copy(update={"table": settings.table.completed(read_settings(folder).table)})
         if folder is not None and distributed.is_first():
             check_folder(folder, settings, resume, overwrite)
         if data is None:
             # Several processes wait until the first one has read the pictures.
             options = image_options(settings, callbacks, wait=distributed.here().count > 1)
             with distributed.in_turn():
-                data = load_dataset(settings.dataset, data_dir, images=options)
+                data = load_dataset(
+                    settings.dataset, data_dir, images=options, table=settings.table, text=settings.text
+                )
+            for callback in callbacks:
+                callback.loaded(data)
+        settings = for_data(settings, data)
         if needs_test and not len(data.test):
-            warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=4)
+            warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
         if settings.clients != "parties" or settings.method in ORACLES:
             data = replace(data, train=data.train.in_one_place)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
@@ -229,7 +201,7 @@ def fill_folder(
             raise FedalcError(
                 f"{error}. What was saved before is intact: resume the run afterwards (--resume {folder})"
             ) from error
-    run = Run(settings, result.to_dict(), trained, folder)
+    run = Run(settings, result.to_dict(), trained, folder, tuple(training.records))
     for callback in training.callbacks:
         callback.finished(run.result)
     return run, interrupt.asked
@@ -289,29 +261,32 @@ def write_report(folder: Path | str, data_dir: Path | str | None = None) -> Path
 
 def train_or_continue(
     settings: Experiment,
-    folder: Path,
+    folder: Path | None,
     data: Dataset,
     callbacks: Sequence[Callback] = (),
     epsilon_budget: float | None = None,
+    needs_test: bool = True,
 ) -> Run:
     """Return the run of these settings in this folder: loaded if finished, resumed if interrupted, else trained.
+    Without a folder, train and write nothing.
 
     If the user asked to stop too late to interrupt this run, raise `Interrupted` after it is finished, so that the
     caller starts no further run.
     """
-    settings = for_labels(settings, data.label_count)
+    settings = for_labels(for_data(settings, data), data.label_count)
     while True:
-        begun = (folder / "config.toml").exists()
-        if begun and read_settings(folder) != settings:
-            raise ConfigError(
+        begun = folder is not None and (folder / "config.toml").exists()
+        if folder is not None and begun and read_settings(folder) != settings:
+            raise OtherSettings(
                 f"{folder} was made with other settings; give another folder, or replace it (--overwrite)"
             )
-        if begun and (folder / "result.json").exists():
+        if folder is not None and begun and (folder / "result.json").exists():
             return load_run(folder)
         with suppress(Taken):  # another process began a run here in the meantime: look again
-            run, stop = _train(settings, folder, begun, False, data, None, callbacks, epsilon_budget)
+            run, stop = _train(settings, folder, begun, False, data, None, callbacks, epsilon_budget, needs_test)
             if stop:
-                raise Interrupted(f"after the run in {folder} was finished")
+                what = "this run" if folder is None else f"the run in {folder}"
+                raise Interrupted(f"after {what} was finished")
             return run
 
 
@@ -321,7 +296,7 @@ def load_run(folder: Path | str) -> Run:
     settings = read_settings(folder)
     if not (folder / "result.json").exists():
         raise FedalcError(f"{folder}: this run has not finished; resume it with: fedalc train --resume {folder}")
-    return Run(settings, read_result(folder), load_model(folder / "model"), folder)
+    return Run(settings, read_result(folder), load_model(folder / "model", allow_secret_rows=True), folder)
 
 
 def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:

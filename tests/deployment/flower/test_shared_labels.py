@@ -12,7 +12,6 @@ from flwr.app import ConfigRecord, Message
 
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
-from fedalc.data.load import load_dataset
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.party import held_out
 from fedalc.deployment.flower.shared_labels import HOLDERS
@@ -23,6 +22,7 @@ from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.messages import byte_order
 from fedalc.runs.result import read_result
 from tests.data.clinics import HELD, NAMES, union, write_clinics
+from tests.data.test_parties import load_dataset
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import LINEAR, ROUNDS, RUN_ID, SETTINGS, asked, notes, overrides, run
 

@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 from fedalc.data.cache import Parsed, cached
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats.label_file import distinct_label_names, label_names
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import ImageOptions
+from fedalc.data.test_share import share_in_words, split_off_test
+from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError, FedalcError
 
 _SPLIT_OF = {"train": "train", "test": "test", "dev": "validation", "valid": "validation", "validation": "validation"}
@@ -30,6 +33,10 @@ class ReadOptions:
     """ARFF: attributes whose names begin with this prefix are labels."""
     label_count: int | None = None
     """ARFF files that do not say which attributes are labels: the last `label_count` are."""
+    table: TableSettings = field(default_factory=TableSettings)
+    """Which columns of a table are what; for every format, what to test on."""
+    text: TextSettings = field(default_factory=TextSettings)
+    """How raw texts become features."""
 
 
 class Format:
@@ -63,18 +70,44 @@ class Format:
         return bool(self.candidates(folder, "train"))
 
     def read(self, folder: Path, options: ReadOptions) -> Dataset:
-        """Read a folder. Label names come from the files, or else from the folder's `labels.txt`."""
-        files = self.split_files(folder)
+        """Read a folder. Label names come from the files, or else from the folder's `labels.txt`. Without a test file,
+        a share of train is held out."""
+        files = self.split_files(folder, needed=("train",))
+        return self._dataset(folder.name, files, options, folder)
+
+    def read_alone(self, path: Path, options: ReadOptions) -> Dataset:
+        """Read a single file as a dataset."""
+        return self._dataset(path.name, {"train": path}, options, None)
+
+    def _dataset(self, name: str, files: dict[str, Path], options: ReadOptions, folder: Path | None) -> Dataset:
+        """Put the files of the splits together. `folder` may have a `labels.txt`."""
+        table = options.table
+        if table.test is not None:
+            if "test" in files:
+                raise DataError(f"there are two test files: this one and {table.test}", files["test"])
+            files = {**files, "test": Path(table.test)}
         parsed = {split: self.parse(path, options) for split, path in files.items()}
         train = parsed["train"]
-        if len(parsed["test"].split) == 0:
+        if "test" in files and len(parsed["test"].split) == 0:
             raise DataError("has no instances to test on", files["test"])
         for split, other in parsed.items():
             if (other.feature_names, other.label_names) != (train.feature_names, train.label_names):
                 raise DataError(f"has other attributes than {files['train']}, or in another order", files[split])
-        names = train.label_names or distinct_label_names(folder, train.split.labels.shape[1])
-        validation = parsed["validation"].split if "validation" in parsed else None
-        return Dataset(folder.name, train.split, parsed["test"].split, names, validation)
+        count = train.split.labels.shape[1]
+        names = train.label_names or (() if folder is None else distinct_label_names(folder, count))
+        splits = {split: each.split for split, each in parsed.items()}
+        notes: tuple[str, ...] = ()
+        if "test" not in files and table.test_share > 0:
+            splits["train"], splits["test"] = split_off_test(train.split, table.test_share, table.seed, name)
+            notes = (share_in_words(table.test_share, len(splits["test"])),)
+        return Dataset(
+            name,
+            splits["train"],
+            splits.get("test"),  # type: ignore[arg-type]
+            names,
+            splits.get("validation"),
+            notes=notes,
+        )
 
     def read_held(self, path: Path, options: ReadOptions) -> tuple[Split, tuple[str, ...]]:
         """Read one file with its label names, as a party does: nothing else has to be in its folder."""
@@ -144,7 +177,7 @@ class Format:
 
     def describe(self, folder: Path) -> list[str]:
         """Return what `fedalc data info` says about a folder, line by line. Does not read all of it."""
-        files = self.split_files(folder)
+        files = self.split_files(folder, needed=("train",))
         return [f"{self.title} in {', '.join(path.name for path in files.values())}" if files else self.title]
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ _NEEDED = ("train", "test")  # by a dataset; a party needs only the list it trai
 _LABELS = "labels.txt"
 _COLUMNS = ("picture", "labels", "user")
 _NAMED_IN_A_NOTE = 5
+_PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 
 
 class _Row(NamedTuple):
@@ -57,10 +59,15 @@ class ImageList(Format):
     version = 1
 
     def recognises_file(self, path: Path) -> bool:
-        return _split_of(path) is not None
+        return _split_of(path) is not None and _lists_pictures(path)
 
     def candidates(self, folder: Path, split: str) -> list[Path]:
-        return [folder / name for name in _LISTS[split] if (folder / name).is_file()]
+        paths = [folder / name for name in _LISTS[split] if (folder / name).is_file()]
+        deciding = folder / _LISTS["train"][0]
+        return [path for path in paths if _lists_pictures(deciding if deciding.is_file() else path)]
+
+    def read_alone(self, path: Path, options: ReadOptions) -> Dataset:
+        raise DataError("lists pictures: give its folder, with train.csv and test.csv", path)
 
     def looks_for(self, split: str = "train") -> str:
         return "train.csv and test.csv, which list pictures"
@@ -112,6 +119,18 @@ class ImageList(Format):
 def _split_of(path: Path) -> str | None:
     """Return the split that a file of this name lists; None if it is not a list."""
     return next((split for split, names in _LISTS.items() if path.name in names), None)
+
+
+def _lists_pictures(path: Path) -> bool:
+    """Return whether a CSV file lists pictures: its first line has a column `picture`, or names a picture, or there is
+    none. Other tables are for the format `csv-table`."""
+    try:
+        with LineReader(path) as reader:
+            line = reader.next_line() or b""
+    except DataError:  # reading it says what is wrong
+        return True
+    fields = [field.strip().strip('"').lower() for field in re.split(r"[,;\t|]", line.decode("utf-8", "replace"))]
+    return fields == [""] or "picture" in fields or fields[0].endswith(_PICTURE_SUFFIXES)
 
 
 def read_listed(storage: Place, needed: Iterable[str] = _NEEDED) -> Annotations:

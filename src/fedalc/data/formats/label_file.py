@@ -5,11 +5,20 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from fedalc.data.formats.text_stream import LineReader
+from fedalc.data.formats.text_stream import LineReader, text_lines
 from fedalc.data.label_names import distinct_names
 from fedalc.errors import DataError
 
 _FILES = ("labels.txt", "labels.txt.gz", "labels.txt.bz2")
+
+
+def label_list(folder: Path) -> tuple[str, ...]:
+    """Return all names in a folder's labels.txt, as `label_names` does; none without a file."""
+    path = _file_in(folder)
+    names = [] if path is None else _lines(path)
+    while names and not names[-1]:
+        names.pop()
+    return tuple(name or str(number) for number, name in enumerate(names))
 
 
 def label_names(folder: Path, count: int) -> tuple[str, ...]:
@@ -17,22 +26,24 @@ def label_names(folder: Path, count: int) -> tuple[str, ...]:
 
     Without a file, labels are called by number.
     """
-    path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    path = _file_in(folder)
     if path is None:
         return tuple(map(str, range(count)))
-    names: list[str] = []
-    with LineReader(path) as reader:
-        while (line := reader.next_line()) is not None:
-            try:
-                text = line.decode("utf-8").strip("\r\n")
-            except UnicodeDecodeError:
-                raise DataError("is not UTF-8 text", path, reader.line) from None
-            names.append(text.split("\t", 1)[-1].strip() or str(len(names)))
+    names = [name or str(number) for number, name in enumerate(_lines(path))]
     while len(names) > count and names[-1] == str(len(names) - 1):  # blank lines at the end
         names.pop()
     if len(names) != count:
         raise DataError(f"has {len(names)} names, one per line, for {count} labels", path)
     return tuple(names)
+
+
+def _file_in(folder: Path) -> Path | None:
+    return next((folder / name for name in _FILES if (folder / name).is_file()), None)
+
+
+def _lines(path: Path) -> list[str]:
+    with LineReader(path) as reader:
+        return [line.split("\t", 1)[-1].strip() for line in text_lines(reader)]
 
 
 def distinct_label_names(folder: Path, count: int) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ BLOCK_BYTES = 1 << 18
 _GZIP_MAGIC = b"\x1f\x8b"
 _BZIP2_MAGIC = b"BZh"
 _UTF8_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _ARCHIVES = {
     b"PK\x03\x04": "a zip archive",
     b"Rar!": "a rar archive",
@@ -111,6 +112,34 @@ class LineReader:
         if self._packed is not None and self._largest is not None and self._unpacked > self._largest:
             raise unpacks_to_too_much(self.path, self._packed, self._largest, f" (line {self.line + 1})")
         return found
+
+
+def text_lines(reader: LineReader, encoding: str = "utf-8") -> Iterator[str]:
+    """Yield the rest of the lines as text, without line breaks."""
+    while (line := reader.next_line()) is not None:
+        if reader.line == 1 and line.startswith(_UTF16_MARKS):
+            raise DataError("is UTF-16 text; save it as UTF-8", reader.path)
+        try:
+            yield line.decode(encoding)
+        except UnicodeDecodeError:
+            what = "UTF-8" if encoding == "utf-8" else encoding
+            raise DataError(
+                f"is not {what} text; save it as UTF-8, or name its encoding, such as --set table.encoding=cp1252",
+                reader.path,
+                reader.line,
+            ) from None
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return the content of a text file no longer than a line may be."""
+    with LineReader(path) as reader:
+        lines, size = [], 0
+        for line in text_lines(reader, encoding):
+            lines.append(line)
+            size += len(line) + 1
+            if size > longest_line():
+                raise line_too_long(path, reader.line, longest_line())
+    return "\n".join(lines)
 
 
 def first_byte(path: Path) -> bytes:

@@ -8,14 +8,14 @@ from operator import length_hint
 from typing import TypeVar
 
 from fedalc.core.progress_events import watched
-from fedalc.errors import DataError
+from fedalc.data.text.base import check_text
 
 Result = TypeVar("Result")
-CHARACTERS, TEXTS = 2**20, 5_000
+CHARACTERS, TEXTS = 2**22, 20_000
 """A block ends after this many characters or texts."""
 WORTH = 4
 """Blocks for which it is worth the seconds to start processes."""
-AHEAD = 4
+AHEAD = 2
 """Blocks per process that are handed out at a time."""
 
 
@@ -54,8 +54,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
     block: list[str] = []
     size = 0
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise DataError(f"text {number} is not a string: {text!r:.60}")
+        check_text(number, text)
         block.append(text)
         size += len(text)
         if size >= CHARACTERS or len(block) >= TEXTS:

@@ -9,7 +9,7 @@ The result is the same for any number of processes, and on any machine.
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -18,32 +18,13 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
+from fedalc.data.text.base import COUNTING, TURNING, TextFeatures, refuse_single
 from fedalc.data.text.blocks import by_blocks
 from fedalc.data.text.counts import BucketCounts, DocumentCounts, TermCounts
+from fedalc.data.text.encoded import EncodedText
 from fedalc.data.text.settings import TextSettings
 from fedalc.data.text.terms import VERSION, Terms
 from fedalc.errors import DataError
-
-COUNTING, TURNING = "texts counted", "texts to features"
-
-
-class TextFeatures(ABC):
-    """Turns texts into rows of features, always in the same way. A model that was trained on texts keeps it."""
-
-    settings: TextSettings
-
-    @property
-    @abstractmethod
-    def feature_count(self) -> int: ...
-
-    @abstractmethod
-    def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
-        """Return texts × features as float32. A text without known terms gives an empty row. Rows are not scaled:
-        `encoder.features` says how training and prediction scale them."""
-
-    @abstractmethod
-    def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return arrays and facts to save, from which `text_from_parts` makes it again."""
 
 
 class CountedText(TextFeatures):
@@ -60,8 +41,7 @@ class CountedText(TextFeatures):
     def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
         """Return texts × features as float32. Rows are not scaled. Memory: the result twice, and a few blocks of
         texts per process."""
-        if isinstance(texts, str):
-            raise DataError("expected a list of texts, found a single one: give [text]")
+        refuse_single(texts)
         rows = [part for _, part in by_blocks(TURNING, self._weighted, texts, workers)]
         return vstack(rows, format="csr") if rows else csr_matrix((0, self.feature_count), dtype=np.float32)
 
@@ -122,6 +102,8 @@ def fit_text(texts: Iterable[str], settings: TextSettings, workers: int | None =
 
     Reads `texts` once; give train's texts only. Memory: see `count_documents`.
     """
+    if settings.kind == "encoder":
+        return EncodedText.open(settings)
     return text_from_counts(count_documents(texts, settings, workers), settings)
 
 
@@ -133,8 +115,7 @@ def count_documents(texts: Iterable[str], settings: TextSettings, workers: int |
     Memory: at most a million terms (200 MB; the rest goes to temporary files), or 8 bytes per bucket, and a few blocks
     of texts per process.
     """
-    if isinstance(texts, str):
-        raise DataError("expected a list of texts, found a single one: give [text]")
+    refuse_single(texts)
     if settings.kind == "hashing":
         buckets = BucketCounts(0, np.zeros(settings.buckets, dtype=np.int64))
         for documents, (places, numbers) in by_blocks(
@@ -167,9 +148,14 @@ def text_from_counts(counts: DocumentCounts, settings: TextSettings) -> TextFeat
     )
 
 
-def text_from_parts(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> TextFeatures:
-    """Return what `TextFeatures.parts` described. Raises ValueError, KeyError or TypeError if parts do not fit."""
+def text_from_parts(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], device: str = "cpu") -> TextFeatures:
+    """Return what `TextFeatures.parts` described. Raises ValueError, KeyError or TypeError if parts do not fit.
+
+    `device`: where a sentence encoder computes.
+    """
     settings = TextSettings.model_validate(facts["settings"])
+    if settings.kind == "encoder":
+        return EncodedText.from_facts(settings, facts, device)
     if facts["version"] != VERSION:
         raise ValueError(f"terms of version {facts['version']!r}, but this version of fedalc makes {VERSION}")
     idf = _checked_idf(arrays["idf"]) if settings.idf else None

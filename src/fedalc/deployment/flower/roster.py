@@ -78,6 +78,10 @@ class Roster:
     def pseudonyms_of(self, labels: np.ndarray) -> list[bytes]:
         return [self.pseudonyms[label].tobytes() for label in labels]
 
+    @property
+    def pseudonyms_in_hex(self) -> list[str]:
+        return [pseudonym.tobytes().hex() for pseudonym in self.pseudonyms]
+
     def party_with(self, pseudonyms: list[bytes], name: str = "") -> int | None:
         """Return the one party that has these labels, if they include all of its own. Ignores unknown labels. Of
         several parties with the same labels it is the one with this name."""

@@ -194,6 +194,8 @@ def for_parties(settings: Experiment) -> str:
         sent["encoder"]["pretrained"] = SENT
     if settings.clients != "labels":
         sent["clients"] = settings.clients
+    if settings.embeddings.secret:
+        sent["embeddings"] = {"secret": True}
     return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 

@@ -10,6 +10,7 @@ from fedalc.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedalc.config.experiment import Experiment
+    from fedalc.data.dataset import Dataset
 
 
 class Callback:
@@ -17,6 +18,9 @@ class Callback:
 
     def reading(self, done: int, pictures: int) -> None:
         """Pictures are being resized. Called from another thread, while the first rounds run."""
+
+    def loaded(self, data: Dataset) -> None:
+        """The data has been read. `data.notes` says which columns were taken for what, and what was held out."""
 
     def started(self, settings: Experiment) -> None:
         """A run starts, or resumes, with these settings. `settings.to_dict()` has them as plain values."""

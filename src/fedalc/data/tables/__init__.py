@@ -1,0 +1,1 @@
+"""Tables of records, from files or memory: find out which column is what, and make a `Dataset` of them."""

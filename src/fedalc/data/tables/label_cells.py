@@ -1,0 +1,91 @@
+"""Labels in a cell: a list, or text with separators. Which separator, is found in all cells of a column."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from fedalc.data.formats.table_settings import AUTO
+from fedalc.data.tables.cells import as_text, is_list, is_missing
+
+SEPARATORS = ("|", ";", ",")
+"""In the order in which they are looked for: names of labels contain commas more often than bars."""
+AS_LIST = "[]"
+"""The cells are lists as Python, JSON or numpy write them: ['a', 'b'], ["a", "b"], ['a' 'b']."""
+_SEVERAL = {"labels", "tags", "topics", "categories", "classes", "targets", "subjects", "keywords", "genres"}
+"""Names of columns that hold several labels, so that a comma in a cell separates two."""
+_ITEM = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,'"\[\]]+)\s*(,|(?=\s|\]|['"]))\s*""", re.DOTALL)
+
+
+def found_separator(column: str, cells: Iterable[Any]) -> str | None:
+    """Return what separates labels in the cells of a column: one of `SEPARATORS`, `AS_LIST`, or None if nothing does.
+
+    A comma may be part of a name. In a column whose name is not a plural it separates only if the parts come back in
+    other cells: then there are fewer different parts than different cells.
+    """
+    texts = {as_text(cell).strip() for cell in cells if not is_list(cell)} - {""}
+    if not texts:
+        return None
+    if all(text.startswith("[") and text.endswith("]") for text in texts):
+        return AS_LIST
+    for separator in SEPARATORS:
+        if not any(separator in text for text in texts):
+            continue
+        if separator == "," and column.strip().lower() not in _SEVERAL:
+            parts = {part.strip() for text in texts for part in text.split(separator)} - {""}
+            return separator if len(parts) <= len(texts) else None
+        return separator
+    return None
+
+
+def labels_in(cell: Any, separator: str | None) -> list[str]:
+    """Return the labels of a cell, each once, without white space around them. Raises ValueError for a bad list."""
+    if is_missing(cell):
+        return []
+    if is_list(cell):
+        names: Iterator[str] = (as_text(item) for item in cell)
+    else:
+        text = as_text(cell).strip()
+        if separator == AS_LIST:
+            names = items_of(text) if text.startswith("[") else iter((text,))
+        else:
+            names = iter(text.split(separator) if separator and separator != AUTO else (text,))
+    return list(dict.fromkeys(name for each in names if (name := each.strip())))
+
+
+def items_of(text: str) -> Iterator[str]:
+    """Yield the items of a written list, quoted or not.
+
+    >>> [list(items_of(text)) for text in ("['grain', \\"it's\\"]", "['a' 'b']", "[3, 4]", "[]")]
+    [['grain', "it's"], ['a', 'b'], ['3', '4'], []]
+    """
+    at, end = 1, len(text) - 1
+    if not text.endswith("]") or end < 1:
+        raise ValueError("the list is not closed")
+    while text[at:end].strip():
+        match = _ITEM.match(text, at)
+        if match is None or match.end() > end:
+            raise ValueError(f"{text[at:end].strip()[:40]!r} is not an item of a list")
+        item = match[1]
+        if item[0] in "'\"":
+            yield _unquoted(item)
+        else:
+            yield item
+        at = match.end()
+
+
+def _unquoted(item: str) -> str:
+    """Return a quoted text as JSON reads it, or else as Python does."""
+    with suppress(ValueError):
+        return str(json.loads(item))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # a backslash that means nothing stays one
+            return str(ast.literal_eval(item))
+    except (ValueError, SyntaxError, MemoryError):
+        raise ValueError(f"{item[:40]} is not a quoted text") from None

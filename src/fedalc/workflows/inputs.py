@@ -1,0 +1,74 @@
+"""What callers of the Python API give as data and settings, in the form that a training takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn import Module
+
+from fedalc.data import Dataset, Images, Split
+from fedalc.errors import ConfigError
+from fedalc.models.encoders import register_module
+
+NAME = "data"  # of a dataset that was given as matrices
+
+
+def given_data(first: Any, labels: Any, keys: dict[str, Any], data: Dataset | None) -> Dataset | None:
+    """Return the dataset that the first argument is or describes. A name or path goes into `keys`."""
+    if first is None:
+        if labels is not None:
+            raise ConfigError("there are labels but no records: give both, train(X, Y)", "labels")
+        return data
+    if data is not None or "dataset" in keys:
+        raise ConfigError("the data is the first argument; do not give it again", "dataset" if data is None else "data")
+    if isinstance(first, str | os.PathLike):
+        refuse_labels(labels, f"the dataset {os.fspath(first)!r}")
+        keys["dataset"] = os.fspath(first)
+        return None
+    if isinstance(first, Dataset):
+        refuse_labels(labels, "a Dataset")
+        return first
+    if labels is None:
+        raise ConfigError("expected the labels as second argument: train(X, Y)", "labels")
+    return Dataset(NAME, Split(first, labels))
+
+
+def refuse_labels(labels: Any, what: str) -> None:
+    if labels is not None:
+        raise ConfigError(f"{what} has labels already: leave the second argument out", "labels")
+
+
+def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | None:
+    """Return the dataset that the caller built, given as `data` or `dataset`; None if `dataset` is a name or folder.
+
+    A path in `keys` becomes a string, as settings need it.
+    """
+    if data is not None and not isinstance(data, Dataset):
+        raise ConfigError(f"expected a fedalc.Dataset, found {data!r:.60}; names and folders are for dataset=", "data")
+    given = keys.get("dataset")
+    if isinstance(given, os.PathLike):
+        keys["dataset"] = os.fspath(given)
+    if not isinstance(given, Dataset):
+        return data
+    if data is not None:
+        raise ConfigError("give one of dataset and data, not both", "data")
+    del keys["dataset"]
+    return given
+
+
+def register_own_encoder(keys: dict[str, Any]) -> None:
+    """Let `encoder` be a torch.nn.Module: register it, and put the settings that ask for it in its place."""
+    if isinstance(encoder := keys.get("encoder"), Module):
+        keys["encoder"] = register_module(encoder)
+
+
+def describe(keys: dict[str, Any], data: Dataset) -> None:
+    """Add the settings that follow from the data: its name, its parties and the size of its pictures."""
+    keys.setdefault("dataset", data.name)
+    if data.train.parties is not None:
+        keys.setdefault("clients", "parties")
+    images = keys.get("images", {})
+    if isinstance(data.train.features, Images) and isinstance(images, Mapping):
+        keys["images"] = {"size": data.train.features.size, **images}
