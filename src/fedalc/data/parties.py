@@ -142,7 +142,7 @@ def shared_test_file(folder: Path) -> tuple[Format, Path] | None:
         for data_format in formats() if place.is_dir() else ():
             files = data_format.split_files(place, needed=())
             path = next((files[split] for split in splits if split in files), None)
-            if path is not None and path not in [other for _, other in found]:
+            if path is not None and path.is_file() and path not in [other for _, other in found]:
                 found.append((data_format, path))
     if len(found) > 1:
         raise DataError(f"has two files of test records: {found[0][1]} and {found[1][1]}; leave one", folder)
