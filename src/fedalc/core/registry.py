@@ -175,7 +175,12 @@ FORMATS = Registry(
     "format",
     {
         "xmlc": "fedalc.data.formats.xmlc:Xmlc",
+        "svmlight-text": "fedalc.data.formats.svmlight:Svmlight",
         "arff": "fedalc.data.formats.arff:Arff",
+        "text-folder": "fedalc.data.formats.text_folder:TextFolder",
+        "saved-dataset": "fedalc.data.formats.parquet:SavedDataset",
+        "numpy-arrays": "fedalc.data.formats.arrays:Arrays",
+        "parquet-table": "fedalc.data.formats.parquet:Parquet",
         "json-lines": "fedalc.data.formats.json_lines:JsonLines",
         "csv-table": "fedalc.data.formats.csv_table:Csv",
         "pictures": "fedalc.data.formats.image_list:ImageList",
