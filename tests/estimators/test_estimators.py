@@ -94,7 +94,7 @@ def test_multilabel(tagged: tuple[np.ndarray, np.ndarray]) -> None:
     found, probabilities = model.predict(X), model.predict_proba(X)
     assert found.shape == Y.shape and set(np.unique(found)) == {0, 1}
     some = Y.any(axis=1)  # clients have no records without a label, so that probabilities are those of the others
-    assert abs(probabilities[some].mean() - Y[some].mean()) < 0.03 and (found == Y).mean() > 0.75
+    assert abs(probabilities[some].mean() - Y[some].mean()) < 0.03 and (found == Y).mean() > 0.7
     sparse = fedalc.FedALCClassifier().fit(X, csr_matrix(Y)).predict(X)
     assert np.array_equal(sparse.toarray(), found)
 

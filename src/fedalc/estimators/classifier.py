@@ -84,8 +84,8 @@ class FedALCClassifier(ClassifierMixin, FederatedEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each label, records × labels. They sum to one unless y was an indicator matrix.
 
-        They are calibrated on held-out records; with fewer than 50 records, on the training's own. No client has records
-        without a label, so that they are probabilities for records that have one.
+        They are calibrated on held-out records; with fewer than 50 records, on the training's own. No client has
+        records without a label, so that these are probabilities for records that have one.
         """
         scores = self._scores(X)
         odds = (self._curve or self.model_.calibrated()).log_odds(scores)
