@@ -15,6 +15,7 @@ from fedalc.data.images.loose_files import picture_blocks
 from fedalc.data.text.encoded import EncodedText
 from fedalc.errors import FedalcError
 from fedalc.models.trained import TrainedModel
+from fedalc.runs.folder import read_settings
 from fedalc.workflows.load_model import finished_model
 from fedalc.workflows.prediction_files import FirstPictures, Format, PredictionWriter, predict_pictures, predict_rows
 from fedalc.workflows.progress_bars import counting
@@ -47,6 +48,7 @@ def predict_file(
         if not isinstance(model.text, EncodedText):
             raise FedalcError("--text-encoder: this model was not trained on the rows of a sentence encoder")
         model.text.look_in(text_encoder)
+    table = read_settings(run).table if (run / "config.toml").exists() else None
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(note: str) -> None:
@@ -60,7 +62,7 @@ def predict_file(
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
                 watching(lambda what, done, total: progress(done, total, what)),
             ):
-                predictions = predict_rows(model, str(file), k)
+                predictions = predict_rows(model, str(file), k, table)
             writer.write(predictions)
         else:
             assert isinstance(model, TrainedModel)

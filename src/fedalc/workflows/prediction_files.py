@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TextIO
 
 import numpy as np
 
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import Images
 from fedalc.data.images.loose_files import joined
 from fedalc.models.trained import TrainedModel
@@ -27,9 +28,11 @@ class Predictions(NamedTuple):
     scores: np.ndarray
 
 
-def predict_rows(model: TrainedModel | TrainedOracle, given: str, k: int) -> Predictions:
+def predict_rows(
+    model: TrainedModel | TrainedOracle, given: str, k: int, table: TableSettings | None = None
+) -> Predictions:
     """Predict on a text, or on all instances of a file at once."""
-    labels, scores = model.predict(read_features(model, given), k)
+    labels, scores = model.predict(read_features(model, given, table), k)
     return Predictions(range(len(labels)), labels, scores)
 
 
