@@ -30,13 +30,13 @@ KINDS = {
 
 def features(kind: str) -> dict[str, Any]:
     """Count and turn yso's training texts, with a process per processor."""
-    from fedalc.data.catalog.locate import data_home
+    from fedalc.data.catalog.locate import data_root
     from fedalc.data.formats import file_format
     from fedalc.data.formats.table_settings import TableSettings
     from fedalc.data.text.features import fit_text
     from fedalc.data.text.settings import TextSettings
 
-    file = data_home() / "yso" / "train.tsv.gz"
+    file = data_root() / "yso" / "train.tsv.gz"
     texts = list(file_format(file).read_texts(file, TableSettings()))  # type: ignore[attr-defined]
     began = time.perf_counter()
     text = fit_text(texts, TextSettings.model_validate(KINDS[kind]))
@@ -97,14 +97,15 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Raw texts",
         "",
-        "yso: 587,336 training texts of 95 characters on average, 21,334 labels. Two cores.",
+        "yso: 587,336 training texts of 95 characters on average, 21,334 labels.",
         "",
     ]
     kinds = [kind for kind in KINDS if kind in record]
     if kinds:
         lines += [
             "## Texts to features",
-            "Documents per second of counting and turning together (`text.words`, …: [text.md](../text.md)); memory of all processes, texts included.",
+            "Documents per second of counting and turning together ([text.md](../text.md)); memory of all processes,",
+            "texts included. Two cores.",
             "",
             "| terms | features | stored numbers | counting, s | turning, s | documents/s | memory, MB |",
             "|---|--:|--:|--:|--:|--:|--:|",
@@ -121,7 +122,7 @@ def page(record: dict[str, Any]) -> str:
         lines += [
             "",
             "## One command, from the TSV file to the test",
-            "`fedalc train --dataset yso`, and the same with `--method omikuji` (Parabel, centralised), on the same features.",
+            "`fedalc train --dataset yso`, and on the same features with `--method omikuji` (Parabel, centralised).",
             "",
             "| | P@1 | P@3 | P@5 | seconds | processor seconds | memory, MB |",
             "|---|--:|--:|--:|--:|--:|--:|",
@@ -129,9 +130,8 @@ def page(record: dict[str, Any]) -> str:
         for name in trainings:
             step, metrics = record[name], record[name]["result"]["metrics"]
             figures = " | ".join(f"{metrics[f'P@{k}']:.2f}" for k in (1, 3, 5))
-            lines.append(
-                f"| {name} | {figures} | {step['seconds']:,.0f} | {step['processor_seconds']:,.0f} | {step['peak_mb']:,.0f} |"
-            )
+            costs = " | ".join(f"{step[key]:,.0f}" for key in ("seconds", "processor_seconds", "peak_mb"))
+            lines.append(f"| {name} | {figures} | {costs} |")
     return "\n".join([*lines, "", "    make bench-text", ""])
 
 

@@ -24,7 +24,19 @@ def predict(
             "input. Labels are ignored"
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="labels per instance")] = 5,
+    top: Annotated[int | None, typer.Option(min=1, help="labels per instance: 5, or with --threshold all")] = None,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            help="the labels that an instance has, instead of the best ones: f1 (thresholds for the best F1), "
+            "precision=0.9, or a probability such as 0.5"
+        ),
+    ] = None,
+    abstain_below: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="no label for an instance whose best probability is smaller; marked"),
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="also write probabilities")] = False,
     form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
     out: Annotated[Path | None, typer.Option(help="output file (default: the terminal)")] = None,
     broken: Annotated[
@@ -42,12 +54,14 @@ def predict(
     """Predict the best labels of new instances, with names and scores.
 
     Scores rank labels and are not probabilities: cosines in [-1, 1], or any number for models of the square loss
-    (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles.
+    (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles. --probabilities and --threshold need a model that was
+    calibrated on held-out records, as most runs are (docs/predictions.md).
     """
     if run.exists() and _is_missing(file, run):  # before loading torch, which takes seconds
         raise DataError("no such file or folder", Path(file))
     from fedalc.core.devices import check_device
     from fedalc.workflows.predict import predict_file
+    from fedalc.workflows.prediction_files import Answer
 
     check_device(device)
     if form not in ("csv", "jsonl"):
@@ -57,7 +71,7 @@ def predict(
     predict_file(
         run,
         file,
-        top,
+        Answer(top, threshold, abstain_below, probabilities),
         form="csv" if form == "csv" else "jsonl",
         out=out,
         broken="refuse" if broken == "refuse" else "skip",
