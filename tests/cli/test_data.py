@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,31 @@ def test_a_folder_of_sparse_features(run, tmp_path: Path) -> None:  # type: igno
 def test_folders_that_are_not_there(run, tmp_path: Path, command: str) -> None:  # type: ignore[no-untyped-def]
     assert str(run(command, str(tmp_path / "none")).exception) == f"{tmp_path / 'none'}: no such file or folder"
     assert "did you mean bibtex" in str(run(command, "bibtexx").exception)
+
+
+def test_check_says_what_to_look_at(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    texts = {"train.txt": b"4 2 3\n0 0:1\n1 1:1\n1 0:1\n0 \n", "test.txt": b"1 2 3\n2 1:1\n"}
+    folder = write_files(tmp_path / "mine", texts)
+    result = run("check", str(folder))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-10:] == [
+        "worth a look (fedalc trains on the data as they are):",
+        "  train: 1 record without features (all features are 0): 3",
+        "    correct or remove them: they all get the same prediction",
+        "  train: 1 record equal to an earlier one, 1 of them with other labels: 2 = 0",
+        "    merge the labels of equal records into one record",
+        "  test: 1 record also in train: 0",
+        "    remove them from test: figures on records that were trained on are too good",
+        "  1 label only in test or validation: 2",
+        "    they are never predicted; move records of them to train, or leave them out",
+        f"train on it with: fedalc train --dataset {folder}",
+    ]
+    found = json.loads(run("check", str(folder), "--json").stdout)
+    assert found["records"] == {"train": 4, "test": 1} and found["labels"] == 3
+    assert found["positives"] == {"least": 0, "median": 2.0, "most": 2}
+    assert [each["count"] for each in found["findings"]] == [1, 1, 1, 1]
+
+
+def test_check_of_a_known_dataset_looks_at_the_records_too(run) -> None:  # type: ignore[no-untyped-def]
+    result = run("check", "demo")
+    assert result.exit_code == 0 and "fedalc train --dataset demo" in result.stdout

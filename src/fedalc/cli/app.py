@@ -12,6 +12,7 @@ from fedalc.cli.collect import audit, collect_app, key_app
 from fedalc.cli.compare import compare
 from fedalc.cli.data import app as data_app
 from fedalc.cli.deploy import app as deploy_app
+from fedalc.cli.evaluate import calibrate, evaluate
 from fedalc.cli.export import export
 from fedalc.cli.listing import list_, methods
 from fedalc.cli.predict import predict
@@ -72,7 +73,7 @@ TRAIN, USE, LOOK, PARTIES = "Train", "Use a model", "Look things up", "Parties a
 #: The commands by their panel of `fedalc --help`, in order. A panel shows its groups of commands after the others.
 COMMANDS = {
     TRAIN: (train, compare, sweep, reproduce),
-    USE: (predict, export, serve),
+    USE: (predict, evaluate, calibrate, export, serve),
     LOOK: (methods, settings, list_, report),
     PARTIES: (audit, privacy),
 }

@@ -23,7 +23,10 @@ from fedalc.cli.options import (
 from fedalc.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fedalc.data.catalog.datasets import Entry
+    from fedalc.data.check import Check
     from fedalc.data.dataset import Dataset
 
 app = typer.Typer(help="Datasets: list, info, check, fetch, generate.", no_args_is_help=True, rich_markup_mode="rich")
@@ -62,7 +65,8 @@ def list_(data_dir: DataDir = None) -> None:
 def _numbers(entry: Entry) -> list[str]:
     s, p = entry.statistics, entry.images
     if s is not None:
-        return [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] + [f"{s.labels_per_instance:.2f}"]
+        features = "text" if s.features is None else f"{s.features:,}"
+        return [f"{s.train:,}", f"{s.test:,}", features, f"{s.labels:,}", f"{s.labels_per_instance:.2f}"]
     if p is not None:
         average = "-" if p.labels_per_instance is None else f"{p.labels_per_instance:.2f}"
         return [f"{p.train:,}", f"{p.test:,}", "images", f"{p.labels:,}", average]
@@ -87,7 +91,8 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
         console.print(
             f"  {s.train:,} train, {s.test:,} test"
             + (f", {s.validation:,} validation" if s.validation else "")
-            + f", {s.features:,} features, {s.labels:,} labels, {s.instances_per_label} instances per label, "
+            + (", raw text" if s.features is None else f", {s.features:,} features")
+            + f", {s.labels:,} labels, {s.instances_per_label} instances per label, "
             f"{s.labels_per_instance} labels per instance"
             + (f", {about}{s.features_per_instance:g} features per instance" if s.features_per_instance else "")
         )
@@ -150,13 +155,18 @@ def check(
     label_column: LabelColumn = None,
     label_separator: LabelSeparator = None,
     set_: Set = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
-    """Read a dataset and compare it with its published numbers. Exits with 1 if it differs.
+    """Read a dataset, count what is in it, and say what to look at: duplicates, empty records, labels that cannot be
+    learned. A known dataset is compared with its published numbers too.
 
-    For your own folder: read and count everything. Exits with 1 if pictures are broken or in two splits.
+    Exits with 1 if it differs from the published numbers, or if pictures are broken or in two splits.
+
+    Examples: fedalc data check bibtex; fedalc data check my-folder --json
     """
     from rich.progress import Progress
 
+    from fedalc.cli.data_check import as_json, print_findings
     from fedalc.config.resolve import experiment
     from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog.datasets import entry as find
@@ -181,24 +191,28 @@ def check(
         # Broken pictures are listed, and left out of the counts.
         options = ImageOptions(broken="skip", progress=show, tell=notes.append)
         dataset = load_dataset(dataset_name, data_dir, images=options, table=settings.table, text=settings.text)
-    for note in notes:
-        console.print(note)
-    print_notes(console, dataset)
-    if is_folder:
-        _print_counts(dataset)
-        if notes:
-            raise typer.Exit(1)
-        return
-    entry = find(name)
-    checks = check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
-    if not checks:
-        raise DataError(f"{entry.name}: no published numbers to compare with")
+    entry = None if is_folder else find(name)
+    checks = [] if entry is None else check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
+    if json:
+        typer.echo(as_json(dataset, notes, checks))
+    else:
+        for note in notes:
+            console.print(note)
+        print_notes(console, dataset)
+        if checks:
+            _print_checks(checks)
+        else:
+            _print_counts(dataset)
+        print_findings(console, dataset, name)
+    if (notes and is_folder) or not all(line.ok for line in checks):
+        raise typer.Exit(1)
+
+
+def _print_checks(checks: Sequence[Check]) -> None:
     table = Table("what", Column("expected", overflow="fold"), Column("found", overflow="fold"), "")
     for line in checks:
         table.add_row(line.what, str(line.expected), str(line.found), "ok" if line.ok else "differs")
     Console().print(table)
-    if not all(line.ok for line in checks):
-        raise typer.Exit(1)
 
 
 def _print_counts(dataset: Dataset) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,17 +11,32 @@ import typer
 
 from fedalc.errors import DataError, FedalcError
 
+_FILE_NAME = re.compile(r"\S*(/\S*|\.[A-Za-z]\w{0,6}(\.gz|\.bz2)?)")  # words with a slash, or an ending such as .csv
+
 
 def predict(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     file: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="instances in a data format that fedalc reads; for a picture model: a picture, or a folder or tar "
-            "archive of pictures. Labels are ignored"
+            help="instances in a data format that fedalc reads; for a model of raw texts: a text, or a .txt file with "
+            "one per line; for a picture model: a picture, or a folder or tar archive of pictures; - for standard "
+            "input. Labels are ignored"
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="labels per instance")] = 5,
+    top: Annotated[int | None, typer.Option(min=1, help="labels per instance: 5, or with --threshold all")] = None,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            help="the labels that an instance has, instead of the best ones: f1 (thresholds for the best F1), "
+            "precision=0.9, or a probability such as 0.5"
+        ),
+    ] = None,
+    abstain_below: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="no label for an instance whose best probability is smaller; marked"),
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="also write probabilities")] = False,
     form: Annotated[str, typer.Option("--format", help="csv or jsonl")] = "csv",
     out: Annotated[Path | None, typer.Option(help="output file (default: the terminal)")] = None,
     broken: Annotated[
@@ -30,16 +47,21 @@ def predict(
     ] = None,
     sheet_pictures: Annotated[int, typer.Option(min=1, max=300, help="number of pictures on the --sheet")] = 36,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    text_encoder: Annotated[
+        Path | None, typer.Option(help="where the sentence encoder of training is now, if it was moved")
+    ] = None,
 ) -> None:
     """Predict the best labels of new instances, with names and scores.
 
     Scores rank labels and are not probabilities: cosines in [-1, 1], or any number for models of the square loss
-    (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles.
+    (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles. --probabilities and --threshold need a model that was
+    calibrated on held-out records, as most runs are (docs/predictions.md).
     """
-    if run.exists() and not file.exists():  # before loading torch, which takes seconds
-        raise DataError("no such file or folder", file)
+    if run.exists() and _is_missing(file, run):  # before loading torch, which takes seconds
+        raise DataError("no such file or folder", Path(file))
     from fedalc.core.devices import check_device
     from fedalc.workflows.predict import predict_file
+    from fedalc.workflows.prediction_files import Answer
 
     check_device(device)
     if form not in ("csv", "jsonl"):
@@ -49,11 +71,28 @@ def predict(
     predict_file(
         run,
         file,
-        top,
+        Answer(top, threshold, abstain_below, probabilities),
         form="csv" if form == "csv" else "jsonl",
         out=out,
         broken="refuse" if broken == "refuse" else "skip",
         sheet=sheet,
         sheet_pictures=sheet_pictures,
         device=device,
+        text_encoder=text_encoder,
     )
+
+
+def _is_missing(given: str, run: Path) -> bool:
+    """Return whether a file is meant that is not there: it looks like one, or the model does not read texts."""
+    try:
+        if given == "-" or Path(given).exists():
+            return False
+    except (OSError, ValueError):  # too long for a file's name
+        return False
+    if _FILE_NAME.fullmatch(given):
+        return True
+    folder = run / "model" if (run / "model").is_dir() else run
+    try:
+        return "text" not in json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False  # loading the model says what is wrong

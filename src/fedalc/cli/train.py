@@ -63,7 +63,9 @@ def train(
         Path | None,
         typer.Option(help="label correlations from `fedalc collect server`, instead of collecting"),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="the clients' key file of --correlations")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="the clients' key file, for --correlations or embeddings.secret")
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="differential privacy of the label sets: add noise to their counts, for this ε")
     ] = None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedalc.config.facts import encoder_facts, method_facts, parsed_options, solves_one_objective
-from fedalc.config.schema import is_keyed
+from fedalc.config.schema import LARGEST_SECRET, is_keyed
 from fedalc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def check(settings: Experiment) -> None:
         )
     _check_aggregation(settings)
     _check_set_loss(settings)
+    _check_secret_rows(settings)
     _check_solver(settings)
     _check_tuning(settings)
     _check_sample(settings)
@@ -138,6 +139,7 @@ def _check_oracle(settings: Experiment) -> None:
     label_settings = {
         "privacy.mechanism": settings.privacy.mechanism,
         "collection.correlations": settings.collection.correlations,
+        "embeddings.secret": settings.embeddings.secret or None,
     }
     for field, given in label_settings.items():
         if given is not None:
@@ -166,6 +168,32 @@ def _check_set_loss(settings: Experiment) -> None:
             "use fedalc-exact, fedalc-fixed or fedavg-fixed",
             "client.loss",
         )
+
+
+def _check_secret_rows(settings: Experiment) -> None:
+    """Check what rows need that clients turn under their key."""
+    if not settings.embeddings.secret:
+        return
+    facts, collection, dim = method_facts(settings.method), settings.collection, settings.encoder.dim
+    exact = "use fedalc-exact or fedalc-oneshot"
+    has_key = settings.engine == "flower" or (collection.key is not None and is_keyed(collection.algorithm))
+    for possible, problem in (
+        (not facts.trains_rows, f"{settings.method} trains rows, and the server has them; {exact}"),
+        (not facts.secret_rows, f"{settings.method} has secret rows of its own; leave it out"),
+        (facts.sub_models(settings) == 1, f"{settings.method} has several sub-models; {exact}"),
+        (
+            not facts.axis_per_label,
+            f"{settings.method} works on each label's own column, which a rotation mixes; use fedalc-oneshot",
+        ),
+        (
+            not settings.tuning.search,
+            "the search works on each label's own column, which a rotation mixes; leave out the search (--no-tune)",
+        ),
+        (dim <= LARGEST_SECRET, f"encoder.dim = {dim} is too large to turn: at most {LARGEST_SECRET}"),
+        (has_key, "drawn under the clients' key: name its file with --key (make one: fedalc key new FILE)"),
+    ):
+        if not possible:
+            raise ConfigError(problem, "embeddings.secret")
 
 
 def _check_solver(settings: Experiment) -> None:

@@ -43,7 +43,9 @@ def experiment(
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"expected a dict of settings, found {settings!r:.60}")
-    overrides = overrides if isinstance(overrides, Iterable) and not isinstance(overrides, str) else [overrides]
+    if defaults is not None and not isinstance(defaults, Mapping):
+        raise ConfigError(f"expected a dict of settings, found {defaults!r:.60}", "defaults")
+    overrides = checked_overrides(overrides)
     requested: dict[str, Any] = {}
     for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
         _merge(requested, table)
@@ -77,6 +79,17 @@ def experiment(
         options = checked_options(kind, values.get("options", {}))
         values["options"] = options.model_dump(mode="json", by_alias=True)  # all of them, for config.toml
     return Experiment.model_validate(values, context={"file": file})
+
+
+def checked_overrides(overrides: Any) -> list[str]:
+    """Return a list of "key=value". Accepts a single one."""
+    given = [overrides] if isinstance(overrides, str) or not isinstance(overrides, Iterable) else list(overrides)
+    for text in given:
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"expected a list of key=value, such as ['server.ema=0.9'], found {text!r:.60}", "overrides"
+            )
+    return given
 
 
 PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "table", "text")
@@ -117,6 +130,7 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
     reasons = {
         "privacy": "ε does not cover a search, which looks at the labels many times",
         "clients": "the search needs a client for each label",
+        "embeddings.secret": "the search works on each label's own column, which the secret rotation mixes",
         "selection.validation": "the search holds out records itself: a fifth of train",
     }
     for name, value in requested.items():

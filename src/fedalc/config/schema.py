@@ -31,6 +31,7 @@ def is_keyed(algorithm: str) -> bool:
 
 PRESETS: tuple[str, ...] = get_args(PresetName)
 MOST_LABELS_PER_PARTY = 10_000  # a party may claim, unless the server allows more
+LARGEST_SECRET = 4096  # dimensions of secret rows: a rotation has D² numbers and takes D³ operations to draw
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
 
 ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # no rule withstands half of the parties
@@ -173,11 +174,14 @@ class ServerSettings(Settings):
 
 
 class EmbeddingSettings(Settings):
-    """How the class embeddings W start."""
+    """How the class embeddings W start, and who knows them (docs/exact.md)."""
 
     start: Literal["orthogonal", "random", "by-frequency", "simplex", "codewords"] = "orthogonal"
     """orthogonal: at right angles, as far as D allows. random: unit vectors. by-frequency: an axis for each frequent
     label (docs/exact.md). simplex and codewords: those of fedetf and feduv (docs/method.md)."""
+    secret: bool = False
+    """For methods with fixed rows: clients turn all rows by a rotation drawn under their key (`collection.key`). The
+    server cannot score with the model that it keeps (docs/exact.md)."""
 
 
 class HashingSettings(Settings):

@@ -80,6 +80,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
             "method": Fact("uses_labels"),
             "client.loss": ALL_LABELS,
             "embeddings.start": ("by-frequency", "codewords"),  # feduv draws its codewords under the key
+            "embeddings.secret": (True,),
         },
     ),
     ("collection.quantum", {"collection.identity": ("embedding",)}),

@@ -42,9 +42,8 @@ def in_one_process(
     keys = instance_keys(hasher, digests, settings.client.sample)
     features = scale_rows(train.features, settings.encoder.features)
     federation = Federation(features, train.labels, keys=keys, parties=owner)
-    return begin_training(
-        settings, federation, partial(make_engine, settings, federation), knowledge_for(settings, train)
-    )
+    engine_for = partial(make_engine, settings, federation)
+    return begin_training(settings, federation, engine_for, knowledge_for(settings, train), hasher)
 
 
 def model_in_one_process(settings: Experiment, *arguments: Any) -> Model:

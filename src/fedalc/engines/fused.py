@@ -181,8 +181,8 @@ class FusedEngine(Engine):
         constant = weights.square().sum()
         distributed.sum_over([gram, cross, constant])
         users = self.federation.user_count(participants)
-        sends_gram = self.method.sends_gram
-        traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, sends_gram)
+        sends = self.method.sends_gram, self.method.secret_dim
+        traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, *sends)
         whole = self._gram_of_records(encoder, features, counted) if by_records else gram
         return Sums(whole, cross, constant.item(), self.federation.labels.nnz, traffic)
 

@@ -106,7 +106,7 @@ class ClientsEngine(Engine):
                 cross += torch.outer(x.sum(0), weights[label] * W[label])
             constant += len(held) * weights[label].item() ** 2
         users = self.federation.user_count(participants)
-        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram)
+        traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram, self.method.secret_dim)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:

@@ -29,14 +29,22 @@ class Ledger:
 
     @classmethod
     def of_sums(
-        cls, features: int, number: int, clients: int, users: int | None = None, sends_gram: bool = True
+        cls,
+        features: int,
+        number: int,
+        clients: int,
+        users: int | None = None,
+        sends_gram: bool = True,
+        secret_dim: int | None = None,
     ) -> Ledger:
         """Return the traffic of a method of one round, with `number` bytes per number. Each client sends half of a
         symmetric features × features matrix, dense, as a masked sum must be, and a vector; it receives nothing. The
         clients of a user send one matrix, their sum; without `users`, each client is a user. Without `sends_gram` each
-        client sends only the vector."""
-        matrices = (clients if users is None else users) if sends_gram else 0
-        return cls(0, number * (matrices * (features * (features + 1) // 2) + clients * features))
+        client sends only the vector. With `secret_dim`, D of secret rows, a user sends a features × D matrix in place
+        of its vectors."""
+        users = clients if users is None else users
+        vectors = clients if secret_dim is None else users * secret_dim
+        return cls(0, number * (users * sends_gram * (features * (features + 1) // 2) + vectors * features))
 
     @classmethod
     def of_round(

@@ -32,14 +32,25 @@ def top_labels(
 
 
 def mean_average_precision(scores: Callable[[slice], Tensor], truth: csr_matrix, budget: int = DEFAULT_BUDGET) -> float:
-    """Return the mean, over labels with a true instance, of the average precision of the label's ranking of instances.
+    """Return the mean, over labels with a true instance, of the average precision of the label's ranking of instances,
+    in percent. With several processes, each takes its share of the labels."""
+    found = average_precisions(scores, truth, budget)
+    found = found[~np.isnan(found)]
+    total, counted = distributed.sum_of(float(sum(found))), round(distributed.sum_of(len(found)))
+    return 100 * total / counted if counted else 0.0
 
-    `scores(block of labels)` gives instances × labels. Equal scores share one threshold, as in scikit-learn. With
-    several processes, each takes its share of the labels.
+
+def average_precisions(
+    scores: Callable[[slice], Tensor], truth: csr_matrix, budget: int = DEFAULT_BUDGET
+) -> np.ndarray:
+    """Return the average precision of each label's ranking of instances, from 0 to 1; NaN for labels without a true
+    instance, and for those of other processes.
+
+    `scores(block of labels)` gives instances × labels. Equal scores share one threshold, as in scikit-learn.
     """
     by_label = truth.tocsc()
     instances, labels = truth.shape
-    total, counted = 0.0, 0
+    found = np.full(labels, np.nan)
     # Scores in double, their transpose, sorted, their order and its inverse live at once.
     for block in blocks(labels, 40 * instances, budget, within=distributed.own_range(labels)):
         if by_label.indptr[block.start] == by_label.indptr[block.stop]:
@@ -54,7 +65,5 @@ def mean_average_precision(scores: Callable[[slice], Tensor], truth: csr_matrix,
             mine = ascending[column][rank[column][true]].sort().values
             at_least = instances - torch.searchsorted(ascending[column], mine)
             true_at_least = len(mine) - torch.searchsorted(mine, mine)
-            total += (true_at_least.double() / at_least).mean().item()
-            counted += 1
-    total, counted = distributed.sum_of(total), round(distributed.sum_of(counted))
-    return 100 * total / counted if counted else 0.0
+            found[block.start + column] = (true_at_least.double() / at_least).mean().item()
+    return found

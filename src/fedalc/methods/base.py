@@ -159,10 +159,14 @@ class Method(MethodFacts, ABC):
     @cached_property
     def has_axes(self) -> bool:
         """Whether each label has an axis of its own, so that scores are the encoder's outputs in another order."""
+        embeddings, enough = self.settings.embeddings, self.settings.encoder.dim >= self.label_count
         fixed = not self.trains_rows and self.sub_models(self.settings) == 1
-        return (
-            fixed and self.settings.embeddings.start == "by-frequency" and self.settings.encoder.dim >= self.label_count
-        )
+        return fixed and embeddings.start == "by-frequency" and enough and not embeddings.secret
+
+    @property
+    def secret_dim(self) -> int | None:
+        """D, if rows are secret: then clients multiply their sums by their rows, which the server does not have."""
+        return self.settings.encoder.dim if self.settings.embeddings.secret else None
 
     def share(self, labels: Tensor, instances: Tensor) -> Tensor:
         """Return the share 1/m of ‖g(x)‖² that one owner counts. `client.set_size` says how well m is known."""

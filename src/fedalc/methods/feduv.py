@@ -17,11 +17,9 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.errors import ConfigError
-from fedalc.labels.collection.keys import Key
+from fedalc.labels.collection.identity import make_hasher
 from fedalc.methods.fedavg import FedAvgFixed
 from fedalc.models.class_embeddings import codeword_rows
-
-_PURPOSE = b"fedalc/1/codewords\0"
 
 
 class FedUV(FedAvgFixed):
@@ -43,7 +41,7 @@ class FedUV(FedAvgFixed):
     def start(self, generator: torch.Generator) -> Tensor:
         settings, secret = self.settings, None
         if settings.collection.key is not None:
-            secret = Key.read(settings.collection.key).mac("sha512", _PURPOSE + str(settings.seed).encode())
+            secret = make_hasher(settings.collection).secret(f"codewords\0{settings.seed}")
         dim, dtype = settings.encoder.dim, getattr(torch, settings.dtype)
         return codeword_rows(self.label_count, dim, generator, dtype, secret=secret)
 

@@ -44,6 +44,7 @@ class TrainedModel(Predictor):
     held: np.ndarray
     text: TextFeatures | None = None
     calibration: Calibration | None = None
+    secret_rows: bool = False  # W is not the one of training, which only holders of the clients' key can compute
 
     def __repr__(self) -> str:
         size = self.picture_size
@@ -68,6 +69,7 @@ class TrainedModel(Predictor):
         return embedded
 
     def scorer(self, features: csr_matrix | Images | Sequence[str]) -> Scorer:
+        self.check_rows()
         size = self.picture_size
         if size is not None and not isinstance(features, Images):
             raise DataError("the model was trained on pictures: load them with fedalc.read_pictures")
@@ -81,6 +83,14 @@ class TrainedModel(Predictor):
                 f"the model was trained on {self.feature_count} features, but these have {features.shape[1]}"
             )
         return Scorer(self.model, scale_rows(features, self.encoder.features), self.held)
+
+    def check_rows(self) -> None:
+        """Refuse a model that cannot score: one with secret rows, as the server has it."""
+        if self.secret_rows:
+            raise FedalcError(
+                "the class embeddings of this model are secret (embeddings.secret), so it predicts only with the "
+                "parties' key: fedalc key name-model RUN KEY NAMES"
+            )
 
     def save(self, folder: Path | str) -> None:
         """Save the model as a folder. Replaces an older model there."""
@@ -97,6 +107,7 @@ class TrainedModel(Predictor):
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
             **text_facts,
+            **({"secret_rows": True} if self.secret_rows else {}),
         }
         save_folder(model_folder(folder), tensors, facts)
 
@@ -133,8 +144,11 @@ class TrainedModel(Predictor):
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
             text = text_of(tensors, facts, encoder.feature_count, device)
-            calibration = read_calibration(tensors, len(names))
-            return cls(Model(encoder.to(device), W.to(device)), settings, names, held, text, calibration)
+            calibration, secret = read_calibration(tensors, len(names)), facts.get("secret_rows", False)
+            if type(secret) is not bool:
+                raise ValueError(f"secret_rows is {secret!r:.20}")
+            model = Model(encoder.to(device), W.to(device))
+            return cls(model, settings, names, held, text, calibration, secret)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -22,6 +22,9 @@ from fedalc.engines import Engine, make_engine
 from fedalc.engines.sums import LARGEST_GRAM
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
+from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.identity import make_hasher
+from fedalc.labels.collection.secret_rows import turned
 from fedalc.labels.knowledge import LabelKnowledge, learn_labels
 from fedalc.methods import Method, make_method
 from fedalc.models.class_embeddings import unit_rows
@@ -56,24 +59,33 @@ def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | No
     """Begin a training whose clients are all in this process."""
     settings = for_labels(settings, train.labels.shape[1])
     federation = form_clients(train, settings.clients)
-    return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge)
+    hasher = make_hasher(settings.collection) if settings.embeddings.secret else None
+    return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge, hasher)
 
 
 def begin_training(
-    settings: Experiment, federation: Clients, engine_for: EngineFor, knowledge: LabelKnowledge | None = None
+    settings: Experiment,
+    federation: Clients,
+    engine_for: EngineFor,
+    knowledge: LabelKnowledge | None = None,
+    hasher: Hasher | None = None,
 ) -> FederatedTraining:
     """Build the method and its engine, draw θ and W, and return the training before its first round.
 
-    `knowledge` is None for methods that do not use labels.
+    `knowledge` is None for methods that do not use labels. `hasher`: the clients', to turn secret rows of W. A server
+    has none, and its W is not the one that clients train with.
     """
     method = make_method(settings, federation.label_count, knowledge)
     engine = engine_for(method)
     model = _start_model(settings, method, federation.feature_count)
+    if hasher is not None and settings.embeddings.secret:
+        model.W = turned(model.W, hasher)
     columns = method.has_axes and (method.set_loss is None or method.set_loss.separable)
     optimizer = make_optimizer(model.theta, settings, int(federation.counts.sum()), columns)
     average = AveragedWeights(model.values, settings.server.ema) if settings.server.ema else None
     ledger = Ledger() if knowledge is None else Ledger(knowledge.bytes_down, knowledge.bytes_up)
-    if not method.trains_rows and not method.one_round and engine.clients_keep_rows:
+    needs_row = not method.one_round or settings.embeddings.secret
+    if not method.trains_rows and needs_row and engine.clients_keep_rows:
         rows = 1 if method.set_loss is None else 0 if method.has_axes else method.label_count
         ledger.rows_once(model.W, len(federation.clients), rows)
     return FederatedTraining(

@@ -48,6 +48,7 @@ class Training(AnyTraining):
 
     centralised = False
     checkpoint_seconds = 60.0
+    has_key = True  # of the clients, who are all here: with it the model of a training with secret rows can score
 
     # Set by `prepare`:
     phase: str
@@ -94,9 +95,9 @@ class Training(AnyTraining):
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
             calibration = self._calibrated(interrupt)
-        data, held = self.dataset, self.federated.held
-        kept = self._kept_model()
-        return TrainedModel(kept, self.settings.encoder, data.label_names, held, data.text, calibration)
+        data, secret = self.dataset, self.settings.embeddings.secret and not self.has_key
+        kept, held = self._kept_model(), self.federated.held
+        return TrainedModel(kept, self.settings.encoder, data.label_names, held, data.text, calibration, secret)
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.schema import TuningSettings
+from fedalc.config.schema import LARGEST_SECRET, TuningSettings
 from fedalc.core import distributed
 from fedalc.data.dataset import Dataset
 from fedalc.engines.sums import LARGEST_GRAM
@@ -15,8 +15,11 @@ LARGEST_MATRIX = 2**28  # numbers in a matrix (1 GiB in float32) up to which eve
 
 
 def with_axes(settings: Experiment, data: Dataset) -> Experiment:
-    """Return the settings with an axis for each label (D = C), if θ and W then stay within `LARGEST_MATRIX`."""
+    """Return the settings with an axis for each label (D = C), if θ and W then stay within `LARGEST_MATRIX`. Secret
+    axes are turned, and remain as many as there are labels, none nearer to another."""
     if max(data.feature_count, data.label_count) * data.label_count > LARGEST_MATRIX:
+        return settings
+    if settings.embeddings.secret and data.label_count > LARGEST_SECRET:
         return settings
     return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": data.label_count})})
 

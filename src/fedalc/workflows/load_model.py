@@ -12,12 +12,17 @@ from fedalc.models.trained import KIND, TrainedModel
 from fedalc.oracles import TrainedOracle
 
 
-def load_model(folder: Path | str, device: str = "cpu") -> TrainedModel | TrainedOracle:
-    """Load a saved model of any kind."""
+def load_model(
+    folder: Path | str, device: str = "cpu", allow_secret_rows: bool = False
+) -> TrainedModel | TrainedOracle:
+    """Load a saved model of any kind. One with secret rows cannot score, so it is refused unless allowed."""
     folder = as_path(folder, "folder")
     kind = load_facts(folder).get("kind", KIND)
     if kind == KIND:
-        return TrainedModel.load(folder, device)
+        model = TrainedModel.load(folder, device)
+        if not allow_secret_rows:
+            model.check_rows()
+        return model
     if not isinstance(kind, str) or kind not in ORACLES:
         raise FedalcError(f"{folder}: a model of kind {kind!r}; this version does not know it")
     return TrainedOracle.load(folder, ORACLES)

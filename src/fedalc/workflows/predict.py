@@ -12,17 +12,25 @@ from rich.console import Console
 from fedalc.core.atomic_files import whole_file
 from fedalc.core.progress_events import watching
 from fedalc.data.images.loose_files import picture_blocks
+from fedalc.data.text.encoded import EncodedText
 from fedalc.errors import FedalcError
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.load_model import finished_model
-from fedalc.workflows.prediction_files import FirstPictures, Format, PredictionWriter, predict_pictures, predict_rows
+from fedalc.workflows.prediction_files import (
+    Answer,
+    FirstPictures,
+    Format,
+    PredictionWriter,
+    predict_pictures,
+    predict_rows,
+)
 from fedalc.workflows.progress_bars import counting
 
 
 def predict_file(
     run: Path,
-    file: Path,
-    k: int,
+    file: Path | str,
+    answer: Answer,
     *,
     form: Format,
     out: Path | None,
@@ -30,15 +38,26 @@ def predict_file(
     sheet: Path | None,
     sheet_pictures: int,
     device: str,
+    text_encoder: Path | None = None,
 ) -> None:
-    """Write the `k` best labels of a file's instances to `out` or to standard output.
+    """Write the labels of instances to `out` or to standard output.
 
+    `file`: of instances, or `-` for standard input, or for a model of raw texts a text. `text_encoder`: where the
+    sentence encoder of training now is.
     The first pictures go to `sheet`, if given. Notes and progress go to standard error.
     """
     model = finished_model(run, device)
     size = model.picture_size if isinstance(model, TrainedModel) else None
     if size is None and sheet is not None:
         raise FedalcError("--sheet: this model was trained on features, not on pictures")
+    if sheet is not None and (answer.threshold is not None or answer.abstain_below is not None):
+        raise FedalcError("--sheet shows the best labels: leave out --threshold and --abstain-below")
+    if answer.needs_probabilities:
+        model.calibrated()  # before reading the file
+    if text_encoder is not None:
+        if not isinstance(model.text, EncodedText):
+            raise FedalcError("--text-encoder: this model was not trained on the rows of a sentence encoder")
+        model.text.look_in(text_encoder)
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(note: str) -> None:
@@ -52,13 +71,13 @@ def predict_file(
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
                 watching(lambda what, done, total: progress(done, total, what)),
             ):
-                predictions = predict_rows(model, file, k)
+                predictions = predict_rows(model, str(file), answer)
             writer.write(predictions)
         else:
             assert isinstance(model, TrainedModel)
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
-                blocks = picture_blocks(file, size, broken, progress=progress, tell=tell)
-                for images, predictions in predict_pictures(model, blocks, k):
+                blocks = picture_blocks(Path(file), size, broken, progress=progress, tell=tell)
+                for images, predictions in predict_pictures(model, blocks, answer):
                     writer.write(predictions)
                     first.add(images, predictions)
     if sheet is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from fedalc.core.frames import frame
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
 from fedalc.runs import history
+from fedalc.runs.folder import only_writer
+from fedalc.workflows.evaluate import Evaluation, calibrated_on
+from fedalc.workflows.labelled import labelled
 
 SHOWN = ("P@1", "P@3", "P@5", "mAP")  # metrics in a short description
 
@@ -32,6 +35,21 @@ class Run:
     def metrics(self) -> dict[str, float]:
         """The metrics on the test set, in percent."""
         return dict(self.result["metrics"])
+
+    def evaluate(self, data: Any = None, data_dir: Path | str | None = None) -> Evaluation:
+        """Evaluate the model on labelled records: a `Dataset` or its name or folder (the test data), a `Split`, or a
+        file; by default the run's own dataset. Labels that the model does not know count as missed."""
+        return Evaluation(self.model, labelled(self.model, data, self.settings, data_dir), self.settings.memory_budget)
+
+    def calibrate(self, data: Any, data_dir: Path | str | None = None) -> Run:
+        """Return the run with probabilities and thresholds fitted on labelled records that the model was not trained
+        on; if the run has a folder, its model is saved with them. `data`: as for `evaluate`, but validation data."""
+        data = labelled(self.model, data, self.settings, data_dir, split="validation")
+        run = replace(self, model=calibrated_on(self.model, data))
+        if self.folder is not None:
+            with only_writer(self.folder):
+                run.model.save(self.folder / "model")
+        return run
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:

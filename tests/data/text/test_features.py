@@ -24,7 +24,7 @@ from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
 WORDS = ["wheat", "corn", "oil", "price", "export", "ship", "grain", "crude", "bank", "loan", "Übung", "Öl", "naïve"]
-EVERYTHING = TextSettings(least_documents=1, characters=(2, 4))
+EVERYTHING = TextSettings(words=(1, 2), least_documents=1, characters=(2, 4))
 HASHED = TextSettings(kind="hashing", buckets=64, characters=(3, 3))
 
 
@@ -87,7 +87,7 @@ def test_same_bits_for_any_blocks_and_processes(settings: TextSettings, monkeypa
 
 
 def test_same_terms_if_most_of_them_are_in_files() -> None:
-    settings = TextSettings(least_documents=2, most_terms=20)
+    settings = TextSettings(words=(1, 2), least_documents=2, most_terms=20)
     whole = fit_text(texts(), settings)
     few = TermCounts(most_in_memory=5)
     for text in texts():
@@ -167,7 +167,7 @@ def test_refusals() -> None:
     with pytest.raises(DataError, match="text 1 is not a string"):
         fit_text(["a text", 5], EVERYTHING)  # type: ignore[list-item]
     with pytest.raises(DataError, match=r"text\.least_documents"):
-        fit_text(["every word once"], TextSettings())
+        fit_text(["every word once"], TextSettings(least_documents=2))
 
 
 def test_progress_is_shown() -> None:

@@ -25,8 +25,10 @@ from fedalc.deployment.flower.party import Party, held_out
 from fedalc.deployment.flower.wire import BadMessage, pack, pack_all_rows, task
 from fedalc.deployment.local import write_party
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.keys import Key
+from fedalc.labels.collection.secret_rows import turned
 from fedalc.labels.privacy.ledger import Ledger
 from fedalc.methods.losses import SET_LOSSES
 from fedalc.models.encoders import make_encoder
@@ -429,21 +431,38 @@ def test_columns_that_carry_one_record_each_are_not_caught(
     assert min(cosine(change[:, record + 1], x) for record, x in enumerate(clinic.X)) > 0.999
 
 
-def test_the_server_would_find_secret_rows_in_the_first_changes(tmp_path: Path, parties: Nodes) -> None:
-    """Rows that parties drew under their key would be no secret: with the square loss, the first change of a party has
-    as many dimensions as the party has labels, and their rows lie in them. Sums over parties would be needed first."""
+@pytest.mark.parametrize("method", ["fedalc-exact", "fedalc-oneshot"])
+def test_a_server_that_watches_single_parties_finds_secret_rows(tmp_path: Path, parties: Nodes, method: str) -> None:
+    """What remains of embeddings.secret (docs/exact.md): from θ = 0 the first change of a party, or its sum, has as
+    many dimensions as the party has labels, and their turned rows lie in them. Only masked sums would hide them."""
     grid = LocalGrid(parties)
     grid.keeps = True
-    W = run(grid, tmp_path / "run", asked("fedalc-exact", LINEAR | {"dtype": "float64"})).model.W.numpy()
-    first = [reply.content for reply in grid.replies if reply.metadata.group_id == "1" and "change" in reply.content]
+    settings = LINEAR | {"dtype": "float64", "embeddings.secret": True}
+    found = run(grid, tmp_path / "run", asked(method, settings))
+    W = turned(found.model.W, Hasher("hmac-sha256", Key.read(parties[7]["key"]), run=RUN_ID)).numpy()
+    part = "change" if method == "fedalc-exact" else "sums"
+    first = [reply.content for reply in grid.replies if reply.metadata.group_id == "1" and part in reply.content]
     assert len(first) == len(parties)
     for content in first:
         labels = len(content["outcome"]["labels"])
-        (change,) = content["change"].values()
+        change = list(content[part].values())[-1]
         _, lengths, directions = np.linalg.svd(np.frombuffer(change.data).reshape(change.shape))
         assert (lengths > 1e-9).sum() == labels
         outside = W - W @ directions[:labels].T @ directions[:labels]
         assert (np.linalg.norm(outside, axis=1) < 1e-9).sum() == labels
+
+
+def test_sums_of_each_label_are_not_told_if_rows_are_secret(clinic: OneParty) -> None:
+    """For the first Newton step a party sends them otherwise: with them the server would solve for every score."""
+    newton = LINEAR | {"client.loss": "logistic", "server.optimizer": "newton", "encoder.constant": 1.0}
+    for secret in (False, True):
+        settings = settings_of("fedalc-exact", newton | {"embeddings.secret": secret})
+        content = clinic.told(clinic.message(settings, **{"label-count": 4}), np.full(RECORDS, 0.5))
+        reply = clinic.ask("train.sums", content, state=RecordDict())
+        if secret:
+            assert_refused(reply, "asks for the sums of fedalc-exact, which does not use any")
+        else:
+            assert reply.content["sums"]["cross"].shape == (FEATURES + 1, 1)
 
 
 def curved(clinic: OneParty, theta: np.ndarray, direction: np.ndarray, **settings: Any) -> RecordDict:

@@ -80,10 +80,14 @@ class Columns:
 
 
 def find_columns(
-    sample: Mapping[str, Sequence[Any]], table: TableSettings, place: Path | str, need_labels: bool = True
+    sample: Mapping[str, Sequence[Any]],
+    table: TableSettings,
+    place: Path | str,
+    need_labels: bool = True,
+    find_labels: bool = True,
 ) -> Columns:
     """Return what each column is: as the settings say, otherwise by names and content. What is unclear is an error."""
-    return _Finder(sample, table, place).find(need_labels)
+    return _Finder(sample, table, place).find(need_labels, find_labels)
 
 
 class _Finder:
@@ -91,16 +95,17 @@ class _Finder:
         self.sample, self.table, self.place = sample, table, place
         self.names = tuple(sample)
         self._kinds: dict[str, Kind] = {}
+        self._need_labels = True
 
-    def find(self, need_labels: bool) -> Columns:
-        table = self.table
+    def find(self, need_labels: bool, find_labels: bool) -> Columns:
+        table, self._need_labels = self.table, need_labels
         found = Columns(
             text=self._given(table.text_columns, "text_columns"),
             features=self._given(table.feature_columns, "feature_columns"),
             labels=self._given(table.label_columns, "label_columns", needed=need_labels),
             split=self._split(),
         )
-        if not found.labels:
+        if not found.labels and find_labels:
             found = replace(found, labels=self._named(found, LABELS, "label_columns") or self._prefixed(found))
         if not found.text and not found.features:
             found = self._with_input(found)
@@ -186,7 +191,7 @@ class _Finder:
         # With names of labels found, numbers are features. Without them, 0 and 1 could be either.
         numbers = [name for name in self._free(found) if self._kind(name) in ("numbers", "flags")]
         numbers = [name for name in numbers if name.strip().lower() not in _NUMBERING]
-        if numbers and found.labels:
+        if numbers and (found.labels or not self._need_labels):
             return replace(found, features=tuple(numbers))
         if numbers:
             raise DataError(

@@ -26,15 +26,15 @@ class TextSettings(Settings):
     kind: Literal["vocabulary", "hashing", "encoder"] = "vocabulary"
     """vocabulary: a feature for each frequent term. hashing: a feature for each bucket of a hash of the terms; nothing
     has to be agreed on. encoder: the output of a sentence encoder."""
-    words: Lengths | None = (1, 2)
+    words: Lengths | None = (1, 1)
     """Terms of this many words: fewest and most. none: no terms of words."""
     characters: Lengths | None = None
     """Terms of this many characters within words: fewest and most. none: no terms of characters."""
     lowercase: bool = True
     """Do not distinguish capital letters."""
-    most_terms: Count = 50_000
+    most_terms: Count = 66_000
     """Size of the vocabulary: the terms that most documents have."""
-    least_documents: Count = 2
+    least_documents: Count = 1
     """Leave out terms that fewer documents have."""
     largest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Leave out terms that a larger share of the documents has."""

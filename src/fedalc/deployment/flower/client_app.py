@@ -51,6 +51,7 @@ from fedalc.errors import FedalcError
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.join import distinct
 from fedalc.labels.collection.keys import check_run_id
+from fedalc.labels.collection.secret_rows import turned
 from fedalc.methods import METHODS, Method, Told, make_method
 from fedalc.methods.losses import SET_LOSSES
 from fedalc.models.encoders import Chance, Encoder, encoder_shape, make_batch, make_encoder, picture_bytes, scale_rows
@@ -177,22 +178,27 @@ def curvature(message: Message, context: Context) -> RecordDict:
 @answers
 def sums(message: Message, context: Context) -> RecordDict:
     """For one-round methods, and the first Newton step: send half of the symmetric Σ x xᵀ/m over its instances, and
-    a_u Σ x for each label.
+    a_u Σ x for each label; if rows are secret, Σ_u a_u (Σ x) w_uᵀ.
 
     x is the encoder's design: the features, or more columns. θ is not needed."""
     work = Work.read(message, context)
-    first_step = work.is_convex and work.method.set_loss is not None and work.method.set_loss.separable
+    loss, secret = work.method.set_loss, work.settings.embeddings.secret
+    first_step = work.is_convex and loss is not None and loss.separable and not secret  # that needs an axis per label
     if not (work.method.one_round or first_step):
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
     encoder = work.encoder_shape()
     gram = encoder.width**2 if work.method.sends_gram else 0
-    check_memory(gram * (work.dtype.itemsize + 28) + encoder.drawn * work.dtype.itemsize)
+    cross_size = encoder.width * work.width if secret else 0
+    check_memory(gram * (work.dtype.itemsize + 28) + (encoder.drawn + 4 * cross_size) * work.dtype.itemsize)
     unit = torch.eye(work.label_count, dtype=work.dtype, device=work.settings.device)
     # With unit rows, column u of `cross` is label u's own sum.
     total = work.engine.sums(Model(encoder, unit), work.federation.clients)
     work.log_left_out()
     half = total.gram[torch.triu_indices(*total.gram.shape).unbind()]
-    return RecordDict({"sums": pack({"gram": half, "cross": total.cross}), "outcome": work.outcome(total.constant)})
+    cross = total.cross
+    if secret:  # the server does not have the rows to multiply with
+        cross = (cross.double() @ work.turned(work.own_rows()).to(cross.device).double()).to(cross)
+    return RecordDict({"sums": pack({"gram": half, "cross": cross}), "outcome": work.outcome(total.constant)})
 
 
 @app.evaluate()
@@ -339,6 +345,13 @@ class Work:
         shape = (self.label_count, self.width)
         return torch.from_numpy(unpack(self.message.content, "rows", {"rows": (self.settings.dtype, shape)})["rows"])
 
+    def turned(self, rows: Tensor) -> Tensor:
+        """Return rows of W as the parties use them: secret ones are turned under their key."""
+        if not self.settings.embeddings.secret:
+            return rows
+        check_memory(8 * (4 * self.width**2 + 3 * rows.numel()))
+        return turned(rows, self.party.hasher)
+
     def model_of_all_labels(self) -> Model:
         """Return the model that was sent, with the rows of all labels."""
         count = self.all_label_count
@@ -362,7 +375,7 @@ class Work:
         at_once = min(settings.block_rows, instances)
         check_memory(at_once * picture_bytes(encoder, settings.images.size) + encoder.drawn * self.dtype.itemsize)
         sent = unpack_encoder(self.message.content, Model(encoder, torch.empty(0)))
-        model = Model(encoder.to_empty(device=settings.device), rows.to(settings.device))
+        model = Model(encoder.to_empty(device=settings.device), self.turned(rows).to(settings.device))
         with torch.no_grad():
             for tensor, value in zip(encoder_tensors(model), sent, strict=True):
                 tensor.copy_(value)
@@ -441,6 +454,8 @@ def _read(
     _check_run(message, context, question, limits)
     images = replace(image_options(settings), tell=log.warning)
     party = Party.from_node_config(node_config, images, question["run"])
+    if settings.embeddings.secret and party.collection.key is None:
+        raise BadMessage("has secret rows (embeddings.secret), and this party has no key to turn them with")
     if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests
         raise BadMessage("is a search for settings, and this party recognises instances by embedding (--identity)")
     features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size

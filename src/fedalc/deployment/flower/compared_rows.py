@@ -42,10 +42,12 @@ def read_compared_rows(work: Work, round_number: int) -> ComparedRows:
     labels, width, device = work.all_label_count if sample is None else len(sample), work.width, work.settings.device
     at_once = min(work.settings.block_rows, int(work.federation.counts.max()))
     check_memory(labels * (2 * width + COPIES * at_once) * work.dtype.itemsize)
-    axes = unpack_axes(work.message.content, RECORD, labels, width)
+    secret = work.settings.embeddings.secret  # turned axes are axes no longer
+    axes = None if secret else unpack_axes(work.message.content, RECORD, labels, width)
     rows = None
     if axes is None:
-        rows = unpack_all_rows(work.message.content, RECORD, work.settings.dtype, labels, width).to(device)
+        sent = unpack_all_rows(work.message.content, RECORD, work.settings.dtype, labels, width)
+        rows = work.turned(sent).to(device)
     _check_fixed(work, all_of_them=sample is None)
     return ComparedRows(rows, None if axes is None else axes.to(device))
 

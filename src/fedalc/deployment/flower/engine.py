@@ -139,8 +139,11 @@ class FlowerEngine(Engine):
             labels_of = self._choose(participants, 1, attempt)
             exchange = self.parties.exchange("train.sums", 1)
             for party, labels in labels_of.items():
-                exchange.send(self.parties.node_of[party], self._content(labels))
-            total = SumsTotal(model, labels_of, self.roster, self.method.sends_gram)
+                content = self._content(labels)
+                if self.method.secret_dim is not None:  # the party multiplies its sums by its rows, turned
+                    content["rows"] = self._own_rows(model, labels)
+                exchange.send(self.parties.node_of[party], content)
+            total = SumsTotal(model, labels_of, self.roster, self.method.sends_gram, self.method.secret_dim is not None)
             screen = NormScreen(Lengths())  # by length per instance
             read = partial(self._read_sums, labels_of, model.encoder.width)
             for reply in exchange.replies():
@@ -225,11 +228,15 @@ class FlowerEngine(Engine):
         for party, labels in labels_of.items():
             content = self._content(labels, round=round_number)
             content.update(encoder | compared)
-            content["rows"] = pack({"rows": model.W[torch.from_numpy(labels)]})
-            self._traffic.down += payload_bytes([*encoder_tensors(model), model.W[: len(labels)]])
+            content["rows"] = self._own_rows(model, labels)
+            self._traffic.down += payload_bytes(encoder_tensors(model))
             self._traffic.down += sum(map(record_bytes, compared.values()))
             exchange.send(self.parties.node_of[party], content)
         return exchange
+
+    def _own_rows(self, model: Model, labels: np.ndarray) -> ArrayRecord:
+        self._traffic.down += payload_bytes([model.W[: len(labels)]])
+        return pack({"rows": model.W[torch.from_numpy(labels)]})
 
     def _content(self, labels: np.ndarray, **more: int) -> RecordDict:
         """Return a message for the owner of `labels`. For all losses but hinge it says what only the server knows."""
@@ -297,7 +304,7 @@ class FlowerEngine(Engine):
         labels, dtype = labels_of[party], self.settings.dtype
         wanted: dict[str, tuple[str, Shape]] = {
             "gram": (dtype, (size * (size + 1) // 2 if self.method.sends_gram else 0,)),
-            "cross": (dtype, (size, len(labels))),
+            "cross": (dtype, (size, self.method.secret_dim or len(labels))),
         }
         exactly(content, {"outcome": OUTCOME, "sums": None})
         loss, arrays = self._read_outcome(content, labels), unpack(content, "sums", wanted)

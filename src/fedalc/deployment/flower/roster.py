@@ -62,6 +62,10 @@ class Roster:
     def pseudonyms_of(self, labels: np.ndarray) -> list[bytes]:
         return [self.pseudonyms[label].tobytes() for label in labels]
 
+    @property
+    def pseudonyms_in_hex(self) -> list[str]:
+        return [pseudonym.tobytes().hex() for pseudonym in self.pseudonyms]
+
     def party_with(self, pseudonyms: list[bytes]) -> int | None:
         """Return the one party that owns these labels, if they include all of its own. Ignores unknown labels."""
         owners = {int(self.owner[self._label_of[p]]) for p in pseudonyms if p in self._label_of}

@@ -97,6 +97,12 @@ def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deploym
     held_out = values["held-out"] or None
     share = 0.0 if held_out else values["held-out-share"]
     settings = _experiment(values)
+    if held_out and settings.embeddings.secret:
+        raise ConfigError(
+            "the server cannot score: the class embeddings are secret (embeddings.secret). Leave it out; parties "
+            "evaluate on records of their own (--held-out-share)",
+            "held-out",
+        )
     if settings.tuning.search:
         settings = _searching(values["rank-held-out"], settings, share)
     ranks = not values["resume"] and _ranks(values["rank-held-out"], settings, share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -79,6 +80,8 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
             f"{count} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
     data = server_data(census.roster, held_out, say)
+    if settings.embeddings.secret:  # `key name-model` finds out by pseudonyms whether it has the right key
+        data = replace(data, label_names=tuple(census.roster.pseudonyms_in_hex))
     # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.
     interrupt, tuning = Interrupt(), None
     if census.search:

@@ -50,10 +50,14 @@ class ChangeTotal:
 class SumsTotal:
     """The sums that a one-round method needs."""
 
-    def __init__(self, model: Model, labels_of: LabelsOf, roster: Roster, sends_gram: bool = True) -> None:
+    def __init__(
+        self, model: Model, labels_of: LabelsOf, roster: Roster, sends_gram: bool = True, multiplied: bool = False
+    ) -> None:
+        """`multiplied`: whether parties have multiplied their sums by their rows, which are secret."""
         W, size = model.W, model.encoder.width
         self.gram_size = size if sends_gram else 0
         self.W = W
+        self.multiplied = multiplied
         self.labels_of = labels_of
         self.roster = roster
         self.half = torch.zeros(
@@ -66,7 +70,8 @@ class SumsTotal:
     def add(self, change: Change) -> None:
         labels, (half, cross) = self.labels_of[change.party], change.tensors
         self.half += half
-        self.cross += cross.to(self.W.device).double() @ self.W[torch.from_numpy(labels)].double()
+        cross = cross.to(self.W.device).double()
+        self.cross += cross if self.multiplied else cross @ self.W[torch.from_numpy(labels)].double()
         self.constant += change.loss
         self.pairs += int(self.roster.counts[labels].sum())
         self.parties.add(change.party)

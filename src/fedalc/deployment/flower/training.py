@@ -37,6 +37,7 @@ class PartyTraining(Training):
     """Saves a checkpoint after every round, so that no finished round is lost."""
 
     checkpoint_seconds = 0.0
+    has_key = False
 
     def __init__(
         self,

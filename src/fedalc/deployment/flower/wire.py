@@ -191,6 +191,8 @@ def for_parties(settings: Experiment) -> str:
     sent = {key: every[key] for key in sections}
     if settings.encoder.pretrained is not None:
         sent["encoder"]["pretrained"] = SENT
+    if settings.embeddings.secret:
+        sent["embeddings"] = {"secret": True}
     return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 

@@ -83,6 +83,12 @@ class Hasher:
         normalized = (unicodedata.normalize("NFC", name).encode() for name in names)
         return self._digests(self._domain + b"label\0", normalized)[:, :PSEUDONYM_BYTES].copy()
 
+    def secret(self, purpose: str) -> bytes:
+        """Return 64 bytes for one purpose that only holders of the key can compute. With a `run` id, for this run."""
+        if self._key is None:
+            raise FedalcError(f"{self.algorithm} uses no key, so there is nothing secret to draw from; use hmac-sha256")
+        return self._key.mac("sha512", DOMAIN + purpose.encode())
+
     def _digests(self, domain: bytes, contents: Iterable[bytes]) -> np.ndarray:
         name = self._hash_name
         if self._key is not None:

@@ -11,6 +11,7 @@ from fedalc.data.label_names import repeated_name
 from fedalc.errors import DataError, FedalcError
 from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.holding import read_lines
+from fedalc.labels.collection.secret_rows import turned
 from fedalc.models.trained import TrainedModel
 from fedalc.runs.folder import CENSUS
 
@@ -38,7 +39,8 @@ def pseudonyms(hasher: Hasher, names: Sequence[str]) -> list[str]:
 
 
 def named(model: TrainedModel, hasher: Hasher, names: Sequence[str]) -> tuple[TrainedModel, int]:
-    """Return the model with its pseudonyms replaced by these names, and how many labels got a name."""
+    """Return the model with its pseudonyms replaced by these names, and how many labels got a name. Secret rows are
+    turned, so that the model can predict."""
     name_of = dict(zip(pseudonyms(hasher, names), names, strict=True))
     labels_named = sum(label in name_of for label in model.label_names)
     if not labels_named:
@@ -47,4 +49,7 @@ def named(model: TrainedModel, hasher: Hasher, names: Sequence[str]) -> tuple[Tr
             "names"
         )
     labels = tuple(name_of.get(label, label) for label in model.label_names)
+    if model.secret_rows:
+        rows = turned(model.model.W, hasher)
+        model = replace(model, model=replace(model.model, W=rows), secret_rows=False)
     return replace(model, label_names=labels), labels_named

@@ -1,0 +1,91 @@
+"""What `fedalc predict` gets: a text, a file of texts or of features, or standard input."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from scipy.sparse import csr_matrix
+
+from fedalc.data.formats.text_stream import LineReader
+from fedalc.data.images.loose_files import looks_like_pictures
+from fedalc.data.load import load_file
+from fedalc.data.text.base import TextFeatures
+from fedalc.errors import DataError
+from fedalc.models.trained import TrainedModel
+from fedalc.oracles import TrainedOracle
+
+STANDARD_INPUT = "-"
+_LINES = re.compile(r"\.(txt|text)(\.gz|\.bz2)?", re.IGNORECASE)
+_HEADER = re.compile(rb"\s*\d+\s+(\d+)\s+\d+\s*")  # of the XML repository: instances, features, labels
+
+
+def read_features(model: TrainedModel | TrainedOracle, given: str) -> csr_matrix:
+    """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text."""
+    if given == STANDARD_INPUT:
+        with TemporaryDirectory(prefix="fedalc-") as folder:
+            file = Path(folder) / "standard-input.txt"
+            file.write_bytes(sys.stdin.buffer.read())
+            if not file.stat().st_size:
+                raise DataError("standard input is empty: expected a text per line")
+            return _of_file(model, file)
+    if is_file(given):
+        return _of_file(model, Path(given))
+    if model.text is None:
+        raise DataError(
+            f"no such file or folder (and not a text for this model, which was trained on {model.feature_count} "
+            "features)",
+            Path(given),
+        )
+    if not given.strip():
+        raise DataError("the text is empty")
+    return of_texts(model.text, [given])
+
+
+def is_file(given: str) -> bool:
+    """Return whether this is the path of a file or folder. Long texts are no path at all."""
+    try:
+        return Path(given).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def of_texts(text: TextFeatures, texts: list[str]) -> csr_matrix:
+    """Return the features of texts, and warn of texts that have none."""
+    features = text.transform(texts)
+    without = int((features.getnnz(axis=1) == 0).sum())
+    if without:
+        every = "the text has" if len(texts) == 1 else f"{without} of {len(texts)} texts have"
+        warnings.warn(f"{every} no word that the model knows: what it predicts means little", stacklevel=2)
+    return features
+
+
+def _of_file(model: TrainedModel | TrainedOracle, file: Path) -> csr_matrix:
+    if looks_like_pictures(file):
+        raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
+    if model.text is not None and _LINES.fullmatch("".join(file.suffixes[-2:])) and not _has_features(file, model):
+        return of_texts(model.text, _lines(file))
+    return load_file(file, model.feature_count, len(model.label_names)).features
+
+
+def _has_features(file: Path, model: TrainedModel | TrainedOracle) -> bool:
+    """Return whether a .txt file is not a text per line but of the XML repository, with the model's features."""
+    with LineReader(file) as reader:
+        header = _HEADER.fullmatch(reader.next_line() or b"")
+    return header is not None and int(header[1]) == model.feature_count
+
+
+def _lines(file: Path) -> list[str]:
+    texts: list[str] = []
+    with LineReader(file) as reader:
+        while (line := reader.next_line()) is not None:
+            try:
+                texts.append(line.decode())
+            except UnicodeDecodeError:
+                raise DataError(f"line {reader.line} is not UTF-8 text", file) from None
+    if not texts:
+        raise DataError("has no texts: expected one per line", file)
+    return texts

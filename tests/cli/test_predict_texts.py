@@ -1,0 +1,103 @@
+"""`fedalc predict` with a sentence, a file of texts, or standard input."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedalc
+from fedalc.data.text.features import fit_text
+from fedalc.data.text.settings import TextSettings
+from tests.commands import Ended, run
+from tests.data.text.encoders import make_encoder
+from tests.models.test_text_parts import dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    fedalc.train(data=dataset(), method="fedalc-oneshot", folder=folder / "run")
+    return folder
+
+
+def best(ended: Ended) -> list[str]:
+    return [json.loads(line)["labels"][0]["name"] for line in ended.stdout.splitlines()]
+
+
+def predicted(folder: Path, given: str, *more: str) -> list[str]:
+    return best(run("predict", "run", given, "--format", "jsonl", *more, cwd=folder))
+
+
+def test_a_sentence(folder: Path) -> None:
+    assert predicted(folder, "more corn and wheat") == ["farm"]
+    assert predicted(folder, "gas " * 400) == ["energy"]  # longer than a file's name may be
+
+
+def test_files_of_texts(folder: Path) -> None:
+    (folder / "new.txt").write_text("Corn!\ncheap gas\r\nwheat", encoding="utf-8")
+    (folder / "new.txt.gz").write_bytes(gzip.compress(b"corn\ncrude oil\n"))
+    assert predicted(folder, "new.txt") == ["farm", "energy", "farm"]
+    assert predicted(folder, "new.txt.gz") == ["farm", "energy"]
+
+
+def test_a_file_of_features(folder: Path) -> None:
+    features = dataset().text.transform(["corn", "cheap gas"])
+    lines = [f"2 {features.shape[1]} 2"]
+    for row in features:
+        lines.append("0 " + " ".join(f"{at}:{value}" for at, value in zip(row.indices, row.data, strict=True)))
+    (folder / "rows.txt").write_text("\n".join(lines) + "\n")
+    assert predicted(folder, "rows.txt") == ["farm", "energy"]
+
+
+def test_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"corn\ncheap gas\n")))
+    assert predicted(folder, "-") == ["farm", "energy"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert "standard input is empty" in run("predict", "run", "-", cwd=folder, code=2).stderr
+
+
+def test_what_is_refused(folder: Path) -> None:
+    assert "the text is empty" in run("predict", "run", " ", cwd=folder, code=2).stderr
+    assert "new.csv: no such file" in run("predict", "run", "new.csv", cwd=folder, code=2).stderr
+    assert "some/where: no such file" in run("predict", "run", "some/where", cwd=folder, code=2).stderr
+    (folder / "latin.txt").write_bytes("corn\nÖl".encode("latin-1"))
+    assert "line 2 is not UTF-8" in run("predict", "run", "latin.txt", cwd=folder, code=2).stderr
+    (folder / "empty.txt").write_text("")
+    assert "one per line" in run("predict", "run", "empty.txt", cwd=folder, code=2).stderr
+    encoder = run("predict", "run", "corn", "--text-encoder", "x", cwd=folder, code=2)
+    assert "not trained on the rows of a sentence encoder" in encoder.stderr
+
+
+def test_texts_without_known_words_are_noted(folder: Path) -> None:
+    assert "no word that the model knows" in run("predict", "run", "quantum chromodynamics", cwd=folder).stderr
+    (folder / "half.txt").write_text("corn\n\n")
+    assert "1 of 2 texts have no word" in run("predict", "run", "half.txt", cwd=folder).stderr
+
+
+def test_a_model_of_features_refuses_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dataset()
+    fedalc.train(data=fedalc.Dataset("rows", data.train), method="fedalc-oneshot", folder=folder / "rows")
+    assert "no such file or folder" in run("predict", "rows", "more corn", cwd=folder, code=2).stderr
+    row = data.train.features[0]
+    line = " ".join(f"{at}:{value}" for at, value in zip(row.indices, row.data, strict=True))
+    header = f"1 {row.shape[1]} 2\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{header}0 {line}\n".encode())))
+    ended = run("predict", "rows", "-", "--format", "jsonl", cwd=folder)
+    assert json.loads(ended.stdout)["labels"][0]["label"] == 0
+
+
+def test_a_sentence_encoder_that_was_moved(tmp_path: Path) -> None:
+    texts = ["wheat and corn", "cheap oil", "gas prices", "corn and grain"] * 3
+    text = fit_text(texts, TextSettings(encoder=str(make_encoder(tmp_path / "encoder"))))
+    split = fedalc.Split(text.transform(texts), [[1, 0], [0, 1], [0, 1], [1, 0]] * 3)
+    data = fedalc.Dataset("texts", split, split, ("farm", "energy"), text=text)
+    fedalc.train(data=data, method="fedalc-oneshot", folder=tmp_path / "run")
+    assert predicted(tmp_path, "corn and grain") == ["farm"]
+    (tmp_path / "encoder").rename(tmp_path / "moved")
+    assert "encoder is not in" in run("predict", "run", "corn and grain", cwd=tmp_path, code=2).stderr
+    assert predicted(tmp_path, "corn and grain", "--text-encoder", "moved") == ["farm"]
