@@ -14,8 +14,8 @@ from fedalc.core.progress_events import watching
 from fedalc.data.images.loose_files import picture_blocks
 from fedalc.data.text.encoded import EncodedText
 from fedalc.errors import FedalcError
-from fedalc.models.trained import TrainedModel
-from fedalc.workflows.load_model import finished_model
+from fedalc.workflows.counting import counting
+from fedalc.workflows.load_model import light_model
 from fedalc.workflows.prediction_files import (
     Answer,
     FirstPictures,
@@ -24,7 +24,6 @@ from fedalc.workflows.prediction_files import (
     predict_pictures,
     predict_rows,
 )
-from fedalc.workflows.progress_bars import counting
 
 
 def predict_file(
@@ -46,8 +45,8 @@ def predict_file(
     sentence encoder of training now is.
     The first pictures go to `sheet`, if given. Notes and progress go to standard error.
     """
-    model = finished_model(run, device)
-    size = model.picture_size if isinstance(model, TrainedModel) else None
+    model = light_model(run, file, device)
+    size = model.picture_size
     if size is None and sheet is not None:
         raise FedalcError("--sheet: this model was trained on features, not on pictures")
     if sheet is not None and (answer.threshold is not None or answer.abstain_below is not None):
@@ -74,7 +73,6 @@ def predict_file(
                 predictions = predict_rows(model, str(file), answer)
             writer.write(predictions)
         else:
-            assert isinstance(model, TrainedModel)
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
                 blocks = picture_blocks(Path(file), size, broken, progress=progress, tell=tell)
                 for images, predictions in predict_pictures(model, blocks, answer):
