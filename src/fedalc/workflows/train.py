@@ -196,6 +196,8 @@ def fill_folder(
             elif output is not None:
                 open_folder(output, settings)
             for callback in training.callbacks:
+                if output is not None:
+                    callback.placed(output)
                 callback.started(settings)
             trained, result = training.finish(interrupt)
             result.peak_memory_mb = distributed.maximum(peak_mb())
