@@ -17,6 +17,8 @@ from fedalc.data.images.load import load_pictures
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
+from fedalc.data.tables.records import Records
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
 
@@ -27,22 +29,20 @@ def load_dataset(
     cache: bool = True,
     images: ImageOptions | None = None,
     table: TableSettings | None = None,
-    text: TextSettings | None = None,
+    text: TextSettings | TextFeatures | None = None,
 ) -> Dataset:
     """Load a dataset of the catalog by its name, or the dataset in a folder or a file.
 
     fedalc looks for a known name in the folder of that name in `data_dir`, else in $FEDALC_DATA, else in ./data. Your
     own folder holds a train file (and perhaps a test and a validation file) in one of the formats, and may name the
     labels in `labels.txt`. Parsed files are cached unless `cache` is false. `images` applies to pictures, `text` to raw
-    texts; `table` says which column of a table is what, and what to test on if there is no test file.
+    texts (the features of a model make the same features again); `table` says which column of a table is what, and
+    what to test on if there is no test file.
     """
     as_path(name_or_path, "dataset")
-    for given, kind, field in (
-        (images, ImageOptions, "images"),
-        (table, TableSettings, "table"),
-        (text, TextSettings, "text"),
-    ):
-        if given is not None and not isinstance(given, kind):
+    kinds = {"images": (images, ImageOptions), "table": (table, TableSettings), "text": (text, TextSettings)}
+    for field, (given, kind) in kinds.items():
+        if given is not None and not isinstance(given, kind | TextFeatures if field == "text" else kind):
             raise ConfigError(f"expected fedalc.data.{kind.__name__}, found {given!r:.60}", field)
     options = ReadOptions(cache, images or ImageOptions(), table=table or TableSettings(), text=text or TextSettings())
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
@@ -157,6 +157,27 @@ def load_file(
     if feature_count is not None and feature_count != count:
         raise DataError(f"has {count} features where {feature_count} are expected", path)
     return split
+
+
+def load_records(
+    path: Path | str,
+    feature_count: int | None = None,
+    label_count: int | None = None,
+    table: TableSettings | None = None,
+) -> Records:
+    """Read one file of records, texts or features, with or without labels. The arguments are those of `load_file`."""
+    from fedalc.data.formats.table import TableFormat, read_table
+
+    path, table = Path(path), table or TableSettings()
+    data_format = file_format(path)
+    if not isinstance(data_format, TableFormat):
+        split = load_file(path, feature_count, label_count, table=table)
+        return Records(split.labels, tuple(map(str, range(split.labels.shape[1]))), features=split.features)
+    table = table.model_copy(update={"split_column": None})
+    records = read_table(data_format.source(path, table), table, need_labels=False).splits["train"]
+    if records.features is not None and feature_count not in (None, records.features.shape[1]):
+        raise DataError(f"has {records.features.shape[1]} features where {feature_count} are expected", path)
+    return records
 
 
 def load_held(

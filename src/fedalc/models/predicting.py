@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedalc.core.arguments import as_count, check_scores
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
+from fedalc.data.text.base import TextFeatures
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.calibration import PREFIX, Calibration, sigmoid
 from fedalc.models.thresholds import Rule
@@ -59,6 +60,11 @@ class Predictor(ABC):
     label_names: tuple[str, ...]
     held: np.ndarray  # the labels that it can give: those that had a client
     calibration: Calibration | None
+    text: TextFeatures | None  # what turns raw texts into features, if it was trained on texts
+
+    @property
+    @abstractmethod
+    def feature_count(self) -> int: ...
 
     @abstractmethod
     def scorer(self, features: Any) -> Scores:

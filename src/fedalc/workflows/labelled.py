@@ -13,7 +13,9 @@ from scipy.sparse import csr_matrix
 from fedalc.config.experiment import Experiment
 from fedalc.data import Dataset, Split, load_dataset
 from fedalc.data.catalog.datasets import is_known
-from fedalc.data.load import load_held
+from fedalc.data.formats import file_format
+from fedalc.data.formats.table import TableFormat
+from fedalc.data.load import load_held, load_records
 from fedalc.errors import ConfigError, DataError
 from fedalc.models.predicting import Predictor
 from fedalc.models.trained import TrainedModel
@@ -59,9 +61,10 @@ def labelled(
     if not isinstance(data, Dataset):
         path = Path(data)
         if path.is_file() and not is_known(str(data)):
-            records, names = load_held(path, data_dir, _images(model, settings))
+            records, names = _of_file(model, path, settings, data_dir)
             return _matched(model, path.name, records, names)
-        data = load_dataset(data, data_dir, images=_images(model, settings))
+        table = None if settings is None else settings.table
+        data = load_dataset(data, data_dir, images=_images(model, settings), table=table, text=model.text)
     if split == "validation" and data.validation is None:
         warnings.warn(
             f"{data.name} has no validation data: taking its test data, whose F1 will look too good", stacklevel=2
@@ -74,6 +77,24 @@ def labelled(
     weights = np.ones(found.truth.shape[1])
     weights[_places(model, data.label_names)[0]] = inverse_propensity(data)
     return Labelled(found.name, found.features, found.truth, found.unknown, weights)
+
+
+def _of_file(
+    model: Predictor, path: Path, settings: Experiment | None, data_dir: Path | str | None
+) -> tuple[Split, tuple[str, ...]]:
+    if not isinstance(file_format(path), TableFormat):
+        return load_held(path, data_dir, _images(model, settings))
+    records = load_records(path, model.feature_count, table=None if settings is None else settings.table)
+    if not records.labels.nnz:
+        raise DataError("has no labels to compare with; see that the label column is the right one", path)
+    if records.texts is None:
+        return Split(records.features, records.labels), records.label_names
+    if model.text is None:
+        raise DataError(f"holds texts, but this model was trained on {model.feature_count} features", path)
+    labelled_rows = np.flatnonzero(records.labels.getnnz(axis=1))
+    if settings is None or settings.table.unlabelled == "drop":
+        records = records.rows(labelled_rows)
+    return Split(model.text.transform(records.texts or ()), records.labels), records.label_names
 
 
 def _images(model: Predictor, settings: Experiment | None) -> Any:

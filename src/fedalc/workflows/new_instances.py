@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 
 from scipy.sparse import csr_matrix
 
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.formats.text_stream import LineReader
 from fedalc.data.images.loose_files import looks_like_pictures
-from fedalc.data.load import load_file
+from fedalc.data.load import load_records
 from fedalc.data.text.base import TextFeatures
 from fedalc.errors import DataError
 from fedalc.models.trained import TrainedModel
@@ -23,17 +24,20 @@ _LINES = re.compile(r"\.(txt|text)(\.gz|\.bz2)?", re.IGNORECASE)
 _HEADER = re.compile(rb"\s*\d+\s+(\d+)\s+\d+\s*")  # of the XML repository: instances, features, labels
 
 
-def read_features(model: TrainedModel | TrainedOracle, given: str) -> csr_matrix:
-    """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text."""
+def read_features(model: TrainedModel | TrainedOracle, given: str, table: TableSettings | None = None) -> csr_matrix:
+    """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text.
+
+    `table` says which column of a table is what.
+    """
     if given == STANDARD_INPUT:
         with TemporaryDirectory(prefix="fedalc-") as folder:
             file = Path(folder) / "standard-input.txt"
             file.write_bytes(sys.stdin.buffer.read())
             if not file.stat().st_size:
                 raise DataError("standard input is empty: expected a text per line")
-            return _of_file(model, file)
+            return _of_file(model, file, table)
     if is_file(given):
-        return _of_file(model, Path(given))
+        return _of_file(model, Path(given), table)
     if model.text is None:
         raise DataError(
             f"no such file or folder (and not a text for this model, which was trained on {model.feature_count} "
@@ -63,12 +67,17 @@ def of_texts(text: TextFeatures, texts: list[str]) -> csr_matrix:
     return features
 
 
-def _of_file(model: TrainedModel | TrainedOracle, file: Path) -> csr_matrix:
+def _of_file(model: TrainedModel | TrainedOracle, file: Path, table: TableSettings | None) -> csr_matrix:
     if looks_like_pictures(file):
         raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
     if model.text is not None and _LINES.fullmatch("".join(file.suffixes[-2:])) and not _has_features(file, model):
         return of_texts(model.text, _lines(file))
-    return load_file(file, model.feature_count, len(model.label_names)).features
+    records = load_records(file, model.feature_count, len(model.label_names), table)
+    if records.texts is None:
+        return records.features
+    if model.text is None:
+        raise DataError(f"holds texts, but this model was trained on {model.feature_count} features", file)
+    return of_texts(model.text, list(records.texts))
 
 
 def _has_features(file: Path, model: TrainedModel | TrainedOracle) -> bool:

@@ -15,6 +15,7 @@ from fedalc.data.images.loose_files import picture_blocks
 from fedalc.data.text.encoded import EncodedText
 from fedalc.errors import FedalcError
 from fedalc.models.trained import TrainedModel
+from fedalc.runs.folder import read_table
 from fedalc.workflows.load_model import finished_model
 from fedalc.workflows.prediction_files import (
     Answer,
@@ -71,7 +72,7 @@ def predict_file(
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
                 watching(lambda what, done, total: progress(done, total, what)),
             ):
-                predictions = predict_rows(model, str(file), answer)
+                predictions = predict_rows(model, str(file), answer, read_table(run))
             writer.write(predictions)
         else:
             assert isinstance(model, TrainedModel)
