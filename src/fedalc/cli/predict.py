@@ -59,11 +59,9 @@ def predict(
     """
     if run.exists() and _is_missing(file, run):  # before loading torch, which takes seconds
         raise DataError("no such file or folder", Path(file))
-    from fedalc.core.devices import check_device
     from fedalc.workflows.predict import predict_file
     from fedalc.workflows.prediction_files import Answer
 
-    check_device(device)
     if form not in ("csv", "jsonl"):
         raise FedalcError(f"--format: csv or jsonl, not {form!r}")
     if broken not in ("refuse", "skip"):

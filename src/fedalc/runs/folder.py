@@ -23,8 +23,6 @@ from fedalc.core.atomic_files import (
     write_text,
 )
 from fedalc.core.locks import lock_file
-from fedalc.core.safe_parsing import Unreadable, parse_toml
-from fedalc.data.formats.table_settings import TableSettings
 from fedalc.errors import ConfigError, FedalcError, Locked
 from fedalc.runs import history
 
@@ -51,15 +49,6 @@ def read_settings(folder: Path) -> Experiment:
     if not (folder / "config.toml").exists():
         raise FedalcError(f"{folder}: not a run folder (it has no config.toml)")
     return experiment(file=folder / "config.toml", defaults=BEFORE)
-
-
-def read_table(folder: Path) -> TableSettings:
-    """Return how a run read its table: which column was what. Defaults, if this is a model without a run."""
-    try:
-        values = parse_toml((folder / "config.toml").read_bytes()).get("table", {})
-        return TableSettings.model_validate(values).model_copy(update={"test": None})
-    except (OSError, Unreadable, ValueError):
-        return TableSettings()
 
 
 def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> None:

@@ -67,8 +67,10 @@ def register_own_encoder(keys: dict[str, Any]) -> None:
 
 
 def describe(keys: dict[str, Any], data: Dataset) -> None:
-    """Add the settings that follow from the data: its name and the size of its pictures."""
+    """Add the settings that follow from the data: its name, its parties and the size of its pictures."""
     keys.setdefault("dataset", data.name)
+    if data.train.parties is not None:
+        keys.setdefault("clients", "parties")
     images = keys.get("images", {})
     if isinstance(data.train.features, Images) and isinstance(images, Mapping):
         keys["images"] = {"size": data.train.features.size, **images}

@@ -16,15 +16,14 @@ from fedalc.data.images.loose_files import looks_like_pictures
 from fedalc.data.load import load_records
 from fedalc.data.text.base import TextFeatures
 from fedalc.errors import DataError
-from fedalc.models.trained import TrainedModel
-from fedalc.oracles import TrainedOracle
+from fedalc.models.predicting import Predictor
 
 STANDARD_INPUT = "-"
 _LINES = re.compile(r"\.(txt|text)(\.gz|\.bz2)?", re.IGNORECASE)
 _HEADER = re.compile(rb"\s*\d+\s+(\d+)\s+\d+\s*")  # of the XML repository: instances, features, labels
 
 
-def read_features(model: TrainedModel | TrainedOracle, given: str, table: TableSettings | None = None) -> csr_matrix:
+def read_features(model: Predictor, given: str, table: TableSettings | None = None) -> csr_matrix:
     """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text.
 
     `table` says which column of a table is what.
@@ -67,7 +66,7 @@ def of_texts(text: TextFeatures, texts: list[str]) -> csr_matrix:
     return features
 
 
-def _of_file(model: TrainedModel | TrainedOracle, file: Path, table: TableSettings | None) -> csr_matrix:
+def _of_file(model: Predictor, file: Path, table: TableSettings | None) -> csr_matrix:
     if looks_like_pictures(file):
         raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
     if model.text is not None and _LINES.fullmatch("".join(file.suffixes[-2:])) and not _has_features(file, model):
@@ -80,7 +79,7 @@ def _of_file(model: TrainedModel | TrainedOracle, file: Path, table: TableSettin
     return of_texts(model.text, list(records.texts))
 
 
-def _has_features(file: Path, model: TrainedModel | TrainedOracle) -> bool:
+def _has_features(file: Path, model: Predictor) -> bool:
     """Return whether a .txt file is not a text per line but of the XML repository, with the model's features."""
     with LineReader(file) as reader:
         header = _HEADER.fullmatch(reader.next_line() or b"")

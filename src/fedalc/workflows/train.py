@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,8 @@ def _train(
         settings = for_data(settings, data)
         if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
+        if settings.clients != "parties" or settings.method in ORACLES:
+            data = replace(data, train=data.train.in_one_place)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
         settings = for_labels(settings, data.label_count)
         check_kind(settings, data)
