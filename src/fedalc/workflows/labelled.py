@@ -87,13 +87,12 @@ def _of_file(
     records = load_records(path, model.feature_count, table=None if settings is None else settings.table)
     if not records.labels.nnz:
         raise DataError("has no labels to compare with; see that the label column is the right one", path)
+    if settings is None or settings.table.unlabelled == "drop":
+        records = records.rows(np.flatnonzero(records.labels.getnnz(axis=1)))
     if records.texts is None:
         return Split(records.features, records.labels), records.label_names
     if model.text is None:
         raise DataError(f"holds texts, but this model was trained on {model.feature_count} features", path)
-    labelled_rows = np.flatnonzero(records.labels.getnnz(axis=1))
-    if settings is None or settings.table.unlabelled == "drop":
-        records = records.rows(labelled_rows)
     return Split(model.text.transform(records.texts or ()), records.labels), records.label_names
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scipy.sparse import csr_matrix
 
+from fedalc.data.formats import file_format
+from fedalc.data.formats.table import TableFormat
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.formats.text_stream import LineReader
 from fedalc.data.images.loose_files import looks_like_pictures
-from fedalc.data.load import load_records
+from fedalc.data.load import load_file
 from fedalc.data.text.base import TextFeatures
-from fedalc.errors import DataError
+from fedalc.errors import DataError, FedalcError
 from fedalc.models.predicting import Predictor
 
 STANDARD_INPUT = "-"
@@ -26,8 +29,9 @@ _HEADER = re.compile(rb"\s*\d+\s+(\d+)\s+\d+\s*")  # of the XML repository: inst
 def read_features(model: Predictor, given: str, table: TableSettings | None = None) -> csr_matrix:
     """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text.
 
-    `table` says which column of a table is what.
+    `table`: which columns of a table are what, as in training.
     """
+    table = table or TableSettings()
     if given == STANDARD_INPUT:
         with TemporaryDirectory(prefix="fedalc-") as folder:
             file = Path(folder) / "standard-input.txt"
@@ -48,6 +52,17 @@ def read_features(model: Predictor, given: str, table: TableSettings | None = No
     return of_texts(model.text, [given])
 
 
+def table_of(run: Path) -> TableSettings:
+    """Return which columns of a table were what in training. (Reading all settings would load torch.)"""
+    file = run / "config.toml"
+    if not file.is_file():  # the folder of a model alone
+        return TableSettings()
+    try:
+        return TableSettings.model_validate(tomllib.loads(file.read_text(encoding="utf-8")).get("table", {}))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FedalcError(f"{file}: its section [table] cannot be read: {error}") from None
+
+
 def is_file(given: str) -> bool:
     """Return whether this is the path of a file or folder. Long texts are no path at all."""
     try:
@@ -66,17 +81,14 @@ def of_texts(text: TextFeatures, texts: list[str]) -> csr_matrix:
     return features
 
 
-def _of_file(model: Predictor, file: Path, table: TableSettings | None) -> csr_matrix:
+def _of_file(model: Predictor, file: Path, table: TableSettings) -> csr_matrix:
     if looks_like_pictures(file):
         raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
     if model.text is not None and _LINES.fullmatch("".join(file.suffixes[-2:])) and not _has_features(file, model):
         return of_texts(model.text, _lines(file))
-    records = load_records(file, model.feature_count, len(model.label_names), table)
-    if records.texts is None:
-        return records.features
-    if model.text is None:
-        raise DataError(f"holds texts, but this model was trained on {model.feature_count} features", file)
-    return of_texts(model.text, list(records.texts))
+    if model.text is not None and isinstance(data_format := file_format(file), TableFormat):
+        return of_texts(model.text, list(data_format.read_texts(file, table)))
+    return load_file(file, model.feature_count, len(model.label_names), table=table).features
 
 
 def _has_features(file: Path, model: Predictor) -> bool:

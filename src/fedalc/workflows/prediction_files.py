@@ -82,7 +82,7 @@ def _without_abstained(best: Predictions, sets: LabelSets) -> Predictions:
 
 
 def predict_rows(model: Predictor, given: str, answer: Answer, table: TableSettings | None = None) -> Predictions:
-    """Predict on a text, or on all instances of a file at once. `table`: how to read a table."""
+    """Predict on a text, or on all instances of a file at once."""
     features = read_features(model, given, table)
     return predictions_for(model, features, answer, range(features.shape[0]))
 

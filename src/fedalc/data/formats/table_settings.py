@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fedalc.core.safe_parsing import Unreadable, parse_toml
 from fedalc.core.settings import Settings, Share
 
 AUTO = "auto"
@@ -71,12 +69,3 @@ class TableSettings(Settings):
         mine, theirs = self.model_dump(), found.model_dump()
         open_ = all(theirs[name] == value or value in (None, AUTO) for name, value in mine.items())
         return found if open_ else self
-
-
-def settings_in(config: Path) -> TableSettings:
-    """Return how a run read its table, from its config.toml: which column was what. Defaults, if there is none."""
-    try:
-        values = parse_toml(config.read_bytes()).get("table", {})
-        return TableSettings.model_validate(values).model_copy(update={"test": None})
-    except (OSError, Unreadable, ValueError):
-        return TableSettings()
