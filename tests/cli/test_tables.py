@@ -42,6 +42,8 @@ def test_train_predict_and_evaluate(place: Path) -> None:
     alone = run("predict", "runs/one", "the oil", "--top", "1", cwd=place).stdout.splitlines()
     assert alone[1].split(",")[1:] == lines[2].split(",")[1:]
     found = json.loads(run("evaluate", "runs/one", "messages.csv", "--json", cwd=place).stdout)
+    assert found["records"] == 7  # those that were held out
+    found = json.loads(run("evaluate", "runs/one", "messages.jsonl", "--json", cwd=place).stdout)
     assert found["records"] == 36
 
 

@@ -18,7 +18,6 @@ from fedalc.data.parties import party_folders, read_parties
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
-from fedalc.data.tables.records import Records
 from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
@@ -171,27 +170,6 @@ def load_file(
     if feature_count is not None and feature_count != count:
         raise DataError(f"has {count} features where {feature_count} are expected", path)
     return split
-
-
-def load_records(
-    path: Path | str,
-    feature_count: int | None = None,
-    label_count: int | None = None,
-    table: TableSettings | None = None,
-) -> Records:
-    """Read one file of records, texts or features, with or without labels. The arguments are those of `load_file`."""
-    from fedalc.data.formats.table import TableFormat, read_table
-
-    path, table = Path(path), table or TableSettings()
-    data_format = file_format(path)
-    if not isinstance(data_format, TableFormat):
-        split = load_file(path, feature_count, label_count, table=table)
-        return Records(split.labels, tuple(map(str, range(split.labels.shape[1]))), features=split.features)
-    table = table.model_copy(update={"split_column": None})
-    records = read_table(data_format.source(path, table), table, need_labels=False).splits["train"]
-    if records.features is not None and feature_count not in (None, records.features.shape[1]):
-        raise DataError(f"has {records.features.shape[1]} features where {feature_count} are expected", path)
-    return records
 
 
 def load_held(

@@ -13,12 +13,13 @@ from scipy.sparse import csr_matrix
 from fedalc.config.experiment import Experiment
 from fedalc.data import Dataset, Split, load_dataset
 from fedalc.data.catalog.datasets import is_known
-from fedalc.data.formats import file_format
+from fedalc.data.formats import errors_named, file_format
 from fedalc.data.formats.table import TableFormat
-from fedalc.data.load import load_held, load_records
+from fedalc.data.formats.table_settings import TableSettings
+from fedalc.data.load import load_held
 from fedalc.errors import ConfigError, DataError
 from fedalc.models.predicting import Predictor
-from fedalc.models.trained import TrainedModel
+from fedalc.models.text_parts import from_texts
 from fedalc.training.base import inverse_propensity
 
 
@@ -60,9 +61,9 @@ def labelled(
         return Labelled("records", data.features, data.labels)
     if not isinstance(data, Dataset):
         path = Path(data)
-        if path.is_file() and not is_known(str(data)):
-            records, names = _of_file(model, path, settings, data_dir)
-            return _matched(model, path.name, records, names)
+        own = settings is not None and path.resolve() == Path(settings.dataset).resolve()
+        if path.is_file() and not own and not is_known(str(data)):
+            return _of_file(model, path, settings)
         table = None if settings is None else settings.table
         data = load_dataset(data, data_dir, images=_images(model, settings), table=table, text=model.text)
     if split == "validation" and data.validation is None:
@@ -79,27 +80,22 @@ def labelled(
     return Labelled(found.name, found.features, found.truth, found.unknown, weights)
 
 
-def _of_file(
-    model: Predictor, path: Path, settings: Experiment | None, data_dir: Path | str | None
-) -> tuple[Split, tuple[str, ...]]:
-    if not isinstance(file_format(path), TableFormat):
-        return load_held(path, data_dir, _images(model, settings))
-    records = load_records(path, model.feature_count, table=None if settings is None else settings.table)
-    if not records.labels.nnz:
-        raise DataError("has no labels to compare with; see that the label column is the right one", path)
-    if settings is None or settings.table.unlabelled == "drop":
-        records = records.rows(np.flatnonzero(records.labels.getnnz(axis=1)))
-    if records.texts is None:
-        return Split(records.features, records.labels), records.label_names
-    if model.text is None:
+def _of_file(model: Predictor, path: Path, settings: Experiment | None) -> Labelled:
+    data_format = file_format(path)
+    if not isinstance(data_format, TableFormat):
+        return _matched(model, path.name, *load_held(path, images=_images(model, settings)))
+    with errors_named(data_format, path):
+        records = data_format.read_labelled(path, TableSettings() if settings is None else settings.table)
+    if records.texts is not None and model.text is None:
         raise DataError(f"holds texts, but this model was trained on {model.feature_count} features", path)
-    return Split(model.text.transform(records.texts or ()), records.labels), records.label_names
+    features = records.features if records.texts is None else from_texts(list(records.texts), model.text)
+    return _matched(model, path.name, Split(features, records.labels), records.label_names)
 
 
 def _images(model: Predictor, settings: Experiment | None) -> Any:
     from fedalc.data import ImageOptions
 
-    if not isinstance(model, TrainedModel) or model.picture_size is None:
+    if model.picture_size is None:
         return None
     if settings is None:
         return ImageOptions(model.picture_size)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from scipy.sparse import csr_matrix, save_npz
 
-from fedalc.data.formats.arrays import read_array
+from fedalc.data.formats.arrays import Arrays, read_array
 from fedalc.data.formats.csv_table import CsvSource
 from fedalc.data.formats.json_lines import JsonSource
+from fedalc.data.formats.parquet import Parquet
 from fedalc.data.formats.svmlight import read_svmlight
-from fedalc.data.formats.table import read_table
+from fedalc.data.formats.table import TableFormat, read_table
 from fedalc.data.formats.table_settings import TableSettings
-from fedalc.data.load import load_records
 from fedalc.data.tables.label_cells import items_of
 from fedalc.errors import DataError
 from tests.fuzz.harness import Reader
@@ -58,6 +59,10 @@ TOKENS = (
 
 def _table(file: Path) -> object:
     return read_table(CsvSource(file, TableSettings()), TableSettings())
+
+
+def _of(data_format: TableFormat) -> Callable[[Path], object]:
+    return lambda file: read_table(data_format.source(file, TableSettings()), TableSettings(), need_labels=False)
 
 
 @reader
@@ -110,7 +115,7 @@ def numpy_arrays() -> Reader:
         out = io.BytesIO()
         np.savez(out, **arrays)
         seeds.append(out.getvalue())
-    return Reader("numpy-arrays", "npz with an array per column", seeds, as_file("npz/a.npz", load_records))
+    return Reader("numpy-arrays", "npz with an array per column", seeds, as_file("npz/a.npz", _of(Arrays())))
 
 
 @reader
@@ -143,7 +148,7 @@ def parquet() -> Reader:
         out = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.table(rows), out)
         seeds.append(out.getvalue())
-    return Reader("parquet", "Parquet", seeds, as_file("parquet/a.parquet", load_records))
+    return Reader("parquet", "Parquet", seeds, as_file("parquet/a.parquet", _of(Parquet())))
 
 
 @reader
