@@ -64,13 +64,8 @@ def labelled(
         own = settings is not None and path.resolve() == Path(settings.dataset).resolve()
         if path.is_file() and not own and not is_known(str(data)):
             return _of_file(model, path, settings)
-        table, text = (None, None) if settings is None else (settings.table, settings.text)
-        data = load_dataset(data, data_dir, images=_images(model, settings), table=table, text=text)
-        if data.text is not None and not own:
-            raise DataError(
-                f"dataset {data.name}: its texts have words of their own, which are not the model's features; give its "
-                "test file"
-            )
+        table = None if settings is None else settings.table
+        data = load_dataset(data, data_dir, images=_images(model, settings), table=table, text=model.text)
     if split == "validation" and data.validation is None:
         warnings.warn(
             f"{data.name} has no validation data: taking its test data, whose F1 will look too good", stacklevel=2

@@ -18,6 +18,7 @@ from fedalc.data.tables.build import make_dataset
 from fedalc.data.tables.columns import Columns, find_columns
 from fedalc.data.tables.records import Read, Records, read_records, separator_in_words
 from fedalc.data.tables.source import Source
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
@@ -119,7 +120,7 @@ def dataset_of_tables(
     name: str,
     sources: Mapping[str, Source],
     table: TableSettings,
-    text: TextSettings,
+    text: TextSettings | TextFeatures,
     names: Sequence[str] = (),
 ) -> Dataset:
     """Read the tables of all splits, and make a dataset of them. The train table decides which column is what."""
