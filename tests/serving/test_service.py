@@ -326,7 +326,7 @@ def test_the_command_refuses_before_it_serves(model: TrainedModel, tmp_path: Pat
         in run("serve", "model", "--port", "0", "--host", "192.0.2.1", cwd=tmp_path, code=2).stderr
     )
     assert "token file cannot be read" in run("serve", "model", "--token-file", "no", cwd=tmp_path, code=2).stderr
-    assert "not a saved model" in run("serve", "absent", "--port", "0", cwd=tmp_path, code=2).stderr
+    assert "no such folder" in run("serve", "absent", "--port", "0", cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.long

@@ -25,7 +25,8 @@ def explained(
         return ConfigError(f"{where}there is no such setting{hint}", field)
     if first["type"] == "value_error":  # one of ours, which says what was found
         return ConfigError(f"{where}{first['ctx']['error']}", field)
-    return ConfigError(f"{where}{first['msg']} (found {first['input']!r:.100})", field)
+    said = first["msg"].replace("Input should", "should", 1).replace("String should", "should", 1)
+    return ConfigError(f"{where}{said} (found {first['input']!r:.100})", field)
 
 
 def _known_keys(model: Any, sections: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedalc.core.arguments import as_path
+from fedalc.core.atomic_files import previous
 from fedalc.core.registry import ORACLES
 from fedalc.core.tensor_folder import load_facts
 from fedalc.errors import FedalcError
@@ -30,6 +31,8 @@ def load_model(
 
 def finished_model(run: Path, device: str = "cpu") -> TrainedModel | TrainedOracle:
     """Load the model of a run folder, or of a model folder."""
+    if not run.exists() and not previous(run).exists():
+        raise FedalcError(f"{run}: no such folder; `fedalc runs` lists your runs")
     if (run / "config.toml").exists() and not (run / "model").is_dir():
         raise FedalcError(f"{run}: this run is not finished; continue it with: fedalc train --resume {run}")
     return load_model(run / "model" if (run / "model").is_dir() else run, device)
