@@ -86,7 +86,7 @@ def test_text_encoders_have_no_use_for_pictures(encoder: str) -> None:
 
 
 def test_a_resnet_has_no_use_for_text() -> None:
-    said = "^encoder.name: resnet-small does not fit: small has no pictures: use mlp or linear or random-features$"
+    said = "^encoder.name: resnet-small does not fit: small has no pictures: use mlp or linear or random-features"
     with pytest.raises(ConfigError, match=said):
         fedalc.train(data=small_dataset(), encoder=ENCODER)
 

@@ -38,7 +38,7 @@ def test_a_name_or_path_comes_first(tmp_path: Path) -> None:
         (tmp_path / "mine" / f"{name}.txt").write_text("4 3 2\n0 0:1\n1 1:1\n0 0:2\n1 2:1\n")
     for path in (tmp_path / "mine", str(tmp_path / "mine")):
         assert fedalc.train(path, tune=False).metrics["P@1"] > 0
-    with pytest.raises(fedalc.DataError, match="bibtxe"):
+    with pytest.raises(fedalc.ConfigError, match="did you mean bibtex"):
         fedalc.train("bibtxe")
 
 

@@ -65,7 +65,8 @@ def list_(data_dir: DataDir = None) -> None:
 def _numbers(entry: Entry) -> list[str]:
     s, p = entry.statistics, entry.images
     if s is not None:
-        return [f"{n:,}" for n in (s.train, s.test, s.features, s.labels)] + [f"{s.labels_per_instance:.2f}"]
+        features = "text" if s.features is None else f"{s.features:,}"
+        return [f"{s.train:,}", f"{s.test:,}", features, f"{s.labels:,}", f"{s.labels_per_instance:.2f}"]
     if p is not None:
         average = "-" if p.labels_per_instance is None else f"{p.labels_per_instance:.2f}"
         return [f"{p.train:,}", f"{p.test:,}", "images", f"{p.labels:,}", average]
@@ -90,7 +91,8 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
         console.print(
             f"  {s.train:,} train, {s.test:,} test"
             + (f", {s.validation:,} validation" if s.validation else "")
-            + f", {s.features:,} features, {s.labels:,} labels, {s.instances_per_label} instances per label, "
+            + (", raw text" if s.features is None else f", {s.features:,} features")
+            + f", {s.labels:,} labels, {s.instances_per_label} instances per label, "
             f"{s.labels_per_instance} labels per instance"
             + (f", {about}{s.features_per_instance:g} features per instance" if s.features_per_instance else "")
         )

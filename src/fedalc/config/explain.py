@@ -22,11 +22,25 @@ def explained(
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(path[-1], _known_keys(model, path[:-1]), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
+        sections = _sections_with(model, path[0]) if not close and len(path) == 1 else []
+        if sections:
+            names = " and ".join(f"{section}.{path[0]}" for section in sections)
+            hint = f", but {names}; in Python, {sections[0]}={{{path[0]!r}: …}}"
         return ConfigError(f"{where}there is no such setting{hint}", field)
     if first["type"] == "value_error":  # one of ours, which says what was found
         return ConfigError(f"{where}{first['ctx']['error']}", field)
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return ConfigError(
+            f"{where}expected a section, in Python a dict of settings; found {first['input']!r:.100}", field
+        )
     said = first["msg"].replace("Input should", "should", 1).replace("String should", "should", 1)
     return ConfigError(f"{where}{said} (found {first['input']!r:.100})", field)
+
+
+def _sections_with(model: type[BaseModel], key: str) -> list[str]:
+    """Return the sections that have a setting of this name."""
+    sections = {name: info.annotation for name, info in model.model_fields.items()}
+    return [name for name, kind in sections.items() if key in getattr(kind, "model_fields", {})]
 
 
 def _known_keys(model: Any, sections: list[str]) -> list[str]:

@@ -44,7 +44,9 @@ def experiment(
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"expected a dict of settings, found {settings!r:.60}")
-    overrides = overrides if isinstance(overrides, Iterable) and not isinstance(overrides, str) else [overrides]
+    if defaults is not None and not isinstance(defaults, Mapping):
+        raise ConfigError(f"expected a dict of settings, found {defaults!r:.60}", "defaults")
+    overrides = checked_overrides(overrides)
     requested: dict[str, Any] = {}
     for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
         _merge(requested, table)
@@ -78,6 +80,17 @@ def experiment(
         options = checked_options(kind, values.get("options", {}))
         values["options"] = options.model_dump(mode="json", by_alias=True)  # all of them, for config.toml
     return Experiment.model_validate(values, context={"file": file})
+
+
+def checked_overrides(overrides: Any) -> list[str]:
+    """Return a list of "key=value". Accepts a single one."""
+    given = [overrides] if isinstance(overrides, str) or not isinstance(overrides, Iterable) else list(overrides)
+    for text in given:
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"expected a list of key=value, such as ['server.ema=0.9'], found {text!r:.60}", "overrides"
+            )
+    return given
 
 
 PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "table", "text")

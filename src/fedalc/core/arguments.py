@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,20 @@ def as_count(value: Any, name: str) -> int:
     if number < 1 or isinstance(value, bool | np.bool_):
         raise ConfigError(f"expected a whole number from 1 on, found {value!r:.60}", name)
     return number
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Return True or False. Refuses "yes" and 1, which may be meant for another argument."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"expected True or False, found {value!r:.60}", name)
+    return bool(value)
+
+
+def as_positive(value: Any, name: str) -> float:
+    """Return a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise ConfigError(f"expected a number above 0, found {value!r:.60}", name)
+    return float(value)
 
 
 def model_folder(value: Any) -> Path:

@@ -34,10 +34,17 @@ class Registry(Mapping[str, Any]):
         self._builtin = dict(builtin)  # name: "module:attribute"
         self._registered: dict[str, Any] = {}
 
+    def check_name(self, name: Any) -> None:
+        """Refuse what cannot be a name, also a class: a decorator without its parentheses."""
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            hint = f'; write @register_{self.kind}("name") above the definition' if callable(name) else ""
+            raise ConfigError(
+                f"{name!r:.60} cannot be the name of a {self.kind}: use letters, digits and hyphens{hint}"
+            )
+
     def register(self, name: str, item: T) -> T:
         """Add a name. Running the same definition again, as in a notebook, replaces it."""
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ConfigError(f"{name!r:.60} cannot be the name of a {self.kind}: use letters, digits and hyphens")
+        self.check_name(name)
         if (name in self._builtin and not self._is_builtin(name, item)) or name in self.reserved:
             raise ConfigError(f"fedalc has its own {name!r}: choose another name for your {self.kind}")
         accepted = _imported(self.accept)(item)
@@ -110,7 +117,12 @@ def _imported(home: str) -> Any:
 
 def registering(registry: Registry) -> Callable[[str], Callable[[T], T]]:
     """Return the decorator `@register_…("name")` of a registry."""
-    return lambda name: lambda item: registry.register(name, item)
+
+    def decorator(name: str) -> Callable[[T], T]:
+        registry.check_name(name)
+        return lambda item: registry.register(name, item)
+
+    return decorator
 
 
 # Centralised: they see all data in one place, and are there to compare with.
@@ -163,7 +175,12 @@ FORMATS = Registry(
     "format",
     {
         "xmlc": "fedalc.data.formats.xmlc:Xmlc",
+        "svmlight-text": "fedalc.data.formats.svmlight:Svmlight",
         "arff": "fedalc.data.formats.arff:Arff",
+        "text-folder": "fedalc.data.formats.text_folder:TextFolder",
+        "saved-dataset": "fedalc.data.formats.parquet:SavedDataset",
+        "numpy-arrays": "fedalc.data.formats.arrays:Arrays",
+        "parquet-table": "fedalc.data.formats.parquet:Parquet",
         "json-lines": "fedalc.data.formats.json_lines:JsonLines",
         "csv-table": "fedalc.data.formats.csv_table:Csv",
         "pictures": "fedalc.data.formats.image_list:ImageList",

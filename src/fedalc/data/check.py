@@ -37,9 +37,10 @@ def check(dataset: Dataset, entry: Entry) -> list[Check]:
     counts = [
         ("train instances", expected.train, len(dataset.train)),
         ("test instances", expected.test, len(dataset.test)),
-        ("features", expected.features, dataset.feature_count),
         ("labels", expected.labels, dataset.label_count),
     ]
+    if expected.features is not None:
+        counts.insert(2, ("features", expected.features, dataset.feature_count))
     if expected.validation is not None or dataset.validation is not None:
         found = 0 if dataset.validation is None else len(dataset.validation)
         counts.insert(2, ("validation instances", expected.validation or 0, found))

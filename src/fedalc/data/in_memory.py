@@ -49,11 +49,11 @@ def dataset_from(
     table, text = table or TableSettings(), text or TextSettings()
     if Y is None:
         return _from_tables(X, test, name, table, text)
-    splits = {"train": _records(X, Y, table, "X", "Y")}
+    splits = {"train": records_from(X, Y, table, "X", "Y")}
     if test is not None:
         if not isinstance(test, tuple | list) or len(test) != 2:
             raise ConfigError("expected a pair, (X, Y)", "test")
-        splits["test"] = _records(test[0], test[1], table, "test X", "test Y")
+        splits["test"] = records_from(test[0], test[1], table, "test X", "test Y")
         if (splits["test"].texts is None) != (splits["train"].texts is None):
             raise DataError("train and test have to be both texts, or both features")
     return make_dataset(name, splits, table, text)
@@ -86,7 +86,8 @@ def _from_tables(X: Any, test: Any, name: str, table: TableSettings, text: TextS
     return dataset_of_tables(name, sources, table, text)
 
 
-def _records(X: Any, Y: Any, table: TableSettings, x_name: str, y_name: str) -> Records:
+def records_from(X: Any, Y: Any, table: TableSettings, x_name: str, y_name: str) -> Records:
+    """Return records of X and Y, which messages call by these names."""
     labels, label_names, in_order = label_rows(Y, table, y_name)
     texts, features, feature_names = input_rows(X, table, x_name)
     count = features.shape[0] if texts is None else len(texts)  # type: ignore[union-attr]

@@ -75,6 +75,9 @@ def _load_known(
         )
     if entry.images is not None:
         return load_pictures(entry.name, entry.images, folder, options.images, options.cache)
+    if entry.is_single_file:
+        path = folder / entry.files[0]
+        return replace(_read_alone(file_format(path), path, options), name=entry.name)
     data_format = format_of(folder)
     data_format.split_files(folder)  # refuses a copy without a test file
     return _read(data_format, folder, entry.name, replace(options, label_prefix=entry.label_prefix))
@@ -146,7 +149,9 @@ def load_file(
     if data_format.has_pictures:
         raise DataError("lists pictures, and features are expected", path)
     with errors_named(data_format, path):
-        options = ReadOptions(cache, label_count=label_count, table=table or TableSettings())
+        options = ReadOptions(
+            cache, label_count=label_count, feature_count=feature_count, table=table or TableSettings()
+        )
         split = data_format.parse(path, options).split
     count = split.features.shape[1]
     if feature_count is not None and feature_count != count:

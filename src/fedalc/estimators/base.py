@@ -16,6 +16,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.config.facts import method_facts
 from fedalc.config.resolve import default_choice, experiment
 from fedalc.config.unused import names_of, note_without_effect
+from fedalc.core.arguments import as_flag
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import ConfigError, DataError
@@ -104,6 +105,7 @@ class FederatedEstimator(BaseEstimator):
             return validate_data(self, X, reset=reset, accept_sparse="csr", dtype=(np.float32, np.float64))
 
     def _experiment(self, data: Dataset) -> Experiment:
+        as_flag(self.tune, "tune")
         if self.settings is not None and not isinstance(self.settings, Mapping):
             raise ConfigError(f"expected a dict of settings, found {self.settings!r:.60}", "settings")
         keys: dict[str, Any] = {

@@ -120,6 +120,7 @@ def register_metric(name: str, *, k: int = DEEPEST, larger_is_better: bool = Tru
     `top` has the numbers of each instance's `k` best labels, best first (fewer if there are fewer labels); `truth` is a
     csr_matrix of instances × labels with ones. The function returns percent.
     """
+    METRICS.check_name(name)
     if type(k) is not int or k < 1:
         raise ConfigError(f"k is a whole number from 1 on, not {k!r:.60}", "register_metric")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedalc.config.resolve import experiment
+from fedalc.config.resolve import checked_overrides, experiment
 from fedalc.config.unused import acting, names_of, note_without_effect
-from fedalc.core.arguments import as_path
+from fedalc.core.arguments import as_flag, as_path
 from fedalc.core.atomic_files import write_text
 from fedalc.core.frames import frame
 from fedalc.core.registry import METHODS, ORACLES
@@ -106,7 +107,10 @@ def compare(
     for each run in turn. `verbose`: as in `train`.
     """
     target, seeds, methods = None if folder is None else as_path(folder, "folder"), _seeds(seeds), _methods(methods)
-    if overwrite and target is None:
+    overrides, twice = checked_overrides(overrides), [name for name in ("method", "seed") if name in keys]
+    if twice:
+        raise ConfigError(f"a comparison sets it itself: give {twice[0]}s, a list", twice[0])
+    if as_flag(overwrite, "overwrite") and target is None:
         raise ConfigError("there is nothing to overwrite without a folder", "folder")
     follow = _follow(callbacks)
     user_data = own_data(keys, given_data(data, labels, keys, None))
@@ -180,6 +184,12 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def _follow(callbacks: Any) -> Callable[[str, int], Sequence[Callback]]:
     if callable(callbacks) and not isinstance(callbacks, Callback):
+        try:
+            inspect.signature(callbacks).bind("fedalc", 0)
+        except TypeError as error:
+            raise ConfigError(f"the function takes a method and a seed, but: {error}", "callbacks") from None
+        except ValueError:  # of a function written in C
+            pass
         return lambda method, seed: checked_callbacks(callbacks(method, seed))
     same = checked_callbacks(callbacks)
     return lambda method, seed: same

@@ -59,8 +59,10 @@ def own_data(keys: dict[str, Any], data: Dataset | None = None) -> Dataset | Non
 
 
 def register_own_encoder(keys: dict[str, Any]) -> None:
-    """Let `encoder` be a torch.nn.Module: register it, and put the settings that ask for it in its place."""
-    if isinstance(encoder := keys.get("encoder"), Module):
+    """Let `encoder` be a name, or a torch.nn.Module: register it, and put the settings that ask for it in its place."""
+    if isinstance(encoder := keys.get("encoder"), str):
+        keys["encoder"] = {"name": encoder}
+    if isinstance(encoder, Module):
         keys["encoder"] = register_module(encoder)
 
 

@@ -14,7 +14,7 @@ from fedalc.config.neighbour_search import check_affordable
 from fedalc.config.resolve import default_choice, experiment, for_data, for_labels
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core import distributed
-from fedalc.core.arguments import as_path
+from fedalc.core.arguments import as_flag, as_path, as_positive
 from fedalc.core.atomic_files import WriteFailed, remove_folder
 from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
@@ -88,6 +88,9 @@ def train(
     if settings is not None and tune not in (None, settings.tuning.search):
         raise ConfigError("an Experiment says itself whether to search: tuning.search", "tune")
     callbacks, folder = checked_callbacks(callbacks), None if folder is None else as_path(folder, "folder")
+    resume, overwrite = as_flag(resume, "resume"), as_flag(overwrite, "overwrite")
+    tune = None if tune is None else as_flag(tune, "tune")
+    epsilon_budget = None if epsilon_budget is None else as_positive(epsilon_budget, "epsilon_budget")
     if resume and folder is None:
         raise ConfigError("there is nothing to resume without the folder of a run", "folder")
     data = own_data(keys, given_data(first, labels, keys, data))

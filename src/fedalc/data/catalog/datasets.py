@@ -14,6 +14,9 @@ __all__ = ["ENTRIES", "Download", "Entry", "ImageSet", "Statistics", "entry", "i
 
 _XML_REPOSITORY = "http://manikvarma.org/downloads/XC/XMLRepository.html"
 _MULAN = "http://mulan.sourceforge.net/datasets-mlc.html"
+_ANNIF = "https://github.com/NatLibFi/Annif-corpora"
+_REUTERS = "https://archive.ics.uci.edu/dataset/137/reuters+21578+text+categorization+collection"
+_AUDIO_MNIST = "https://github.com/soerenab/AudioMNIST"
 _EURLEX57K = "https://archive.org/details/EURLEX57K"
 
 
@@ -93,6 +96,55 @@ _TEXTS: tuple[Entry, ...] = (
             "labels.txt": "f4ce43cbc643051801ffcf78e201151fddd6ce884e3373e4eee438cbbab80625",
         },
         note="A substitute for EURLex-4K if you cannot get that: the same shape, but other results.",
+    ),
+    Entry(
+        name="yso",
+        title="YSO: English titles and abstracts of libraries with subjects (National Library of Finland)",
+        statistics=Statistics(587336, 65259, None, 21334, 74.67, 2.44),
+        page=_ANNIF,
+        files=("train.tsv", "test.tsv", "labels.txt"),
+        how_to_get=(
+            "The page has a file of texts per subject; this project joined them on equal texts. Put train.tsv and "
+            "test.tsv (columns labels and text) and labels.txt into <data folder>/yso/ (plain or gzipped)."
+        ),
+        sha256={
+            "train.tsv": "3cb68e087a73094068362f41e8792c796640a93aca576de6822d7809f8267abb",
+            "test.tsv": "bb8e7ca6d7ebd68b7d973329af93ccbca00767211f41f3a4866c63e4b89f1573",
+            "labels.txt": "a7d59624308ecb9030813cfdf9b2d6733b0f637586b30c2a5a3dc020eecdcda1",
+        },
+        note="Raw text. No label has more than 339 documents, and some labels of documents are missing.",
+    ),
+    Entry(
+        name="reuters21578",
+        title="Reuters-21578: news with topics, ModApte split (Lewis, 1997)",
+        statistics=Statistics(7775, 3019, None, 118, 113.52, 1.24),
+        page=_REUTERS,
+        files=("train.jsonl", "test.jsonl"),
+        how_to_get=(
+            'Put train.jsonl and test.jsonl, lines like {"text": "…", "labels": ["grain"]}, into '
+            "<data folder>/reuters21578/ (plain or gzipped)."
+        ),
+        sha256={
+            "train.jsonl": "548a7518ef1e51d5cca026f60d6fdec1053b6066608c3e3acf532045446a7b11",
+            "test.jsonl": "5c9aea62e5f7ddeea486de06e551b40723f8522a516bc32ec99d407b71a5036c",
+        },
+        note=(
+            "Raw text. 1,828 of 9,603 training and 280 of 3,299 test documents have no topic and are left out; "
+            "--set table.unlabelled=keep uses them. 115 of the 118 topics are in train."
+        ),
+    ),
+    Entry(
+        name="speakers60",
+        title="AudioMNIST's speakers: embeddings of 2,400 utterances (Becker et al., 2018)",
+        statistics=Statistics(1200, 400, 256, 40, 40.0, 1.0, features_per_instance=None),
+        page=_AUDIO_MNIST,
+        files=("speakers60.npz",),
+        how_to_get="Put speakers60.npz (arrays embedding, speaker and split) into <data folder>/speakers60/.",
+        note=(
+            "40 enrolled speakers are the labels. The 800 utterances of 20 strangers (split `stranger`) are left out: "
+            "they are for verification, to tell apart who is enrolled."
+        ),
+        is_single_file=True,
     ),
     Entry(
         name="amazoncat-13k",
@@ -198,6 +250,7 @@ def _divided(whole: Entry, by: int) -> Entry:
     """Return the same problem with every count divided and rounded up. Labels per instance do not change."""
     s = whole.statistics
     assert s is not None
+    assert s.features is not None
     train, test, features, labels = (-(-count // by) for count in (s.train, s.test, s.features, s.labels))
     if labels < 2 * s.labels_per_instance or features < 16:
         raise ConfigError(

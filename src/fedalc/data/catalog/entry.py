@@ -13,7 +13,8 @@ class Statistics:
 
     train: int
     test: int
-    features: int
+    features: int | None
+    """None for raw text: the settings say how it becomes features."""
     labels: int
     instances_per_label: float
     labels_per_instance: float
@@ -82,6 +83,8 @@ class Entry:
     """Number of users in all splits; None if unknown."""
     shared_folder: str | None = None
     """The name of another dataset whose folder has the files."""
+    is_single_file: bool = False
+    """Whether all splits are in one file."""
     like: str | None = None
     """Set for generated problems, which only have the size of a real dataset: their name before dividing."""
 

@@ -34,6 +34,8 @@ def presence(
     folder = dataset_dir(entry, data_dir)
     if entry.images is not None:
         return pictures_at(entry.images, folder)
+    if entry.is_single_file:
+        return "yes" if (folder / entry.files[0]).is_file() else "no"
     try:
         data_format = folder_format(folder) if folder.is_dir() else None
         return "yes" if data_format is not None and data_format.split_files(folder) else "no"

@@ -33,6 +33,8 @@ class ReadOptions:
     """ARFF: attributes whose names begin with this prefix are labels."""
     label_count: int | None = None
     """ARFF files that do not say which attributes are labels: the last `label_count` are."""
+    feature_count: int | None = None
+    """The number of features, if it is known before reading."""
     table: TableSettings = field(default_factory=TableSettings)
     """Which columns of a table are what; for every format, what to test on."""
     text: TextSettings = field(default_factory=TextSettings)

@@ -53,6 +53,8 @@ class TableSettings(Settings):
     """Whether the first line of a CSV file names its columns. Otherwise they are called 1, 2, …"""
     encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
     """Encoding of CSV files, such as cp1252."""
+    first_feature: Literal["auto", 0, 1] = "auto"
+    """svmlight text without a header: the number of the first feature. auto: 1, if no record has a feature 0."""
     unlabelled: Literal["drop", "keep"] = "drop"
     """Records without a label. drop: left out. keep: tested on too, where they count as wrong."""
     test: str | None = None

@@ -200,6 +200,11 @@ def _parse_line(line: bytes, header: Header) -> tuple[list[int], list[tuple[int,
     labels: list[int] = []
     if words and b":" not in words[0]:
         labels = [_parse_index(label, "label", header.labels) for label in words.pop(0).split(b",")]
+    return labels, parse_features(words, header.features)
+
+
+def parse_features(words: list[bytes], limit: int) -> list[tuple[int, float]]:
+    """Return the features and values of words like `3:0.5`. Raises ValueError for anything else."""
     features = []
     for word in words:
         index, colon, value = word.partition(b":")
@@ -208,10 +213,10 @@ def _parse_line(line: bytes, header: Header) -> tuple[list[int], list[tuple[int,
                 f"expected feature:value, found {_shown(word)} (labels come first in the line, joined by commas "
                 "without spaces)"
             )
-        features.append((_parse_index(index, "feature", header.features), _parse_value(value, word)))
+        features.append((_parse_index(index, "feature", limit), _parse_value(value, word)))
     if (twice := first_twice([feature for feature, _ in features])) is not None:
         raise ValueError(f"feature {twice} occurs twice: keep one of them, or add them up")
-    return labels, features
+    return features
 
 
 def _parse_index(text: bytes, what: str, limit: int) -> int:

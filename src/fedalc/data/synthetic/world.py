@@ -78,6 +78,7 @@ class World:
         if statistics is None or statistics.features_per_instance is None or form is None:
             raise DataError(f"{entry.name} is not a generated problem; there are {', '.join(FORMS)}")
         self.name, self._form, self._seed = entry.name, form, seed
+        assert statistics.features is not None
         self._instances = {"train": statistics.train, "test": statistics.test}
         self.features, self.labels = statistics.features, statistics.labels
         self._labels_per_instance = statistics.labels_per_instance

@@ -139,7 +139,7 @@ class _Reader:
         if columns.indicators:
             self._add_flags(block)
         elif columns.labels:
-            self._cells += block.cells[columns.labels[0]]
+            self._cells.extend(block.cells[columns.labels[0]])
             self._blocks.append((self.count, Block({}, block.size, block.first, block.lines)))
         if columns.split is not None:
             self.splits += [as_text(cell).strip().lower() for cell in block.cells[columns.split]]

@@ -93,7 +93,7 @@ class TextRows(Settings):
 
     def traffic(self, settings: Experiment) -> Traffic:
         known = catalog.entry(self.dataset).statistics
-        if known is None:
+        if known is None or known.features is None:
             raise ConfigError(f"the catalog has no statistics of {self.dataset}", "dataset")
         pairs = round(known.train * known.labels_per_instance)
         return encoder_traffic(settings, known.features, Shape(known.labels, known.labels, pairs))

@@ -1,0 +1,27 @@
+"""Every wrong usage raises a FedalcError that says what is wrong, and docs/results/wrong-usages.md has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wrong_usages import PAGE, PYTHON, Usage, _cell, given, message_in_python
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    return given()
+
+
+@pytest.mark.parametrize("usage", PYTHON, ids=lambda usage: usage.mistake)
+def test_in_python(usage: Usage, names: dict[str, Any], tmp_path: Path) -> None:
+    assert usage.says in message_in_python(usage, names, tmp_path)
+    assert on_page(usage), "make the page again: python -m tests.wrong_usages"
+
+
+def on_page(usage: Usage) -> bool:
+    begin = f"| {usage.mistake} | `{_cell(usage.code)}` |"
+    rows = [row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith(begin)]
+    return len(rows) == 1 and _cell(usage.says) in rows[0]
