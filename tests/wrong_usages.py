@@ -36,7 +36,7 @@ PYTHON = (
     Usage("a dataset's name with a typo", 'fedalc.train("bibtxe")', "did you mean bibtex"),
     Usage("a path that is not there", 'fedalc.train("my/data")', "no such"),
     Usage("records without labels", "fedalc.train(X)", "train(X, Y)"),
-    Usage("fewer labels than records", "fedalc.train(X, Y[:-1])", "59 rows of labels"),
+    Usage("fewer labels than records", "fedalc.train(X, Y[:-1])", "Y has 59"),
     Usage("labels coded -1 and 1", "fedalc.train(X, 2 * Y - 1)", "give Y > 0"),
     Usage("a missing value", "fedalc.train(np.where(X > 0.99, np.nan, X), Y)", "row 4, column 2"),
     Usage("labels beside a dataset that has its own", 'fedalc.train("demo", Y)', "has labels already"),
@@ -89,7 +89,7 @@ COMMANDS = (
     Usage("settings beside --resume", "fedalc train --resume runs/mine --rounds 5", "give no other settings"),
     Usage("resuming what is not a run", "fedalc train --resume nowhere", "not a run folder"),
     Usage("predicting with a run that is not there", "fedalc predict runs/other new.txt", "runs/other: no such folder"),
-    Usage("a text for a model of numbers", "fedalc predict runs/mine 'a new text'", "a new text"),
+    Usage("a text for a model of numbers", "fedalc predict runs/mine 'a new text'", "no text for this model"),
     Usage("an output format that does not exist", "fedalc predict runs/mine new.txt --format xml", "csv or jsonl"),
     Usage("an export without its file", "fedalc export runs/mine", "such as --onnx model.onnx"),
     Usage("a port out of range", "fedalc serve runs/mine --port 99999", "0<=x<=65535"),
@@ -104,7 +104,7 @@ COMMANDS = (
     Usage("seeds that are not numbers", "fedalc compare --dataset demo --seeds 0,x", "'x' is not a whole number"),
     Usage("a table with a typo", "fedalc reproduce bibtx", "did you mean bibtex?"),
     Usage("a size without a number", "fedalc train --dataset demo --memory-budget lots", "write it like 500MB"),
-    Usage("a report of what is not a run", "fedalc report messages.csv", "messages.csv"),
+    Usage("a report of what is not a run", "fedalc report messages.csv", "not a run folder"),
 )
 """On the command line, in a folder with `messages.csv` (columns `text` and `labels`), `new.txt`, `bad.key` (random
 bytes), and the run `runs/mine`, which was trained on rows of numbers."""

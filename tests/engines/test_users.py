@@ -173,7 +173,7 @@ def test_a_client_is_a_label_of_a_user() -> None:
     assert federation.held.toarray().tolist() == [
         [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 1],
     ]  # fmt: skip
-    assert federation.user_count(np.array([0, 1, 3])) == 2 and federation.label_count == 3
+    assert federation.sender_count(np.array([0, 1, 3])) == 2 and federation.label_count == 3
 
 
 @pytest.mark.parametrize("engine", ["fused", "clients"])

@@ -237,7 +237,7 @@ class Slow(RecordPredictor):
 def test_a_full_queue_and_a_late_answer(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(model)
     monkeypatch.setattr("tests.serving.test_service.RecordPredictor", lambda _: slow)
-    limits = Limits(queue=2, timeout=1.0, window=0, batch=1)
+    limits = Limits(queue=2, timeout=3.0, window=0, batch=1)
     with serving(model, limits) as (client, _), ThreadPoolExecutor(8) as pool:
         request = {"features": rows(1).tolist()}
         first = pool.submit(client.predict, request)  # it is being predicted

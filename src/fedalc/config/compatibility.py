@@ -30,9 +30,9 @@ def check(settings: Experiment) -> None:
                     f'{key} = {getattr(settings.client, key)}; use engine = "clients", or leave the setting out',
                     f"client.{key}",
                 )
-    if settings.engine == "flower" and settings.clients != "labels":
+    if settings.engine == "flower" and settings.clients == "users":
         raise ConfigError(
-            'real parties own labels, not users: leave it out, or use engine "fused" or "clients"',
+            'real parties own labels, not users: use "labels", or "parties" if several may have the same label',
             "clients",
         )
     method_facts(settings.method).check(settings)
@@ -244,7 +244,7 @@ def _check_tuning(settings: Experiment) -> None:
         (settings.collection.correlations is None, "collects labels anew for each part of the data"),
         (settings.method in ("fedalc-exact", "fedalc-oneshot"), "chooses settings of fedalc-exact and fedalc-oneshot"),
         (encoder_facts(settings.encoder.name).linear, "is for linear encoders and random features"),
-        (settings.clients == "labels", 'needs clients = "labels"'),
+        (settings.clients != "users", 'needs clients = "labels" or "parties"'),
         (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
         (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
     ):
@@ -276,8 +276,7 @@ def _check_collection(settings: Experiment) -> None:
             "fedalc collect server --epsilon",
             "privacy.mechanism",
         )
-    exact_sizes = settings.client.loss != "hinge" and settings.client.set_size == "exact"
-    if exact_sizes and (privacy.mechanism is not None or collection.correlations is not None):
+    if settings.tells_shares and (privacy.mechanism is not None or collection.correlations is not None):
         raise ConfigError(
             "a file of counts does not hold the size of each instance's label set, and noise on counts does not "
             'protect it; use "expected", which follows from the counts',

@@ -77,8 +77,10 @@ class Experiment(Settings):
     engine: Literal["fused", "clients", "flower"] = "fused"
     """Where it is computed. fused: all clients at once, exact and fast. clients: client by client. flower: real parties
     (docs/deployment.md)."""
-    clients: Literal["labels", "users"] = "labels"
-    """labels: a client per label. users: a client per label and user, if the data has users."""
+    clients: Literal["labels", "users", "parties"] = "labels"
+    """labels: a client per label. users: a client per label and user, if the data has users. parties: a client per
+    label and party, for a folder with a folder per party; with real parties: several may have the same label
+    (docs/parties.md)."""
     rounds: Count = 100
     """Communication rounds, at most (see [selection])."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -141,6 +143,11 @@ class Experiment(Settings):
         sizes = self.client.set_size != "ignored" or weighted
         by_counts = (self.client.loss != "hinge" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
+
+    @property
+    def tells_shares(self) -> bool:
+        """Whether the server tells each party how many labels each of its records has."""
+        return self.client.loss != "hinge" and self.client.set_size == "exact"
 
     def __repr__(self) -> str:
         """Say the most important settings; `to_toml` has all."""

@@ -25,7 +25,7 @@ from fedalc.core.arguments import as_path
 from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.dataset import Dataset
-from fedalc.data.load import has_pictures
+from fedalc.data.load import has_parties, has_pictures
 from fedalc.errors import ConfigError
 
 
@@ -72,6 +72,8 @@ def experiment(
         encoder = _preset_file(name)["pictures"]["encoder"]
         _merge(requested, {"encoder": {"name": encoder}})
     values = preset(name, method, encoder)
+    if has_parties(dataset):
+        values["clients"] = "parties"
     _merge(values, {"method": method, **requested})
     if "optimizer" not in requested.get("server", {}):
         _choose_optimizer(values)
@@ -113,7 +115,8 @@ def default_choice(
         raise ConfigError(f"the search is for the exact methods, not for {centralised}; leave it out", "tuning.search")
     if tune and pictures:
         raise ConfigError("the search is for rows of features, not for pictures; leave out --tune", "tuning.search")
-    if "method" in requested or (set(requested) - {*PLAIN, "images", "tuning"} and tune is not False):
+    plain = {*PLAIN, "images", "tuning"} | ({"clients"} if requested.get("clients") == "parties" else set())
+    if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)
         return {} if tune is None else {"tuning": {"search": tune}}
@@ -128,9 +131,10 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
     """A search keeps some settings of the user. Others it would replace without a word."""
     kept = {*PLAIN, "method", "preset", "engine", "selection", "collection", "tuning"}
     kept |= {"encoder.features", "client.set_size", "client.label_offset"}
+    requested = {name: value for name, value in requested.items() if (name, value) != ("clients", "parties")}
     reasons = {
         "privacy": "ε does not cover a search, which looks at the labels many times",
-        "clients": "the search needs a client for each label",
+        "clients": "the search needs a client for each label, or for each label of a party",
         "embeddings.secret": "the search works on each label's own column, which the secret rotation mixes",
         "selection.validation": "the search holds out records itself: a fifth of train",
     }
@@ -157,6 +161,8 @@ def for_labels(settings: Experiment, labels: int) -> Experiment:
 def _fill_in(values: dict[str, Any], method: str) -> None:
     """Add the settings that follow from the method and the loss, unless the user has set them."""
     client, encoder = values.setdefault("client", {}), values.setdefault("encoder", {})
+    if values.get("clients") == "parties":  # the rows of a party's file have no numbers that another party knows
+        values.setdefault("collection", {}).setdefault("identity", "content")
     if "epsilon" in values.get("privacy", {}):
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
     _choose_aggregation(values, method)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DAMAGE = (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeError, OverflowError, MemoryError)
 """The errors that are raised when saved parts do not fit together."""
@@ -15,6 +16,8 @@ DAMAGE = (KeyError, ValueError, IndexError, RuntimeError, AttributeError, TypeEr
 
 def labels_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the label names, and which labels had a client."""
+    import torch
+
     names, held = facts["labels"], tensors["held"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("its label names are not a list of strings")
@@ -25,6 +28,8 @@ def labels_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[
 
 def numbers(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> Tensor:
     """Return a tensor of finite floating-point numbers."""
+    import torch
+
     tensor = tensors[name]
     if tensor.dtype not in (torch.float32, torch.float64) or tensor.ndim != dimensions:
         raise ValueError(f"{name}: {tensor.ndim} dimensions of {tensor.dtype}")
@@ -35,6 +40,8 @@ def numbers(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> Tensor
 
 def places(tensors: Mapping[str, Tensor], name: str, end: int) -> Tensor:
     """Return a one-dimensional tensor of whole numbers from 0 to end - 1."""
+    import torch
+
     tensor = tensors[name]
     if tensor.dtype != torch.int64 or tensor.ndim != 1:
         raise ValueError(f"{name}: {tensor.ndim} dimensions of {tensor.dtype}")

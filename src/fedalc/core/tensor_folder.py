@@ -11,15 +11,18 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from fedalc.core.atomic_files import failures_named, make_folder, previous, replace_folder, sync_file, temporary
 from fedalc.errors import FedalcError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 TENSORS, FACTS, SUMS = "tensors.safetensors", "facts.json", "SHA256SUMS"
 OTHER_SUM = f"a file does not match its checksum in {SUMS}"
@@ -50,6 +53,8 @@ def save_folder(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any],
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
     try:
         save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
@@ -61,6 +66,19 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def load_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load what `save_folder` wrote, or raise `Damaged`. After an interrupted save this is the older folder."""
+    from safetensors.torch import load_file
+
+    return _load(folder, load_file)
+
+
+def load_arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Load the same as numpy arrays, without importing torch."""
+    from safetensors.numpy import load_file
+
+    return _load(folder, load_file)
+
+
+def _load(folder: Path, load_file: Callable[[Path], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     facts = load_facts(folder)
     folder = _whole(folder)
     try:

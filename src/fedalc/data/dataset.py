@@ -14,6 +14,7 @@ from scipy.sparse import csr_matrix
 from fedalc.data.images.images import Images
 from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
+from fedalc.data.records import record_numbers
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
 
@@ -31,12 +32,14 @@ class Split:
     Give both as any sparse matrix, array, list of rows or data frame; they are converted here. `Images` stay unchanged.
     `labels` is a 0/1 (or bool) matrix: a row of a list is a row of that matrix, not a list of label numbers. Features
     that are not finite, and labels other than 0 and 1, are refused. `users` names the user of each instance, if known:
-    another way to form clients.
+    another way to form clients. `parties` names the party of each instance, if each party has data of its own
+    (`data.parties`); a record that several parties have is then in several rows.
     """
 
     features: Features
     labels: csr_matrix
     users: tuple[str, ...] | None = None
+    parties: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, Images):
@@ -44,12 +47,19 @@ class Split:
         object.__setattr__(self, "labels", label_matrix(self.labels))
         if self.features.shape[0] != self.labels.shape[0]:
             raise DataError(f"{self.features.shape[0]} rows of features but {self.labels.shape[0]} rows of labels")
-        if self.users is not None:
-            if isinstance(self.users, str) or not isinstance(self.users, Iterable):
-                raise DataError(f"users should be a list of names, one per instance, not {self.users!r:.60}")
-            object.__setattr__(self, "users", tuple(map(str, self.users)))
-            if len(self.users) != self.features.shape[0]:
-                raise DataError(f"{len(self.users)} users' names for {self.features.shape[0]} instances")
+        for holders in ("users", "parties"):
+            object.__setattr__(self, holders, self._checked_holders(holders))
+
+    def _checked_holders(self, kind: str) -> tuple[str, ...] | None:
+        names = getattr(self, kind)
+        if names is None:
+            return None
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise DataError(f"{kind} should be a list of names, one per instance, not {names!r:.60}")
+        names = tuple(map(str, names))
+        if len(names) != self.features.shape[0]:
+            raise DataError(f"{len(names)} {kind}' names for {self.features.shape[0]} instances")
+        return names
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
@@ -61,8 +71,22 @@ class Split:
 
     def rows(self, index: np.ndarray) -> Split:
         """Return the instances at these positions, in this order."""
-        users = None if self.users is None else tuple(self.users[at] for at in np.arange(len(self))[index])
-        return Split(self.features[index], self.labels[index], users)
+        rows = np.arange(len(self))[index].tolist()
+        holders = (None if names is None else tuple(names[at] for at in rows) for names in (self.users, self.parties))
+        return Split(self.features[index], self.labels[index], *holders)
+
+    @cached_property
+    def in_one_place(self) -> Split:
+        """What one place would see that had the data of all parties: each record once, with all its labels."""
+        if self.parties is None:
+            return self
+        record = record_numbers(self.features)
+        _, first = np.unique(record, return_index=True)
+        pairs = self.labels.tocoo()
+        labels = csr_matrix((pairs.data, (record[pairs.row], pairs.col)), shape=(len(first), self.labels.shape[1]))
+        labels.sum_duplicates()
+        labels.data[:] = 1
+        return Split(self.features[first], labels)
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,6 +176,8 @@ class Dataset:
                 _update(digest, split.labels)
         if self.users is not None:
             digest.update("\0".join(self.users).encode())
+        if self.train.parties is not None:
+            digest.update(b"parties\0" + "\0".join(self.train.parties).encode())
         return digest.hexdigest()
 
 

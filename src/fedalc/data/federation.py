@@ -1,11 +1,13 @@
 """Positive-only clients: each has one label, holds instances that carry it, and knows of no other label.
 
 By labels, client u is label u, with all its instances. By users, a user's device holds only the user's instances, and
-each of their labels is a client: a label has as many clients as users with an instance of it.
+each of their labels is a client: a label has as many clients as users with an instance of it. By parties likewise, and
+as in a deployment: a record that several parties have is in several rows, one for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -16,6 +18,7 @@ from scipy.sparse import csc_matrix, csr_matrix
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.catalog.datasets import ENTRIES
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.records import record_numbers
 from fedalc.errors import ConfigError, DataError
 
 
@@ -36,7 +39,8 @@ class Clients(Protocol):
 
     @property
     def user_of(self) -> np.ndarray:
-        """The user of each client: a user's clients take part in a round together, or not at all."""
+        """The user of each client: a user's clients take part in a round together, or not at all. Clients of a party
+        are drawn one by one."""
 
     @property
     def label_count(self) -> int: ...
@@ -47,11 +51,13 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Federation:
-    """The clients' training instances. Each instance is stored once, even if several clients have it.
+    """The clients' training instances. Each instance is stored once, even if several clients of a party have it.
 
     `users`: the number of each instance's user; without it, each label is a user with all its instances. `numbers` and
     `keys` identify clients and instances in random draws, if this is a part of a larger federation. `parties`: the
-    number of each client's party, if a party has several labels.
+    number of each client's party, if a party has several labels. `by_party`: `users` are parties, so clients are in the
+    order of labels, as in a deployment. `parts`: for each (instance, label) pair, in the order of `labels`, the part of
+    its loss that its client counts; 1/h for a pair that h parties have, if each pair is to count once (default: 1).
     """
 
     features: csr_matrix
@@ -60,6 +66,8 @@ class Federation:
     keys: np.ndarray | None = None
     users: np.ndarray | None = None
     parties: np.ndarray | None = None
+    by_party: bool = False
+    parts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.labels.nnz == 0:
@@ -77,39 +85,54 @@ class Federation:
 
     @cached_property
     def held(self) -> csr_matrix:
-        """Instances × clients, in the order of `labels`: the client of each (instance, label) pair."""
-        if self.users is None:
+        """Instances × clients, in the order of `labels`: the client of each (instance, label) pair, and its part."""
+        if self.users is None and self.parts is None:
             return self.labels
-        shape = (self.labels.shape[0], len(self._owners))
-        return csr_matrix((self.labels.data, np.searchsorted(self._owners, self._owned), self.labels.indptr), shape)
+        clients, count = self.labels.indices, self.label_count
+        if self.users is not None:
+            clients, count = np.searchsorted(self._owners, self._owned), len(self._owners)
+        parts = self.labels.data if self.parts is None else self.parts
+        return csr_matrix((parts, clients, self.labels.indptr), (self.labels.shape[0], count))
 
     @cached_property
     def label_of(self) -> np.ndarray:
-        return np.arange(self.label_count) if self.users is None else self._owners % self.label_count
+        if self.users is None:
+            return np.arange(self.label_count)
+        return self._owners // self._user_count if self.by_party else self._owners % self.label_count
 
     @cached_property
     def user_of(self) -> np.ndarray:
-        return np.arange(self.label_count) if self.users is None else self._owners // self.label_count
+        if self.users is None or self.by_party:
+            return np.arange(len(self.label_of))
+        return self._owners // self.label_count
 
     @property
     def party_of(self) -> np.ndarray:
         """The sender of each client's change of θ, one for all its clients: a party, or else the user."""
-        return self.user_of if self.parties is None else self.parties
+        if self.parties is not None:
+            return self.parties
+        return self._owners % self._user_count if self.by_party else self.user_of
 
     @cached_property
     def _owned(self) -> np.ndarray:
         """User and label of each pair, as one number."""
         assert self.users is not None
-        return np.repeat(self.users, np.diff(self.labels.indptr)) * self.label_count + self.labels.indices
+        users, labels = np.repeat(self.users, np.diff(self.labels.indptr)), self.labels.indices.astype(np.int64)
+        return labels * self._user_count + users if self.by_party else users * self.label_count + labels
 
     @cached_property
     def _owners(self) -> np.ndarray:
-        """User and label of each client, as one number: by user, then by label."""
+        """User and label of each client, as one number: by user, then by label; of parties by label, then by party."""
         return np.unique(self._owned)
 
-    def user_count(self, clients: np.ndarray) -> int:
-        """Return how many users these clients belong to."""
-        return len(np.unique(self.user_of[clients]))
+    @cached_property
+    def _user_count(self) -> int:
+        assert self.users is not None
+        return int(self.users.max()) + 1
+
+    def sender_count(self, clients: np.ndarray) -> int:
+        """Return how many users or parties these clients belong to."""
+        return len(np.unique(self.party_of[clients]))
 
     @property
     def label_count(self) -> int:
@@ -120,7 +143,9 @@ class Federation:
         return int(self.features.shape[1])
 
     def number_of(self, client: int) -> int:
-        return client if self.numbers is None else int(self.numbers[client])
+        if self.numbers is None:
+            return int(self.label_of[client]) if self.by_party else client  # a party knows the numbers of labels alone
+        return int(self.numbers[client])
 
     def keys_of(self, instances: np.ndarray) -> np.ndarray:
         return instances if self.keys is None else self.keys[instances]
@@ -129,6 +154,14 @@ class Federation:
         """Return S_u, the row numbers of a client's instances."""
         start, stop = self._by_client.indptr[client : client + 2]
         return np.asarray(self._by_client.indices[start:stop])
+
+    def parts_of(self, client: int, instances: np.ndarray) -> np.ndarray | None:
+        """Return the part of each of these instances' losses that the client counts; None if that is all of them."""
+        if self.parts is None:
+            return None
+        start, stop = self._by_client.indptr[client : client + 2]
+        place = np.searchsorted(self._by_client.indices[start:stop], instances)
+        return np.asarray(self._by_client.data[start:stop][place])
 
     def pairs_of(self, clients: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
         """Return (instances, pairs): the instances of these clients, ascending, and instances × clients. The cost grows
@@ -143,36 +176,49 @@ class Federation:
         return self.held.tocsc()
 
 
-def form_clients(train: Split, by: Literal["labels", "users"]) -> Federation:
-    """Return one client per label, or one per label of each user."""
+def form_clients(
+    train: Split, by: Literal["labels", "users", "parties"], parts: np.ndarray | None = None
+) -> Federation:
+    """Return one client per label, or one per label of each user or party. `parts`: as in `Federation`."""
     if by == "labels":
-        return Federation(train.features, train.labels)
+        return Federation(train.features, train.labels, parts=parts)
+    if by == "parties":
+        if train.parties is None:
+            raise ConfigError("this dataset is not a folder with a folder per party; use labels", "clients")
+        return Federation(train.features, train.labels, users=numbered(train.parties), by_party=True, parts=parts)
     if train.users is None:
         known = ", ".join(entry.name for entry in ENTRIES if entry.users)
         raise ConfigError(
             f"this dataset has no users (these have: {known}, and lists of pictures with a user column); use labels",
             "clients",
         )
-    # (A numpy array would pad each name to the longest.)
-    number = {name: at for at, name in enumerate(sorted(set(train.users)))}
-    return Federation(train.features, train.labels, users=np.array([number[user] for user in train.users]))
+    return Federation(train.features, train.labels, users=numbered(train.users), parts=parts)
+
+
+def numbered(names: Sequence[str]) -> np.ndarray:
+    """Return a number for each name, in their order. (A numpy array of names would pad each to the longest.)"""
+    number = {name: at for at, name in enumerate(sorted(set(names)))}
+    return np.array([number[name] for name in names])
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Split, Split | None]:
     """Return (train, validation): the dataset's own validation data if it has any, else a random share of train.
 
-    With share 0 there is no validation data, even if the dataset ships its own.
+    With share 0 there is no validation data, even if the dataset ships its own. Of parties' data, all rows of a record
+    are on the same side, and validation has each record once.
     """
     if share == 0:
         return dataset.train, None
     if dataset.validation is not None:
         return dataset.train, dataset.validation
-    size = len(dataset.train)
+    train = dataset.train
+    record = np.arange(len(train)) if train.parties is None else record_numbers(train.features)
+    size = int(record.max()) + 1
     count = round(size * share)
     if not 0 < count < size:
         raise DataError(
             f"a validation share of {share} leaves nothing of {size} training instances on one side; "
             "set selection.validation=0 to train without"
         )
-    order = numpy_generator(seed, "validation").permutation(size)
-    return dataset.train.rows(np.sort(order[count:])), dataset.train.rows(np.sort(order[:count]))
+    held = np.isin(record, numpy_generator(seed, "validation").permutation(size)[:count])
+    return train.rows(np.flatnonzero(~held)), train.rows(np.flatnonzero(held)).in_one_place

@@ -26,13 +26,13 @@ def distinct_names(names: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
     counts = _counts(names)
     if len(counts) == len(names):
         return tuple(names), []
-    changed = [label for label, name in enumerate(names) if counts[_one_form(name)] > 1]
+    changed = [label for label, name in enumerate(names) if counts[one_form(name)] > 1]
     distinct, taken = list(names), set(counts)
     for label in changed:
         distinct[label] = f"{names[label]} #{label}"
-        while _one_form(distinct[label]) in taken:  # another label has that name
+        while one_form(distinct[label]) in taken:  # another label has that name
             distinct[label] += "'"
-        taken.add(_one_form(distinct[label]))
+        taken.add(one_form(distinct[label]))
     return tuple(distinct), changed
 
 
@@ -44,7 +44,7 @@ def checked_names(names: Any, count: int) -> tuple[str, ...]:
     if len(texts) != count:
         raise DataError(f"{len(texts)} label names for {count} labels")
     if (name := repeated_name(texts)) is not None:
-        first, second = [label for label, other in enumerate(texts) if _one_form(other) == name][:2]
+        first, second = [label for label, other in enumerate(texts) if one_form(other) == name][:2]
         raise DataError(f"labels {first} and {second} have the same name, {name!r}: give each a different name")
     for label, name in enumerate(texts):
         if not name.strip() or _UNSUITABLE.search(name):
@@ -55,8 +55,9 @@ def checked_names(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _counts(names: Sequence[str]) -> Counter[str]:
-    return Counter(map(_one_form, names))
+    return Counter(map(one_form, names))
 
 
-def _one_form(name: str) -> str:
+def one_form(name: str) -> str:
+    """Return the name in the Unicode form in which names are compared and hashed."""
     return unicodedata.normalize("NFC", name)

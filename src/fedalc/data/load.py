@@ -14,6 +14,7 @@ from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.decode import of_size
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.images.load import load_pictures
+from fedalc.data.parties import party_folders, read_parties
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
@@ -33,8 +34,9 @@ def load_dataset(
 
     fedalc looks for a known name in the folder of that name in `data_dir`, else in $FEDALC_DATA, else in ./data. Your
     own folder holds a train file (and perhaps a test and a validation file) in one of the formats, and may name the
-    labels in `labels.txt`. Parsed files are cached unless `cache` is false. `images` applies to pictures, `text` to raw
-    texts; `table` says which column of a table is what, and what to test on if there is no test file.
+    labels in `labels.txt`; or it has a folder of this kind for each party (`data.parties`). Parsed files are cached
+    unless `cache` is false. `images` applies to pictures, `text` to raw texts; `table` says which column of a table is
+    what, and what to test on if there is no test file.
     """
     as_path(name_or_path, "dataset")
     for given, kind, field in (
@@ -49,6 +51,8 @@ def load_dataset(
         return _load_known(catalog.entry(name_or_path), data_dir, options, images)
     path = Path(name_or_path)
     if path.is_dir():
+        if folders := party_folders(path):
+            return read_parties(path, folders, options)
         return _read(format_of(path), path, path.resolve().name, options)
     if path.is_file():
         return _read_alone(file_format(path), path, options)
@@ -127,7 +131,18 @@ def has_pictures(name_or_path: str | Path) -> bool:
         return entry.images is not None or entry.name == "mosaics"
     folder = Path(name_or_path)
     try:
+        folder = next(iter(party_folders(folder).values()), folder)
         return folder.is_dir() and next((f.has_pictures for f in formats() if f.recognises(folder)), False)
+    except Exception:  # reading it says what is wrong
+        return False
+
+
+def has_parties(name_or_path: str | Path) -> bool:
+    """Return whether a dataset has a folder per party. Does not check that it can be read."""
+    if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
+        return False
+    try:
+        return bool(party_folders(Path(name_or_path)))
     except Exception:  # reading it says what is wrong
         return False
 

@@ -54,7 +54,8 @@ class PartyByParty(Engine):
             loss += weights[party] * sent.loss
             if self.method.trains_rows:
                 _, column = np.unique(labels[of_party], return_inverse=True)
-                rows.append((sent.labels, sent.rows, torch.from_numpy(np.bincount(column, p[of_party])).to(model.W)))
+                weight = aggregation.cut_like(np.bincount(column, p[of_party]), rule.weights[party])
+                rows.append((sent.labels, sent.rows, torch.from_numpy(weight).to(model.W)))
         self.lengths.note(lengths)
         traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows, len(parties))
         mean = mean_rows(*(torch.cat(part) for part in zip(*rows, strict=True))) if rows else (sent.labels, sent.rows)

@@ -58,7 +58,7 @@ class ColumnPass:
     transposed: WeightedBags
     instances: Tensor
     pairs: csc_matrix  # instances × labels: 1 + the number of the pair's entry in `client`
-    client: Tensor  # p_u / n_u for each (instance, label) pair, in the order of the federation's labels
+    client: Tensor  # p_u / n_u for each (instance, label) pair, times its part, in the order of the federation's labels
     rest_counts: Tensor  # how often each instance counts in the part over all labels
     constant: float  # of the encoder: the last row of θ, if it is not 0
     kept: dict[str, Any] = field(default_factory=dict)  # second derivatives of the last θ
@@ -77,7 +77,6 @@ class ColumnPass:
             and settings.client.sample == 1
             and settings.client.negatives is None
             and settings.client.weight_decay == 0
-            and federation.users is None
         )
         if not possible or over_all is None:
             return None
@@ -86,12 +85,15 @@ class ColumnPass:
         features, labels = federation.features[chosen], federation.labels[chosen]
         counts = torch.from_numpy(federation.counts[federation.clients]).to(like)
         weights = method.weights(counts, federation.label_of[federation.clients]) / counts
-        of_label = like.new_zeros(federation.label_count)
-        of_label[torch.from_numpy(federation.label_of[federation.clients]).to(like.device)] = weights
+        of_client = like.new_zeros(len(federation.counts))
+        of_client[torch.from_numpy(federation.clients).to(like.device)] = weights
+        held = federation.held[chosen]
         label = torch.from_numpy(labels.indices.astype(np.int64)).to(like.device)
         instance = torch.from_numpy(np.repeat(np.arange(len(chosen)), np.diff(labels.indptr))).to(like.device)
         instances = torch.from_numpy(chosen).to(like.device)
-        client = of_label[label]
+        client = of_client[torch.from_numpy(held.indices.astype(np.int64)).to(like.device)]
+        if federation.parts is not None:
+            client = client * torch.from_numpy(held.data).to(like)
         rest_counts = like.new_zeros(len(chosen))
         rest_counts.index_add_(0, instance, method.rest_share(label, instances[instance]) * client)
         numbered = csr_matrix((np.arange(1, labels.nnz + 1), labels.indices, labels.indptr), shape=labels.shape)

@@ -68,7 +68,7 @@ class FusedEngine(Engine):
             parameter.grad = torch.zeros_like(parameter)
         for block in watched("instances", one_ahead(blocks), len(portion.instances), len):
             g = encoder(block.rows, chance)
-            fixed, label = g.detach(), place(block.label)
+            fixed, label, counted_share = g.detach(), place(block.label), block.of_pairs(share)
             pulls = []
             for part in self.method.parts:
                 g_part, W_part = fixed[:, part], W[:, part]
@@ -76,28 +76,28 @@ class FusedEngine(Engine):
                 lengths = g_part.square().sum(1)[block.instance].requires_grad_()
                 losses = self.method.loss(scores, lengths, block.label, block.instances[block.instance])
                 slope, growth = torch.autograd.grad(losses.sum(), (scores, lengths), allow_unused=True)
-                total += (losses.detach() * share[block.client]).sum()
-                pull = WeightedBags(label, block.starts, slope * share[block.client]) @ W_part
+                total += (losses.detach() * counted_share).sum()
+                pull = WeightedBags(label, block.starts, slope * counted_share) @ W_part
                 if growth is not None:
                     of_instance = torch.zeros_like(g_part[:, 0])
-                    of_instance.index_add_(0, block.instance, growth * share[block.client])
+                    of_instance.index_add_(0, block.instance, growth * counted_share)
                     pull = pull + 2 * of_instance.unsqueeze(1) * g_part
                 if self.method.set_loss is not None:
                     rest_share = self.method.rest_share(block.label, block.instances[block.instance])
                     counts = torch.zeros_like(g_part[:, 0])
-                    counts.index_add_(0, block.instance, rest_share * share[block.client])
+                    counts.index_add_(0, block.instance, rest_share * counted_share)
                     value, rest_pull = self._rest(g_part, W_part, counts, round_number)
                     total += value
                     pull = pull + rest_pull
                 pulls.append(pull)
                 if row_gradient is not None:
-                    weight = slope * inverse[block.client]
+                    weight = slope * block.of_pairs(inverse)
                     row_gradient[block.present, part] += block.by_client(weight) @ g_part
             torch.autograd.backward(g, torch.cat(pulls, dim=1))
         gradients = [parameter.grad for parameter in encoder.parameters() if parameter.grad is not None]
         distributed.sum_over([*gradients, total] + ([] if row_gradient is None else [row_gradient]))
 
-        users = self.federation.user_count(participants)
+        users = self.federation.sender_count(participants)
         traffic = Ledger.of_round(model.theta, W, len(participants), self.method.trains_rows, users)
         if row_gradient is None:
             rows = no_rows(W)
@@ -110,7 +110,7 @@ class FusedEngine(Engine):
         self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
     ) -> tuple[Tensor, Ledger]:
         (theta,) = model.theta
-        traffic = Ledger.of_curvature(theta, self.federation.user_count(participants))
+        traffic = Ledger.of_curvature(theta, self.federation.sender_count(participants))
         if self._by_columns is not None:
             product = self._by_columns.curvature(theta.detach(), direction, model.W)
         else:
@@ -132,10 +132,11 @@ class FusedEngine(Engine):
             with torch.no_grad():
                 g, moved = model.encoder(block.rows, chance), change.detach()
                 rest_share = self.method.rest_share(block.label, block.instances[block.instance])
-                weight = torch.zeros_like(g[:, 0]).index_add_(0, block.instance, rest_share * share[block.client])
+                counted = block.of_pairs(share)
+                weight = torch.zeros_like(g[:, 0]).index_add_(0, block.instance, rest_share * counted)
                 pull = (weight.unsqueeze(1) * loss.curve(g @ W.T, moved @ W.T)) @ W
                 own = loss.own_curve(products_at(g, W, block.instance, block.label))
-                own = own * products_at(moved, W, block.instance, block.label) * share[block.client]
+                own = own * products_at(moved, W, block.instance, block.label) * counted
                 pull += WeightedBags(block.label, block.starts, own) @ W
             torch.autograd.backward(change, pull)
         assert moving.grad is not None
@@ -165,10 +166,12 @@ class FusedEngine(Engine):
         label = torch.from_numpy(labels.indices.astype(np.int64)).to(W.device)  # of each (instance, label) pair
         instance = torch.from_numpy(np.repeat(np.arange(len(instances)), np.diff(labels.indptr))).to(W.device)
         shares = self.method.share(label, torch.from_numpy(instances).to(W.device)[instance])
-        counted = W.new_zeros(len(instances)).index_add_(0, instance, shares)
-        weights = self.method.label_weights[label]
+        weights, part = self.method.label_weights[label], torch.ones_like(shares)
+        if self.federation.parts is not None:
+            part = torch.from_numpy(self.federation.held[instances].data).to(W)
+        counted = W.new_zeros(len(instances)).index_add_(0, instance, shares * part)
         starts = torch.from_numpy(labels.indptr.astype(np.int64)).to(W.device)
-        targets = WeightedBags(label, starts, weights) @ W
+        targets = WeightedBags(label, starts, weights * part) @ W
         by_records = self.method.sends_gram and len(instances) < encoder.width and distributed.here().count == 1
         own_gram = self.method.sends_gram and not by_records
         gram, cross = W.new_zeros(0, 0), W.new_zeros(0, W.shape[1])
@@ -178,9 +181,9 @@ class FusedEngine(Engine):
             cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
         if len(cross) < encoder.width:
             gram, cross = self._with_columns(encoder, features, counted, targets, gram if own_gram else None, cross)
-        constant = weights.square().sum()
+        constant = (weights.square() * part).sum()
         distributed.sum_over([gram, cross, constant])
-        users = self.federation.user_count(participants)
+        users = self.federation.sender_count(participants)
         sends = self.method.sends_gram, self.method.secret_dim
         traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, *sends)
         whole = self._gram_of_records(encoder, features, counted) if by_records else gram
@@ -195,7 +198,7 @@ class FusedEngine(Engine):
         (theta,) = model.theta
         gradient, loss = columns.gradient(theta.detach(), model.W)
         distributed.sum_over([gradient, loss])
-        users = self.federation.user_count(participants)
+        users = self.federation.sender_count(participants)
         traffic = Ledger.of_round(model.theta, model.W, len(participants), False, users)
         change = gradient.mul_(self.settings.client.learning_rate)
         return RoundResult([change], *no_rows(model.W), loss.item(), traffic)

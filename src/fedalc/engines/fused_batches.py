@@ -29,12 +29,17 @@ class Block:
     present: Tensor  # indices of the participants that have a pair in the block
     order: Tensor  # the pairs sorted by participant
     client_starts: Tensor  # where each present participant begins in `order`
+    part: Tensor | None = None  # of each pair: the part of its loss that counts; None: all of it
 
     def __len__(self) -> int:
         return len(self.instances)
 
     def prefetch(self) -> None:
         self.rows.prefetch()
+
+    def of_pairs(self, per_client: Tensor) -> Tensor:
+        """Return a number of each participant for each of its pairs, times the pair's part."""
+        return per_client[self.client] if self.part is None else per_client[self.client] * self.part
 
     def by_client(self, weight: Tensor) -> WeightedBags:
         """Return one number per pair as a sparse matrix: present participants × instances."""
@@ -92,10 +97,12 @@ class Portion:
             client_starts = np.append(0, count.cumsum())
             client = pairs.indices
             arrays = (chosen, pairs.indptr, instance, client, labels[client], present, order, client_starts)
-            yield Block(
+            block = Block(
                 make_batch(self._features_of(chosen), self.federation.keys_of(chosen), like.dtype, like.device),
                 *(torch.from_numpy(array.astype(np.int64)).to(like.device) for array in arrays),
             )
+            whole = self.federation.parts is None
+            yield block if whole else replace(block, part=torch.from_numpy(pairs.data).to(like))
 
     def _features_of(self, instances: np.ndarray) -> csr_matrix:
         rows = self.federation.features[instances]

@@ -55,7 +55,7 @@ class ClientsEngine(Engine):
         rows = no_rows(model.W)
         if self.method.trains_rows:
             rows = mean_rows(torch.from_numpy(labels).to(model.W.device), copies, weights)
-        sent, users = model.theta + model.statistics, self.federation.user_count(participants)
+        sent, users = model.theta + model.statistics, self.federation.sender_count(participants)
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(change, *rows, loss, traffic, statistics=statistics)
 
@@ -69,7 +69,7 @@ class ClientsEngine(Engine):
         for client, weight in watched("clients", zip(participants.tolist(), weights, strict=True), len(participants)):
             self._add_curvature(model, along, client, weight)
         assert moving.grad is not None
-        return moving.grad, Ledger.of_curvature(direction, self.federation.user_count(participants))
+        return moving.grad, Ledger.of_curvature(direction, self.federation.sender_count(participants))
 
     def _add_curvature(self, model: Model, along: Encoder, client: int, weight: float) -> None:
         """Add the client's part of H p, times its weight, to the gradient of `along`, whose θ is p."""
@@ -100,14 +100,19 @@ class ClientsEngine(Engine):
                 own = torch.full_like(instances, label)
                 rows = self._rows(part, W)
                 assert isinstance(rows, SparseRows)  # no encoder of pictures is linear
-                x = model.encoder.design(rows).dense()
+                x, counted = model.encoder.design(rows).dense(), self._parts_of(client, part, W)
                 if sends_gram:
-                    gram += (x * self.method.share(own, instances).unsqueeze(1)).T @ x
-                cross += torch.outer(x.sum(0), weights[label] * W[label])
-            constant += len(held) * weights[label].item() ** 2
-        users = self.federation.user_count(participants)
+                    gram += (x * (self.method.share(own, instances) * counted).unsqueeze(1)).T @ x
+                cross += torch.outer((x * counted.unsqueeze(1)).sum(0), weights[label] * W[label])
+                constant += counted.sum().item() * weights[label].item() ** 2
+        users = self.federation.sender_count(participants)
         traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram, self.method.secret_dim)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
+
+    def _parts_of(self, client: int, instances: np.ndarray, like: Tensor) -> Tensor:
+        """Return the part of each instance's loss that the client counts."""
+        parts = self.federation.parts_of(client, instances)
+        return like.new_ones(len(instances)) if parts is None else torch.from_numpy(parts).to(like)
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
         """Train the client's encoder in place. Return its row and its loss during the first epoch."""
@@ -175,7 +180,10 @@ class ClientsEngine(Engine):
         ]
         if self.method.set_loss is not None:
             losses.append(self._rest(g, W, own, held, round_number))
-        return torch.stack(losses).sum()
+        whole = torch.stack(losses)
+        if self.federation.parts is not None:
+            whole = whole * self._parts_of(client, instances, whole)
+        return whole.sum()
 
     def _rest(self, g: Tensor, W: Tensor, own: Tensor, instances: Tensor, round_number: int) -> Tensor:
         """Return the client's share of the loss's part over all labels, for each instance."""

@@ -22,6 +22,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
 from fedalc.core.seeds import derived_seed
 from fedalc.data.dataset import Split
+from fedalc.data.federation import numbered
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.identity import SharedEncoder, make_hasher
 from fedalc.labels.collection.join import Joined
@@ -58,6 +59,7 @@ class LabelKnowledge:
 
     labels: Correlations | PrivateLabelSets
     set_sizes: np.ndarray | None = None  # m of every instance, if the server tells the clients
+    holders: np.ndarray | None = None  # how many parties have each (instance, label) pair, if the server tells them
     bytes_up: int = 0
     bytes_down: int = 0
     collection: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +115,14 @@ def learn_labels(
         needed = train.labels.getnnz(axis=0) > 0 if needed is None else needed
         return _from_file(settings, Path(settings.collection.correlations), names, needed)
     shared = SharedEncoder(settings.encoder, settings.seed)
-    return protected(settings, collect(settings.collection, train.features, train.labels, names, shared), looks, phase)
+    parties = numbered(train.parties) if settings.clients == "parties" and train.parties is not None else None
+    if parties is not None and settings.collection.identity == "record":
+        raise ConfigError(
+            'the numbers of rows mean nothing to another party; use "content": equal records are the same',
+            "collection.identity",
+        )
+    collection = collect(settings.collection, train.features, train.labels, names, shared, parties)
+    return protected(settings, collection, looks, phase)
 
 
 def protected(settings: Experiment, collection: Collection, looks: int, phase: str = "fit") -> LabelKnowledge:
@@ -121,9 +130,16 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
     privacy = settings.privacy
     if privacy.mechanism is None:
         exact = Correlations.from_label_sets(collection.label_sets)
-        with_sizes = settings.client.loss != "hinge" and settings.client.set_size == "exact"
-        sizes, bytes_down = (collection.set_sizes, collection.bytes_down) if with_sizes else (None, 0)
-        return LabelKnowledge(exact, sizes, collection.bytes_up, bytes_down, collection.facts)
+        if not settings.tells_shares:
+            return LabelKnowledge(exact, bytes_up=collection.bytes_up, collection=collection.facts)
+        return LabelKnowledge(
+            exact,
+            collection.set_sizes,
+            collection.holders,
+            collection.bytes_up,
+            collection.bytes_down,
+            collection.facts,
+        )
     z = _multiplier(settings, looks)
     seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
     repeatable = seed is not None or distributed.here().count > 1  # all processes must get the same result

@@ -1,35 +1,40 @@
-"""What every trained model, encoder or oracle, can do: rank labels, give probabilities, and decide on label sets."""
+"""What every trained model, encoder or oracle, can do: rank labels, give probabilities, and decide on label sets.
+
+This module does not import torch, which takes seconds.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from fedalc.core.arguments import as_count, check_scores
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
+from fedalc.data.text.base import TextFeatures
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.models.calibration import PREFIX, Calibration, sigmoid
+from fedalc.models.calibration import Calibration, sigmoid
 from fedalc.models.thresholds import Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DENSE_LIMIT = 10**8  # instances × labels that `predict_proba` returns at once: 800 MB
 BYTES_PER_SCORE = 32  # of a block: scores, in double precision, log-odds and what is compared
 
 
 class Scores(Protocol):
-    """Scores of some instances for all labels; -inf for labels that are never given."""
+    """Scores of some instances for all labels, as tensors or arrays; -inf for labels that are never given."""
 
-    def of_instances(self, rows: slice) -> Tensor: ...
+    def of_instances(self, rows: slice) -> Any: ...
 
-    def of_labels(self, labels: slice) -> Tensor: ...
+    def of_labels(self, labels: slice) -> Any: ...
 
-    def top(self, k: int) -> tuple[Tensor, Tensor]: ...
+    def top(self, k: int) -> tuple[Any, Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +63,17 @@ class Predictor(ABC):
 
     label_names: tuple[str, ...]
     held: np.ndarray  # the labels that it can give: those that had a client
+    text: TextFeatures | None  # what turns raw texts into features
     calibration: Calibration | None
+
+    @property
+    @abstractmethod
+    def feature_count(self) -> int: ...
+
+    @property
+    def picture_size(self) -> int | None:
+        """Width and height of its input pictures in pixels, or None if it takes rows of features."""
+        return None
 
     @abstractmethod
     def scorer(self, features: Any) -> Scores:
@@ -73,13 +88,13 @@ class Predictor(ABC):
         sum of one per sub-model for fedmlh), and any number where it is "raw" (as in fedalc-exact) and for oracles.
         """
         k = as_count(k, "k")
-        labels, scores = self.scorer(features).top(k)
-        check_scores(scores.numpy())
-        return labels.numpy(), scores.numpy()
+        labels, scores = map(_array, self.scorer(features).top(k))
+        check_scores(scores)
+        return labels, scores
 
     def scores(self, features: Any) -> np.ndarray:
         """Return the scores of all labels, instances × labels; -inf for a label without a client."""
-        scores: np.ndarray = self.scorer(features).of_labels(slice(0, len(self.label_names))).cpu().numpy()
+        scores = _array(self.scorer(features).of_labels(slice(0, len(self.label_names))))
         check_scores(scores)
         return scores
 
@@ -125,25 +140,17 @@ class Predictor(ABC):
         return self.calibration
 
 
-def calibration_tensors(calibration: Calibration | None) -> dict[str, Tensor]:
-    """Return what a model folder has of a calibration."""
-    parts = {} if calibration is None else calibration.parts()
-    return {name: torch.from_numpy(part) for name, part in parts.items()}
-
-
-def read_calibration(tensors: Mapping[str, Tensor], label_count: int) -> Calibration | None:
-    """Return the calibration of a model folder; None in one without, as older versions wrote it."""
-    parts = {name: tensor.clone().numpy() for name, tensor in tensors.items() if name.startswith(PREFIX)}
-    return Calibration.from_parts(parts, label_count)
-
-
 def features_count(features: Any) -> int:
     """Return the number of instances."""
     return int(features.shape[0]) if hasattr(features, "shape") else len(features)
 
 
-def _checked(scores: Tensor) -> np.ndarray:
-    numbers: np.ndarray = scores.cpu().double().numpy()
+def _array(numbers: Tensor | np.ndarray) -> np.ndarray:
+    return numbers if isinstance(numbers, np.ndarray) else numbers.cpu().numpy()
+
+
+def _checked(scores: Tensor | np.ndarray) -> np.ndarray:
+    numbers = _array(scores).astype(np.float64)
     check_scores(numbers)
     return numbers
 

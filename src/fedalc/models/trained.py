@@ -23,9 +23,10 @@ from fedalc.data.matrices import feature_matrix
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.models.calibration import Calibration
+from fedalc.models.calibration_parts import calibration_tensors, read_calibration
 from fedalc.models.encoders import make_encoder, scale_rows
 from fedalc.models.model import Model
-from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
+from fedalc.models.predicting import Predictor
 from fedalc.models.scoring import Scorer
 from fedalc.models.text_parts import from_texts, text_of, text_parts
 

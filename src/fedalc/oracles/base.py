@@ -26,8 +26,9 @@ from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation.score_blocks import top_labels
 from fedalc.models.calibration import Calibration
+from fedalc.models.calibration_parts import calibration_tensors, read_calibration
 from fedalc.models.encoders import scale_rows
-from fedalc.models.predicting import Predictor, calibration_tensors, read_calibration
+from fedalc.models.predicting import Predictor
 from fedalc.models.text_parts import from_texts, text_of, text_parts
 
 FORMAT = 1

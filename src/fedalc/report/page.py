@@ -52,7 +52,7 @@ def write_page(folder: Path, result: Result | None = None) -> Path:
         headline=_headline(result),
         metrics=_metrics_of(result, selection),
         measured="at the parties" if by_parties(result) else "test",
-        parties=read_left_out(folder / PARTIES_LOG) if result.get("parties") else None,
+        parties=read_left_out(folder / PARTIES_LOG) if (folder / PARTIES_LOG).exists() else None,
         validation=None if ranked_by_parties(result) else _validation_heading(selection, centralised),
         collapse=_collapse(result),
         cost=_cost(result),
@@ -94,12 +94,14 @@ def sentence(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     phases = {record.get("phase") for record in records}
     clients, parties, users = text(result.get("clients")), result.get("parties"), result.get("users")
     of = f" of {text(users)} users" if users else ""
+    deployed = parties and result.get("engine") == "flower"
+    of = f" of {text(parties)} parties" if parties and not deployed else of
     start = (
         f"Method {text(result.get('method'))} with preset {text(result.get('preset'))}"
-        + ("" if parties else f" on dataset {dataset_name(result)}")
+        + ("" if deployed else f" on dataset {dataset_name(result)}")
         + (
             f": {clients} labels at {text(parties)} parties, "
-            if parties
+            if deployed
             else f": {clients} clients{of} with one label each, "
         )
         + f"engine {text(result.get('engine'))}, seed {text(result.get('seed'))}."

@@ -31,7 +31,7 @@ __all__ = ["AnyTraining", "Callback", "checked_callbacks", "inverse_propensity",
 
 def inverse_propensity(dataset: Dataset) -> np.ndarray:
     """Return 1 / p_l for each label, with the dataset's own constants if it has them."""
-    name, train = dataset.name, dataset.train.labels
+    name, train = dataset.name, dataset.train.in_one_place.labels
     propensity = Propensity(*entry(name).propensity) if is_known(name) else Propensity()
     return propensity.inverse(train.getnnz(axis=0), train.shape[0])
 

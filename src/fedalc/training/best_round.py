@@ -10,8 +10,8 @@ from torch import Tensor
 from fedalc.config.schema import SelectionSettings
 from fedalc.evaluation.metrics import find_metric
 from fedalc.models.calibration import Calibration
+from fedalc.models.calibration_parts import calibration_tensors, read_calibration
 from fedalc.models.model import Model, model_with
-from fedalc.models.predicting import calibration_tensors, read_calibration
 
 
 class BestRound:

@@ -66,12 +66,20 @@ def calibrate_on_parts(
     """
     if not (METHODS[settings.method].one_round or after_search):
         return None, {"left_out": "no record was held out (selection.validation = 0)"}
+    found, facts = score_parts(settings, dataset, rounds, done)
+    if not found:
+        return None, {"left_out": "too few records with labels"}
+    calibration = fit_calibration(found, dataset.label_count, log_shares(dataset.train.labels))
+    return calibration, summary(calibration) | facts
+
+
+def score_parts(
+    settings: Experiment, dataset: Dataset, rounds: int, done: Callable[[int, int], None] = lambda number, total: None
+) -> tuple[list[HeldOut], dict[str, Any]]:
+    """Train without each part of train and score it. Return the scores, and what it took."""
     train = replace(dataset.train, features=scale_rows(dataset.train.features, settings.encoder.features))
     parts = list(_parts(settings, dataset, train))
-    if not parts:
-        return None, {"left_out": "too few records with labels"}
-    began, found = time.perf_counter(), []
-    traffic = Ledger()
+    began, traffic, found = time.perf_counter(), Ledger(), []
     for number, (rest, part) in enumerate(parts):
         training = simulated(settings, rest, knowledge_for(settings, rest, dataset.label_names))
         for round_number in range(1, rounds + 1):
@@ -82,14 +90,8 @@ def calibrate_on_parts(
         scorer = Scorer(training.averaged_model(), part.features, held, budget)
         shares = log_shares(rest.labels)
         found.append(held_out_scores(scorer, part.labels, held, shares, settings.seed + number, budget))
-    facts = {
-        "parts": len(parts),
-        "seconds": time.perf_counter() - began,
-        "bytes_up": traffic.up,
-        "bytes_down": traffic.down,
-    }
-    calibration = fit_calibration(found, dataset.label_count, log_shares(train.labels))
-    return calibration, summary(calibration) | facts
+    seconds = time.perf_counter() - began
+    return found, {"parts": len(parts), "seconds": seconds, "bytes_up": traffic.up, "bytes_down": traffic.down}
 
 
 def _parts(settings: Experiment, dataset: Dataset, train: Split) -> Iterator[tuple[Split, Split]]:

@@ -55,10 +55,15 @@ def knowledge_for(
     return learn_labels(settings, train, planned_looks(settings, phases), names, phase, needed)
 
 
+def counted_parts(knowledge: LabelKnowledge | None) -> np.ndarray | None:
+    """Return the part of each (instance, label) pair that each of its h holders counts, 1/h; None: all of it."""
+    return None if knowledge is None or knowledge.holders is None else 1 / knowledge.holders
+
+
 def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | None = None) -> FederatedTraining:
     """Begin a training whose clients are all in this process."""
     settings = for_labels(settings, train.labels.shape[1])
-    federation = form_clients(train, settings.clients)
+    federation = form_clients(train, settings.clients, counted_parts(knowledge))
     hasher = make_hasher(settings.collection) if settings.embeddings.secret else None
     return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge, hasher)
 

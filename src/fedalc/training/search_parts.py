@@ -56,7 +56,7 @@ class SplitPart(Part):
 
     @property
     def counts(self) -> np.ndarray:
-        return np.asarray(self.train.labels.getnnz(axis=0))
+        return np.asarray(self.train.in_one_place.labels.getnnz(axis=0))
 
     def begin(self, settings: Experiment, traffic: Ledger) -> FederatedTraining:
         if not self._knowledge:

@@ -243,8 +243,10 @@ class Training(AnyTraining):
         result.aggregation = self.settings.server.aggregation
         result.collapse = collapse_of(trained.model, trained.held, self._budget)
         result.clients = len(federation.clients)
-        if self.settings.clients != "labels":
+        if self.settings.clients == "users":
             result.users = len(np.unique(federation.user_of[federation.clients]))
+        if self.settings.clients == "parties":
+            result.parties = len(set(self.dataset.train.parties or ()))
         result.collection = None if knowledge is None else knowledge.collection
         result.privacy = self.budget.spent(knowledge, self.cost()["looks_at_labels"])
         return result

@@ -30,6 +30,7 @@ from fedalc.config.resolve import experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset
+from fedalc.data.records import record_numbers
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import Interrupted
@@ -311,13 +312,13 @@ class Search:
         if self.data.validation is not None:
             held_out = self.data.validation
             return [SplitPart(train, replace(held_out, features=scale_rows(held_out.features, how)), names)]
-        labelled = np.flatnonzero(train.labels.getnnz(axis=1))
+        record = np.arange(len(train)) if train.parties is None else record_numbers(train.features)
+        labelled = np.unique(record[train.labels.getnnz(axis=1) > 0])
         size = min(round(HELD_OUT * len(labelled)), MOST)
         order = labelled[numpy_generator(self.settings.seed, "tuning").permutation(len(labelled))]
         count = min(2 if self._is_large else int(1 / HELD_OUT), -(-ENOUGH // size))
-        parts = [np.sort(order[number * size : (number + 1) * size]) for number in range(count)]
-        others = [np.setdiff1d(np.arange(len(train)), part) for part in parts]
-        return [SplitPart(train.rows(rest), train.rows(part), names) for part, rest in zip(parts, others, strict=True)]
+        parts = [np.isin(record, order[number * size : (number + 1) * size]) for number in range(count)]
+        return [SplitPart(train.rows(~part), train.rows(part).in_one_place, names) for part in parts]
 
     def _training(self, part: Part, trial: Trial, traffic: Ledger) -> FederatedTraining:
         power = 0.0 if self._has_axes else ONE_POWER  # with axes, powers scale the scores afterwards

@@ -14,8 +14,9 @@ from fedalc.core.progress_events import watching
 from fedalc.data.images.loose_files import picture_blocks
 from fedalc.data.text.encoded import EncodedText
 from fedalc.errors import FedalcError
-from fedalc.models.trained import TrainedModel
-from fedalc.workflows.load_model import finished_model
+from fedalc.workflows.counting import counting
+from fedalc.workflows.load_model import light_model
+from fedalc.workflows.new_instances import table_of
 from fedalc.workflows.prediction_files import (
     Answer,
     FirstPictures,
@@ -24,7 +25,6 @@ from fedalc.workflows.prediction_files import (
     predict_pictures,
     predict_rows,
 )
-from fedalc.workflows.progress_bars import counting
 
 
 def predict_file(
@@ -46,8 +46,8 @@ def predict_file(
     sentence encoder of training now is.
     The first pictures go to `sheet`, if given. Notes and progress go to standard error.
     """
-    model = finished_model(run, device)
-    size = model.picture_size if isinstance(model, TrainedModel) else None
+    model = light_model(run, file, device)
+    size = model.picture_size
     if size is None and sheet is not None:
         raise FedalcError("--sheet: this model was trained on features, not on pictures")
     if sheet is not None and (answer.threshold is not None or answer.abstain_below is not None):
@@ -58,6 +58,7 @@ def predict_file(
         if not isinstance(model.text, EncodedText):
             raise FedalcError("--text-encoder: this model was not trained on the rows of a sentence encoder")
         model.text.look_in(text_encoder)
+    table = table_of(run)
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(note: str) -> None:
@@ -71,10 +72,9 @@ def predict_file(
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
                 watching(lambda what, done, total: progress(done, total, what)),
             ):
-                predictions = predict_rows(model, str(file), answer)
+                predictions = predict_rows(model, str(file), answer, table)
             writer.write(predictions)
         else:
-            assert isinstance(model, TrainedModel)
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
                 blocks = picture_blocks(Path(file), size, broken, progress=progress, tell=tell)
                 for images, predictions in predict_pictures(model, blocks, answer):

@@ -11,12 +11,11 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import Images
 from fedalc.data.images.loose_files import joined
 from fedalc.models.predicting import LabelSets, Predictor, decide, features_count
 from fedalc.models.thresholds import as_rule
-from fedalc.models.trained import TrainedModel
-from fedalc.oracles import TrainedOracle
 from fedalc.workflows.new_instances import read_features
 
 Format = Literal["csv", "jsonl"]
@@ -82,14 +81,14 @@ def _without_abstained(best: Predictions, sets: LabelSets) -> Predictions:
     return Predictions(best.instances, labels, scores, probabilities, sets.abstained)
 
 
-def predict_rows(model: TrainedModel | TrainedOracle, given: str, answer: Answer) -> Predictions:
+def predict_rows(model: Predictor, given: str, answer: Answer, table: TableSettings | None = None) -> Predictions:
     """Predict on a text, or on all instances of a file at once."""
-    features = read_features(model, given)
+    features = read_features(model, given, table)
     return predictions_for(model, features, answer, range(features.shape[0]))
 
 
 def predict_pictures(
-    model: TrainedModel, blocks: Iterable[Images], answer: Answer
+    model: Predictor, blocks: Iterable[Images], answer: Answer
 ) -> Iterator[tuple[Images, Predictions]]:
     """Predict on pictures, block by block."""
     for images in blocks:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -177,12 +177,6 @@ def _stopping() -> str:
     return f"stopping as soon as this round is finished and saved{again}"
 
 
-class Counter(Protocol):
-    """Called with the number of items done, the total (None if unknown), and the kind of item if it changes."""
-
-    def __call__(self, done: int, total: int | None, now: str = ...) -> None: ...
-
-
 def make_progress(console: Console, title: str, quiet: bool) -> list[LiveProgress | PlainProgress]:
     if quiet:
         return []
@@ -207,26 +201,3 @@ def progress_shown(verbose: bool | None, title: str) -> Iterator[list[LiveProgre
     finally:
         for callback in callbacks:
             callback.close()
-
-
-@contextmanager
-def counting(console: Console, what: str, shown: bool) -> Iterator[Counter]:
-    """Show a bar that the returned function updates. It disappears at the end."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    # Do not redirect standard output: it may go to a file.
-    with Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task(what, total=None)
-
-        def show(done: int, total: int | None, now: str = what) -> None:
-            if bar.tasks[task].description != now:  # a new step has its own speed
-                bar.reset(task, description=now)
-            bar.update(task, completed=done, total=total)
-
-        yield show

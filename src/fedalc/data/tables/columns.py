@@ -237,7 +237,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _there_are(names: Sequence[str]) -> str:
-    return f"the columns are {_quoted(names)}"
+    return f"The columns are {_quoted(names)}"
 
 
 def _called(names: Sequence[str]) -> str:

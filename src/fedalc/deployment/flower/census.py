@@ -6,7 +6,7 @@ The server sees pseudonyms of labels and keyed digests of instances, and joins e
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.deployment.flower.collecting import collect
 from fedalc.deployment.flower.connections import Parties
-from fedalc.deployment.flower.held_out_records import HeldOutRecords
+from fedalc.deployment.flower.held_out_records import HeldOutRecords, restored_holders
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
 from fedalc.deployment.flower.roster import Roster
+from fedalc.deployment.flower.shared_labels import holders_by_party
 from fedalc.deployment.flower.wire import SEARCH, for_parties, task
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.join import distinct, join, set_sizes, too_many_labels
-from fedalc.labels.collection.messages import Messages, byte_order
+from fedalc.labels.collection.messages import Messages
 from fedalc.labels.collection.simulate import Collection
 from fedalc.labels.correlations import Correlations
 from fedalc.labels.knowledge import LabelKnowledge, protected
@@ -39,6 +40,8 @@ from fedalc.training.federated import planned_looks
 @dataclass(frozen=True)
 class Census:
     """`set_sizes`: per party, the number of labels of each instance whose digest it sent (ascending, each once).
+    `holders`: if parties may have the same labels and learn set sizes, per party how many parties have each of its
+    pairs of an instance and a label (by digest, then pseudonym).
     `share`: the share of its instances that each party keeps out of training for evaluation. `run`: the run id that
     digests and pseudonyms are hashed for; "" in a run of an early version without run ids. `ranking`: the held-out
     records, if parties rank labels for them; None also in runs of earlier versions. `search`: if the run searches for
@@ -51,6 +54,7 @@ class Census:
     run: str
     ranking: HeldOutRecords | None = None
     search: str = ""
+    holders: dict[int, np.ndarray] = field(default_factory=dict)
 
     def about(self, labels: np.ndarray) -> dict[str, Any]:
         """Return the part of a question that names the labels it is about."""
@@ -60,6 +64,8 @@ class Census:
     def tensors(self) -> dict[str, Tensor]:
         tensors = self.roster.tensors()
         tensors |= {f"set_sizes.{party}": torch.from_numpy(sizes) for party, sizes in self.set_sizes.items()}
+        holders = {party: torch.from_numpy(each.astype(np.int64)) for party, each in self.holders.items()}
+        tensors |= {f"holders.{party}": each for party, each in holders.items()}
         if self.knowledge is not None:
             assert isinstance(self.knowledge.labels, Correlations)
             tensors |= self.knowledge.labels.tensors()
@@ -110,7 +116,7 @@ class Census:
             knowledge = LabelKnowledge(labels, **saved)
         ranking = None if facts.get("ranking") is None else HeldOutRecords.restored(tensors, facts["ranking"])
         run, search = str(facts.get("run", "")), str(facts.get(SEARCH, ""))
-        return cls(roster, knowledge, sizes, facts["share"], run, ranking, search)
+        return cls(roster, knowledge, sizes, facts["share"], run, ranking, search, restored_holders(tensors))
 
 
 def question(settings: Experiment, share: float, run: str, search: str = "") -> RecordDict:
@@ -148,8 +154,13 @@ def take_census(
     known = _few_enough_labels(parties, _distinct_names(parties.gather()), most_labels)
     known = _same_features(parties, known)
     known = _enough_drawn(parties, settings, known)
+    shared = settings.clients == "parties"
+    if shared:  # the order of clients is that of a simulation, where parties are known by name
+        known = dict(sorted(known.items(), key=lambda item: item[1].client))
+    elif max(Counter(label for who in known.values() for label in who.labels).values()) > 1:
+        parties.say('labels: several parties claim the same label; if they are to share it, set clients = "parties"')
     if not settings.uses_labels:
-        roster, _ = _roster(parties, known)
+        roster, _ = _roster(parties, known, shared)
         parties.say(who_is_in(roster))
         ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
         return Census(roster, None, {}, share, run, ranking, search)
@@ -157,16 +168,19 @@ def take_census(
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
         raise FedalcError("no party's label sets could be used")
-    joined = join([messages[node] for node in known], say_counts=not private)
+    joined = join([messages[node] for node in known], say_counts=not private, shared_labels=shared)
     for note in joined.notes:
         parties.say(f"label sets: {note}")
     column = {pseudonym.tobytes(): number for number, pseudonym in enumerate(joined.pseudonyms)}
-    roster, nodes = _roster(parties, known, set(column))
+    known = {node: who for node, who in known.items() if who.client in joined.clients}
+    roster, nodes = _roster(parties, known, shared, set(column))
     label_sets = joined.label_sets[:, [column[pseudonym.tobytes()] for pseudonym in roster.pseudonyms]]
-    exact = settings.client.loss != "hinge" and settings.client.set_size == "exact"
     sizes = {}
-    for party, node in nodes.items() if exact else ():
+    for party, node in nodes.items() if settings.tells_shares else ():
         sizes[party] = set_sizes(joined, distinct(messages[node].digests)[0])
+    holders = {}
+    if shared and settings.tells_shares:
+        holders = holders_by_party({party: messages[node] for party, node in nodes.items()})
     sent = [messages[node] for node in nodes.values()]
     facts = {
         "algorithm": joined.protocol.algorithm,
@@ -186,13 +200,15 @@ def take_census(
     else:
         parties.say(who_is_in(roster))
     ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
-    return Census(roster, knowledge, sizes, share, run, ranking, search)
+    return Census(roster, knowledge, sizes, share, run, ranking, search, holders)
 
 
 def who_is_in(roster: Roster) -> str:
     """Return one line for the log. Log noised counts only after the run is charged for them and they are saved."""
     instances = f"{int(roster.counts.sum())} instances{' (noised)' * roster.is_noised}"
-    return f"{len(roster.parties)} parties with {roster.label_count} labels and {instances}"
+    shared = int((np.bincount(roster.label_of) > 1).sum())
+    several = f" ({shared} at several parties)" if shared else ""
+    return f"{len(roster.parties)} parties with {roster.label_count} labels{several} and {instances}"
 
 
 def _few_enough_labels(parties: Parties, known: dict[int, Introduction], most: int) -> dict[int, Introduction]:
@@ -249,22 +265,25 @@ def _held_out_records(
         parties, "held_out", question(settings, share, run), known, counts, "is not evaluated", run, share
     )
     try:
-        joined = join(messages.values(), max_labels=roster.label_count * len(roster.parties))
+        shared = settings.clients == "parties"
+        joined = join(messages.values(), max_labels=roster.label_count * len(roster.parties), shared_labels=shared)
     except FedalcError as error:  # no message, or no protocol that most parties use: training does without
         parties.say(f"held-out instances: {error}; the last round is kept")
         return None
     for note in joined.notes:
         parties.say(f"held-out instances: {note}")
     bytes_up = sum(m.digests.nbytes + m.labels.nbytes + m.pseudonyms.nbytes for m in messages.values())
-    records = HeldOutRecords.of(joined, roster, bytes_up)
+    sent = {parties.party_of[node]: part for node, part in messages.items() if part.client in joined.clients}
+    records = HeldOutRecords.of(joined, roster, bytes_up, sent if shared else None)
     parties.say(f"{len(records)} held-out instances at {len(records.parties)} parties, to rank labels for")
     return records if len(records) else None
 
 
 def _roster(
-    parties: Parties, known: dict[int, Introduction], joined: set[bytes] | None = None
+    parties: Parties, known: dict[int, Introduction], shared: bool, joined: set[bytes] | None = None
 ) -> tuple[Roster, dict[int, int]]:
-    """Return the labels with their owners, and party → node. A label that several parties claim is left out.
+    """Return the labels with their owners, and party → node. A label that several parties claim is left out, unless
+    labels may be `shared`.
 
     `joined`: the labels that the join of label sets kept, if there was one.
     """
@@ -274,30 +293,46 @@ def _roster(
     rows = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(len(claims), -1)
     pseudonyms, label = distinct(rows)
     claimant = np.array([number for number, _ in claims])
-    stands, notes = settle(label, claimant, pseudonyms, [who.client for who in introductions])
-    for note in notes:
-        parties.say(f"labels: {note}")
+    stands = np.ones(len(claims), dtype=bool)
+    if not shared:
+        stands, notes = settle(label, claimant, pseudonyms, [who.client for who in introductions])
+        for note in notes:
+            parties.say(f"labels: {note}")
     if joined is not None:
         stands &= np.array([name in joined for name in names])
     if not stands.any():
         raise FedalcError("no label is left that only one party claims")
     chosen = np.flatnonzero(stands)
-    chosen = chosen[byte_order(rows[chosen])]
+    chosen = chosen[np.lexsort((claimant[chosen], label[chosen]))]
     owned = [(introductions[number], index) for number, index in (claims[claim] for claim in chosen)]
     members = sorted(set(claimant[chosen].tolist()))
+    used, label_of = np.unique(label[chosen], return_inverse=True)
     roster = Roster(
         parties=tuple(introductions[number].client for number in members),
-        pseudonyms=rows[chosen],
+        pseudonyms=pseudonyms[used],
+        label_of=label_of,
         owner=np.searchsorted(members, claimant[chosen]),
         counts=np.array([who.counts[index] for who, index in owned]),
         held_out=np.array([who.held_out[index] for who, index in owned]),
         feature_count=introductions[0].features,
-        names=tuple(who.names[index] if who.names else who.labels[index].hex() for who, index in owned),
+        names=_label_names(owned, label_of),
     )
     node_of = {party: nodes[number] for party, number in enumerate(members)}
     for party, node in node_of.items():
         parties.connect(party, node)
     return roster, node_of
+
+
+def _label_names(owned: list[tuple[Introduction, int]], label_of: np.ndarray) -> tuple[str, ...]:
+    """Return the name of each label, of the first party that shares it; else its pseudonym."""
+    names: dict[int, str] = {}
+    for label, (who, index) in zip(label_of.tolist(), owned, strict=True):
+        if who.names:
+            names.setdefault(label, who.names[index])
+    return tuple(
+        names.get(label, owned[first][0].labels[owned[first][1]].hex())
+        for label, first in enumerate(np.unique(label_of, return_index=True)[1].tolist())
+    )
 
 
 def _distinct_names(known: dict[int, Introduction]) -> dict[int, Introduction]:

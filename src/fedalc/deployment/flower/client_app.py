@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -33,7 +34,9 @@ from fedalc.deployment.flower.party import SHARES, Party, held_out, instance_key
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_ranking import ranked
 from fedalc.deployment.flower.party_trials import check_trial
+from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holders
 from fedalc.deployment.flower.wire import (
+    HOLDERS,
     SEARCH,
     BadMessage,
     config,
@@ -285,6 +288,9 @@ class Work:
         told, label_count = None, len(question["labels"])
         if settings.client.loss != "hinge" and not on_held_out:
             told = _read_told(message, context, settings, question, limits, digests[rows], digests[~out])
+        if settings.tells_shares and settings.clients == "parties" and not on_held_out:
+            parts = _read_parts(message, context, party, question, limits, digests, out)
+            federation = replace(federation, parts=parts[:, _own_columns(party, question)][rows].data)
         if settings.client.loss in SET_LOSSES and not on_held_out:  # it is over the labels of all parties
             question |= config(message.content, "task", {"label-count": int})
             label_count = _all_label_count(question, limits)
@@ -440,6 +446,32 @@ def _read_told(
         _, which = distinct(np.concatenate([collected, own]))
         shares = shares[which[len(collected) :]]
     return Told(weights, shares)
+
+
+def _read_parts(
+    message: Message,
+    context: Context,
+    party: Party,
+    question: dict[str, Any],
+    limits: Limits,
+    digests: np.ndarray,
+    out: np.ndarray,
+) -> csr_matrix:
+    """Return the part that counts of each pair of a training record and its label: 1/h if h parties have the pair.
+
+    The matrix is that of the party's labels, with these parts in place of ones. The server may not change them during a
+    run.
+    """
+    labels = party.holding.split.labels
+    _, record = distinct(digests[~out])
+    count, place = pairs_of_records(record, labels[~out])
+    holders = read_holders(message.content, count)
+    limits.check_holders(holders)
+    facts = {HOLDERS: fingerprint(holders.tobytes())}
+    check_unchanged(context, question["run"], facts, "sends other numbers of holders than before in this run")
+    data = np.ones(labels.nnz)
+    data[np.repeat(~out, np.diff(labels.indptr))] = 1 / holders[place]
+    return csr_matrix((data, labels.indices, labels.indptr), labels.shape)
 
 
 def _read(

@@ -175,7 +175,7 @@ class Parties:
     def _recognise(self, roster: Roster, nodes: set[int], round_number: int) -> None:
         """Find out whether a new node is a party that restarted. Its labels tell which."""
         for node, who in self._introductions(nodes - set(self.node_of.values()), round_number).items():
-            party = roster.party_with(who.labels)
+            party = roster.party_with(who.labels, who.client)
             if party is None:
                 why = "is no party of this run: it was away, or refused, when labels were collected"
                 self._turn_away(node, who.client, why, round_number)

@@ -190,9 +190,10 @@ class CarefulEngine(ClientsEngine):
             instances = self.federation.instances_of(client)
             labels = torch.full((len(instances),), int(self.federation.label_of[client]))
             share = self.method.share(labels, torch.from_numpy(instances)).double().cpu().numpy()
-            lengths = self._lengths(model, instances)
+            lengths, counted = self._lengths(model, instances), self._parts_of(client, instances, model.W)
             pairs = combinations_with_replacement(lengths, 2)
-            influences = [*lengths, *(share * first * second for first, second in pairs)]
+            influences = np.stack([*lengths, *(share * first * second for first, second in pairs)])
+            influences *= counted.double().cpu().numpy()
             influence = np.zeros((len(influences), len(self.records)))
             influence[:, instances] = influences
             if self._enough(list(influence), instances):

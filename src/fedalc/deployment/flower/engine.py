@@ -31,6 +31,7 @@ from fedalc.deployment.flower.norm_screen import Change, NormScreen, Verdict, ba
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.totals import ChangeTotal, LabelsOf, SumsTotal
 from fedalc.deployment.flower.wire import (
+    HOLDERS,
     BadMessage,
     Shape,
     config,
@@ -78,7 +79,7 @@ class FlowerEngine(Engine):
         self.method = method
         self.settings = settings
         self.max_norm = max_norm
-        self.repeats = Repeats()
+        self.repeats = Repeats(self.roster.are_alike)
         self.lengths = Lengths()
         self.loss = 0.0  # of the last round to which a party answered
         self._capped: set[int] = set()  # parties that the log already names for claiming too much weight
@@ -139,7 +140,7 @@ class FlowerEngine(Engine):
             labels_of = self._choose(participants, 1, attempt)
             exchange = self.parties.exchange("train.sums", 1)
             for party, labels in labels_of.items():
-                content = self._content(labels)
+                content = self._content(party, labels)
                 if self.method.secret_dim is not None:  # the party multiplies its sums by its rows, turned
                     content["rows"] = self._own_rows(model, labels)
                 exchange.send(self.parties.node_of[party], content)
@@ -226,7 +227,7 @@ class FlowerEngine(Engine):
             compared["direction"] = pack_theta([direction])
         exchange = self.parties.exchange(TRAIN if direction is None else CURVATURE, round_number)
         for party, labels in labels_of.items():
-            content = self._content(labels, round=round_number)
+            content = self._content(party, labels, round=round_number)
             content.update(encoder | compared)
             content["rows"] = self._own_rows(model, labels)
             self._traffic.down += payload_bytes(encoder_tensors(model))
@@ -238,15 +239,19 @@ class FlowerEngine(Engine):
         self._traffic.down += payload_bytes([model.W[: len(labels)]])
         return pack({"rows": model.W[torch.from_numpy(labels)]})
 
-    def _content(self, labels: np.ndarray, **more: int) -> RecordDict:
-        """Return a message for the owner of `labels`. For all losses but hinge it says what only the server knows."""
+    def _content(self, party: int, labels: np.ndarray, **more: int) -> RecordDict:
+        """Return a message for the party about these labels of it. For all losses but hinge it says what only the
+        server knows."""
         if self.method.set_loss is not None:
             more["label-count"] = self.roster.label_count
         content = RecordDict({"task": task(self.settings, self.census.run, **self.census.about(labels), **more)})
         if self.settings.client.loss != "hinge":
-            told = self.method.tell(labels, self.census.set_sizes.get(int(self.roster.owner[labels[0]])))
+            told = self.method.tell(labels, self.census.set_sizes.get(party))
             content["told"] = pack({"weights": told.label_weights, "shares": told.shares})
             self._traffic.down += told.label_weights.nbytes + told.shares.nbytes
+        if (holders := self.census.holders.get(party)) is not None:
+            content[HOLDERS] = pack({HOLDERS: holders})
+            self._traffic.down += holders.nbytes
         return content
 
     def _compared_rows(self, model: Model, round_number: int) -> dict[str, ArrayRecord]:
@@ -309,7 +314,8 @@ class FlowerEngine(Engine):
         exactly(content, {"outcome": OUTCOME, "sums": None})
         loss, arrays = self._read_outcome(content, labels), unpack(content, "sums", wanted)
         sums = [torch.from_numpy(arrays["gram"]), torch.from_numpy(arrays["cross"])]
-        return Change(party, sums, None, loss, norm(sums) / max(int(self.roster.counts[labels].sum()), 1))
+        instances = int(self.roster.counts[self.roster.clients_of(party, labels)].sum())
+        return Change(party, sums, None, loss, norm(sums) / max(instances, 1))
 
     def _read_outcome(self, content: RecordDict, labels: np.ndarray) -> float:
         """Return the loss, after a check that the answer is about `labels`."""
@@ -324,15 +330,20 @@ class FlowerEngine(Engine):
 
     def _client_weights(self, model: Model, participants: np.ndarray) -> dict[int, float]:
         counts = torch.from_numpy(self.roster.counts[participants]).to(model.W)
-        return dict(zip(participants.tolist(), self.method.weights(counts, participants).tolist(), strict=True))
+        weights = self.method.weights(counts, self.roster.label_of[participants])
+        return dict(zip(participants.tolist(), weights.tolist(), strict=True))
 
     def _begin_total(
         self, model: Model, labels_of: LabelsOf, weight_of: Mapping[int, float], round_number: int
     ) -> ChangeTotal:
-        weights = {party: sum(weight_of[label] for label in labels.tolist()) for party, labels in labels_of.items()}
+        row_weights = {
+            party: np.array([weight_of[client] for client in self.roster.clients_of(party, labels).tolist()])
+            for party, labels in labels_of.items()
+        }
+        weights = {party: float(of_labels.sum()) for party, of_labels in row_weights.items()}
         rule = aggregation.begin(model.theta, weights, self.lengths, self.settings)
         self._note_capped(round_number, weights, rule.weights)
-        return ChangeTotal(model, labels_of, weights, rule)
+        return ChangeTotal(model, labels_of, row_weights, rule)
 
     def _note_capped(self, round_number: int, weights: Mapping[int, float], used: Mapping[int, float]) -> None:
         """Log, once per party, that it claims too many instances to count with all of them."""

@@ -53,7 +53,7 @@ def server_data(
 
     Leaves out instances without any label that a party has.
     """
-    features, labels = roster.feature_count, len(roster.counts)
+    features, labels = roster.feature_count, roster.label_count
     nothing = Split(csr_matrix((0, features), dtype=np.float32), csr_matrix((0, labels), dtype=np.float32))
     test = nothing if held_out is None else _matched(roster, *held_out, say)
     return ServerData("parties", nothing, test, roster.names)
@@ -73,11 +73,11 @@ def _matched(roster: Roster, split: Split, names: tuple[str, ...], say: Callable
         )
     columns, labels = (list(part) for part in zip(*known, strict=True))
     chosen = split.labels.tocsc()[:, columns].tocoo()
-    shape = (len(split), len(roster.counts))
+    shape = (len(split), roster.label_count)
     matched = csr_matrix((chosen.data, (chosen.row, np.array(labels)[chosen.col])), shape=shape)
     rows = np.flatnonzero(matched.getnnz(axis=1))
     say(
-        f"held-out: {len(known)} of its {len(names)} labels are among the parties' {len(roster.counts)}; "
+        f"held-out: {len(known)} of its {len(names)} labels are among the parties' {roster.label_count}; "
         f"evaluating on {len(rows)} of its {len(split)} instances"
     )
     return Split(split.features, matched).rows(rows)

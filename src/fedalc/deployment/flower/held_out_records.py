@@ -6,8 +6,7 @@ Parties send keyed digests of them, once, before round 1. The joined label sets 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,11 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.roster import Roster
+from fedalc.deployment.flower.shared_labels import holders_by_party
 from fedalc.evaluation.metrics import DEEPEST
 from fedalc.evaluation.owner_hits import RANKED_BY, most_hits
-from fedalc.labels.collection.join import Joined
+from fedalc.labels.collection.join import Joined, distinct
+from fedalc.labels.collection.messages import Messages
 
 _PREFIX = "held_out_records."
 
@@ -42,24 +43,36 @@ def tells_sizes(settings: Experiment) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class HeldOutRecords:
-    """`own[j, p]`: how many labels of party p record j has. Records are in the order of their digests, so a party's
-    records are in the order in which the party itself sorts them. `bytes_up`: what their collection took."""
+    """`own[j, p]`: how many labels record j has at party p. Records are in the order of their digests, so a party's
+    records are in the order in which the party itself sorts them. `sizes`: how many labels each record has.
+    `bytes_up`: what their collection took. `holders`: if parties may have the same labels, for each party how many
+    parties have each of its pairs of a record and a label."""
 
     own: csc_matrix
+    sizes: np.ndarray
     bytes_up: int
+    holders: dict[int, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, joined: Joined, roster: Roster, bytes_up: int) -> HeldOutRecords:
-        """Keep the records that carry a label of the roster."""
+    def of(
+        cls, joined: Joined, roster: Roster, bytes_up: int, sent: Mapping[int, Messages] | None = None
+    ) -> HeldOutRecords:
+        """Keep the records that carry a label of the roster. `sent`: the parties' messages, if parties may have the
+        same labels."""
         label_of = {pseudonym.tobytes(): label for label, pseudonym in enumerate(roster.pseudonyms)}
         labels = np.array([label_of.get(pseudonym.tobytes(), -1) for pseudonym in joined.pseudonyms])
         known = np.flatnonzero(labels >= 0)
-        ones = np.ones(len(known), dtype=np.int64)
-        owners = csr_matrix((ones, (known, roster.owner[labels[known]])), (len(labels), len(roster.parties)))
-        own = joined.label_sets.astype(np.int64) @ owners
-        own = own[np.flatnonzero(own.getnnz(axis=1))].tocsc()
+        sizes = joined.label_sets[:, known].getnnz(axis=1)
+        if sent is None:
+            ones = np.ones(len(known), dtype=np.int64)
+            owners = csr_matrix((ones, (known, roster.owner[labels[known]])), (len(labels), len(roster.parties)))
+            own = joined.label_sets.astype(np.int64) @ owners
+        else:
+            own = _own_counts(joined, sent, len(roster.parties))
+        kept = np.flatnonzero(sizes)
+        own = own[kept].tocsc()
         own.sort_indices()
-        return cls(own, bytes_up)
+        return cls(own, sizes[kept], bytes_up, {} if sent is None else holders_by_party(sent))
 
     def __len__(self) -> int:
         return int(self.own.shape[0])
@@ -71,11 +84,11 @@ class HeldOutRecords:
 
     def told_sizes(self, party: int) -> np.ndarray:
         """Return how many labels each record of the party has, at most 5: what nDCG@5 depends on, and no more."""
-        return np.minimum(self._sizes[self._records(party)], DEEPEST).astype(np.uint8)
+        return np.minimum(self.sizes[self._records(party)], DEEPEST).astype(np.uint8)
 
     def most_hits(self, party: int) -> np.ndarray:
         own = self.own.data[self.own.indptr[party] : self.own.indptr[party + 1]]
-        return most_hits(own, self._sizes[self._records(party)])
+        return most_hits(own, self.sizes[self._records(party)])
 
     def count(self, parties: Collection[int]) -> int:
         """Return the number of records with a label of these parties."""
@@ -85,12 +98,9 @@ class HeldOutRecords:
         records: np.ndarray = self.own.indices[self.own.indptr[party] : self.own.indptr[party + 1]]
         return records
 
-    @cached_property
-    def _sizes(self) -> np.ndarray:
-        return np.asarray(self.own.sum(axis=1)).ravel()
-
     def tensors(self) -> dict[str, Tensor]:
-        parts = {name: getattr(self.own, name) for name in ("data", "indices", "indptr")}
+        parts = {name: getattr(self.own, name) for name in ("data", "indices", "indptr")} | {"sizes": self.sizes}
+        parts |= {f"holders.{party}": holders for party, holders in self.holders.items()}
         return {_PREFIX + name: torch.from_numpy(part.astype(np.int64)) for name, part in parts.items()}
 
     def facts(self) -> dict[str, Any]:
@@ -99,5 +109,25 @@ class HeldOutRecords:
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> HeldOutRecords:
         data, indices, indptr = (tensors[_PREFIX + name].numpy() for name in ("data", "indices", "indptr"))
-        shape = (facts["records"], len(indptr) - 1)
-        return cls(csc_matrix((data, indices, indptr), shape=shape), facts["bytes_up"])
+        own = csc_matrix((data, indices, indptr), shape=(facts["records"], len(indptr) - 1))
+        sizes = tensors.get(f"{_PREFIX}sizes", torch.from_numpy(np.asarray(own.sum(axis=1)).ravel()))  # early versions
+        return cls(own, sizes.numpy(), facts["bytes_up"], restored_holders(tensors, _PREFIX))
+
+
+def restored_holders(tensors: Mapping[str, Tensor], before: str = "") -> dict[int, np.ndarray]:
+    """Return the numbers of holders that were saved under names that begin with `before`."""
+    prefix = f"{before}holders."
+    found = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+    return {int(party): holders.numpy().astype(np.uint32) for party, holders in found.items()}
+
+
+def _own_counts(joined: Joined, sent: Mapping[int, Messages], parties: int) -> csr_matrix:
+    """Return how many labels each record has at each party."""
+    _, which = distinct(np.concatenate([joined.digests, *(part.digests for part in sent.values())]))
+    row_of = np.empty(which.max() + 1, dtype=np.int64)
+    row_of[which[: len(joined.digests)]] = np.arange(len(joined.digests))
+    record = row_of[which[len(joined.digests) :]]
+    party = np.repeat(list(sent), [len(part) for part in sent.values()])
+    own = csr_matrix((np.ones(len(record), dtype=np.int64), (record, party)), (len(joined.digests), parties))
+    own.sum_duplicates()
+    return own

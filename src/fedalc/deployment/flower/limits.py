@@ -50,6 +50,7 @@ BOUNDS = {
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
     "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
     "set_size": Bound(1, 1_000, "labels of one instance: the join leaves out instances with more"),
+    "holders": Bound(1, 10_000, "parties that have one record with one label"),
     "label_weight": Bound(1e-9, 1, "a_u is a share of the largest weight"),
     "seconds": Bound(0, 3_600, "for one answer: the last resort"),
 }
@@ -129,6 +130,11 @@ class Limits:
             wrong = shares != 1 / np.round(1 / shares)
             for share in shares[wrong][:1]:
                 raise BadMessage(f"a share of {_short(share)} is not 1/m for a whole number m of labels")
+
+    def check_holders(self, holders: np.ndarray) -> None:
+        """Check how many parties have each of the party's pairs."""
+        for number in (holders.min(initial=1), holders.max(initial=1)):
+            self.check("holders", int(number))
 
 
 def _allowed(text: str) -> dict[str, float]:

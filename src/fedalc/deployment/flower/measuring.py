@@ -47,7 +47,7 @@ class PartyEvaluation:
                 reply, round_number, self.roster.parties[party], partial(read_metrics, self._names)
             )
             if metrics:
-                weight = int(self.roster.held_out[labels_of[party]].sum())
+                weight = int(self.roster.held_out[self.roster.clients_of(party, labels_of[party])].sum())
                 totals = {name: total + weight * metrics[name] for name, total in totals.items()}
                 weights += weight
         return {f"party {name}": total / weights for name, total in totals.items()} if weights else {}
@@ -59,8 +59,8 @@ class PartyEvaluation:
     def _choose(self, round_number: int) -> LabelsOf:
         """Return the connected parties with held-out instances, and the labels of these."""
         here = self.parties.present(self.roster, round_number, at_least=0)
-        labels = np.flatnonzero(self.roster.held_out)
-        labels_of = {party: self.roster.labels_of(party, labels) for party in sorted(here)}
+        clients = np.flatnonzero(self.roster.held_out)
+        labels_of = {party: self.roster.labels_of(party, clients) for party in sorted(here)}
         labels_of = {party: own for party, own in labels_of.items() if len(own)}
         awake = self.parties.awake(self.roster, labels_of, EVALUATE, round_number, least=1)
         return {party: own for party, own in labels_of.items() if party in awake}

@@ -12,7 +12,8 @@ from scipy.sparse import csr_matrix
 
 from fedalc.deployment.flower.contributions import enough_measured
 from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint
-from fedalc.deployment.flower.wire import SEARCH, BadMessage, pack, unpack
+from fedalc.deployment.flower.shared_labels import read_holders
+from fedalc.deployment.flower.wire import HOLDERS, SEARCH, BadMessage, pack, unpack
 from fedalc.evaluation.metrics import CUTS, DEEPEST
 from fedalc.evaluation.owner_hits import RANKED_BY, count_hits
 from fedalc.models.scoring import Scorer
@@ -28,6 +29,8 @@ def ranked(work: Work) -> ArrayRecord | None:
     """Return the hits to send, or None if too few held-out records contribute to them."""
     first, own = distinct_records(work)
     sizes, held = _told(work, own)
+    if work.settings.clients == "parties":
+        own = _counted(work, own)
     model, weights = work.model_of_all_labels(), _weights(work)
     _check_rankings(work, weights)
     weightings = [None] if weights is None else list(weights)
@@ -46,7 +49,8 @@ def ranked(work: Work) -> ArrayRecord | None:
     if not all(enough_measured(each, work.limits.fewest) for each in influence):
         return None
     hits = hits[0] if weights is None else hits
-    sent = {"counts": hits[..., : len(CUTS)].astype(np.int64)}
+    counts = hits[..., : len(CUTS)]  # whole numbers, unless a hit that several parties count is a part of one
+    sent = {"counts": counts if work.settings.clients == "parties" else counts.astype(np.int64)}
     return pack(sent if sizes is None else sent | {"gains": hits[..., len(CUTS) :]})
 
 
@@ -97,6 +101,17 @@ def _told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
     return sizes, held
 
 
+def _counted(work: Work, own: csr_matrix) -> csr_matrix:
+    """Return `own` with the part of each hit that the party counts: 1/h if h parties have the record with the label."""
+    own.sort_indices()
+    holders = read_holders(work.message.content, own.nnz)
+    work.limits.check_holders(holders)
+    facts = {f"held-out {HOLDERS}": fingerprint(holders.tobytes())}
+    problem = "sends other numbers of holders than before in this run"
+    check_unchanged(work.context, work.question["run"], facts, problem)
+    return csr_matrix((1 / holders, own.indices, own.indptr), own.shape)
+
+
 def _check_rankings(work: Work, weights: np.ndarray | None) -> None:
     """Limit the models that a run has the party rank labels with. The same one may be sent again. Each weighting of
     the labels makes another model."""
@@ -113,4 +128,5 @@ def _own_scores(scorer: Scorer, own: csr_matrix) -> np.ndarray:
     pairs, labels = own.tocoo(), np.unique(own.indices)
     with torch.no_grad():
         scores = (scorer.encoded @ scorer.W[torch.from_numpy(labels).long()].T).double().abs().cpu().numpy()
-    return np.bincount(pairs.row, scores[pairs.row, np.searchsorted(labels, pairs.col)], minlength=own.shape[0])
+    of_pairs = pairs.data * scores[pairs.row, np.searchsorted(labels, pairs.col)]
+    return np.bincount(pairs.row, of_pairs, minlength=own.shape[0])

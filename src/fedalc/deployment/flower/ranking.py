@@ -25,6 +25,7 @@ from fedalc.deployment.flower.held_out_records import HeldOutRecords, tells_size
 from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import (
+    HOLDERS,
     BadMessage,
     Shape,
     encoder_tensors,
@@ -83,7 +84,13 @@ class PartyRanking:
         hits = {}
         for reply in self._replies(exchange):
             party = self.parties.party_of[reply.node]
-            read = partial(read_hits, self.records.most_hits(party), tells_sizes(self.settings), weightings=count)
+            read = partial(
+                read_hits,
+                self.records.most_hits(party),
+                tells_sizes(self.settings),
+                weightings=count,
+                with_holders=party in self.records.holders,
+            )
             found = self.parties.read(reply, round_number, self.roster.parties[party], read)
             if found is None:
                 self.silent.add(party)
@@ -106,8 +113,8 @@ class PartyRanking:
     def _choose(self, round_number: int) -> LabelsOf:
         """Return the connected parties with held-out records, and all of their labels that have some."""
         here = self.parties.present(self.roster, round_number, at_least=0)
-        labels = np.flatnonzero(self.roster.held_out)
-        labels_of = {p: self.roster.labels_of(p, labels) for p in self.records.parties if p in here}
+        clients = np.flatnonzero(self.roster.held_out)
+        labels_of = {p: self.roster.labels_of(p, clients) for p in self.records.parties if p in here}
         awake = self.parties.awake(self.roster, labels_of, RANK, round_number, least=1)
         return {party: own for party, own in labels_of.items() if party in awake}
 
@@ -117,7 +124,7 @@ class PartyRanking:
         """Send each party the encoder and all rows of W, one object each for all messages."""
         encoder = pack_encoder(model)
         others = {"all-rows": pack_all_rows(model.W)}
-        others["absent"] = pack({"labels": np.flatnonzero(self.roster.counts == 0).astype(np.int32)})
+        others["absent"] = pack({"labels": self.roster.absent.astype(np.int32)})
         if weights is not None:
             others[WEIGHTS] = pack({WEIGHTS: weights})
         exchange = self.parties.exchange(RANK, round_number)
@@ -129,14 +136,24 @@ class PartyRanking:
             if tells_sizes(self.settings):
                 content["sizes"] = sizes = pack({"sizes": self.records.told_sizes(party)})
                 self.traffic.down += record_bytes(sizes)
+            if (holders := self.records.holders.get(party)) is not None:
+                content[HOLDERS] = shared = pack({HOLDERS: holders})
+                self.traffic.down += record_bytes(shared)
             exchange.send(self.parties.node_of[party], content)
         return exchange
 
 
-def read_hits(most: np.ndarray, with_gains: bool, content: RecordDict, weightings: int | None = None) -> np.ndarray:
+def read_hits(
+    most: np.ndarray,
+    with_gains: bool,
+    content: RecordDict,
+    weightings: int | None = None,
+    with_holders: bool = False,
+) -> np.ndarray:
     """Return a party's hits, if they are possible; an empty array if it has too few held-out records.
 
-    `most`: the largest possible numbers. `weightings`: as many rows of hits were asked for.
+    `most`: the largest possible numbers. `weightings`: as many rows of hits were asked for. `with_holders`: a hit that
+    h parties count is 1/h.
     """
     if "hits" not in content:
         metrics = content.get("metrics")
@@ -146,7 +163,7 @@ def read_hits(most: np.ndarray, with_gains: bool, content: RecordDict, weighting
         return np.empty(0)
     exactly(content, {"hits": None})
     shape = (len(CUTS),) if weightings is None else (weightings, len(CUTS))
-    wanted: dict[str, tuple[str, Shape]] = {"counts": ("int64", shape)}
+    wanted: dict[str, tuple[str, Shape]] = {"counts": ("float64" if with_holders else "int64", shape)}
     arrays = unpack(content, "hits", wanted | ({"gains": ("float64", shape)} if with_gains else {}))
     found = np.concatenate([array.astype(np.float64) for array in arrays.values()], axis=-1)
     for row in np.atleast_2d(found):

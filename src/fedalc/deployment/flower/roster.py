@@ -16,12 +16,15 @@ from fedalc.errors import FedalcError
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """Label u is `pseudonyms[u]` (ascending) and belongs to `parties[owner[u]]`, which has `counts[u]` instances of it
-    to train on and `held_out[u]` to evaluate on. `names[u]` is its name if its party shares names, else its pseudonym.
-    `is_noised`: counts are not the exact ones (`noised`)."""
+    """Label u is `pseudonyms[u]` (ascending); `names[u]` is its name if a party shares it, else its pseudonym.
+
+    Client c is label `label_of[c]` at `parties[owner[c]]`, which has `counts[c]` instances of it to train on and
+    `held_out[c]` to evaluate on. Clients are in the order of labels, then of parties. Unless parties share labels,
+    client u is label u. `is_noised`: counts are not the exact ones (`noised`)."""
 
     parties: tuple[str, ...]
     pseudonyms: np.ndarray
+    label_of: np.ndarray
     owner: np.ndarray
     counts: np.ndarray
     held_out: np.ndarray
@@ -30,11 +33,13 @@ class Roster:
     is_noised: bool = False
 
     def noised(self, counts: np.ndarray) -> Roster:
-        """Return a roster with noised counts, rounded and at least 1, so that every label takes part.
+        """Return a roster with noised counts of labels, rounded and at least 1, so that every label takes part.
 
-        There are no noised counts of held-out instances, so all labels weigh the same in evaluation.
+        Parties that share a label count with equal parts of its number. There are no noised counts of held-out
+        instances, so all labels weigh the same in evaluation.
         """
-        whole = np.maximum(np.rint(counts), 1).astype(np.int64)
+        sharing = np.bincount(self.label_of, minlength=self.label_count)
+        whole = np.maximum(np.rint((counts / sharing)[self.label_of]), 1).astype(np.int64)
         return replace(self, counts=whole, held_out=np.ones_like(whole), is_noised=True)
 
     @cached_property
@@ -43,21 +48,32 @@ class Roster:
 
     @property
     def label_count(self) -> int:
-        return len(self.counts)
-
-    @cached_property
-    def label_of(self) -> np.ndarray:
-        """Each label is a client."""
-        return np.arange(self.label_count)
+        return len(self.pseudonyms)
 
     @property
     def user_of(self) -> np.ndarray:
-        """Each label is drawn for a round independently of the others of its party."""
-        return self.label_of
+        """Each client is drawn for a round independently of the others of its party."""
+        return np.arange(len(self.owner))
 
     def labels_of(self, party: int, among: np.ndarray) -> np.ndarray:
-        """Return the labels in `among` that belong to the party."""
-        return among[self.owner[among] == party]
+        """Return the labels of the party's clients that are in `among`."""
+        return self.label_of[among[self.owner[among] == party]]
+
+    def clients_of(self, party: int, labels: np.ndarray) -> np.ndarray:
+        """Return the party's clients with these labels of its own."""
+        clients = np.flatnonzero(self.owner == party)
+        return clients[np.searchsorted(self.label_of[clients], labels)]
+
+    def are_alike(self, first: int, second: int) -> bool:
+        """Return whether two parties have the same labels with the same counts, and so perhaps the same data."""
+        ours, theirs = (np.flatnonzero(self.owner == party) for party in (first, second))
+        columns = (self.label_of, self.counts, self.held_out)
+        return len(ours) == len(theirs) and all(np.array_equal(column[ours], column[theirs]) for column in columns)
+
+    @property
+    def absent(self) -> np.ndarray:
+        """The labels that no party has an instance of to train on."""
+        return np.flatnonzero(np.bincount(self.label_of, self.counts, minlength=self.label_count) == 0)
 
     def pseudonyms_of(self, labels: np.ndarray) -> list[bytes]:
         return [self.pseudonyms[label].tobytes() for label in labels]
@@ -66,13 +82,14 @@ class Roster:
     def pseudonyms_in_hex(self) -> list[str]:
         return [pseudonym.tobytes().hex() for pseudonym in self.pseudonyms]
 
-    def party_with(self, pseudonyms: list[bytes]) -> int | None:
-        """Return the one party that owns these labels, if they include all of its own. Ignores unknown labels."""
-        owners = {int(self.owner[self._label_of[p]]) for p in pseudonyms if p in self._label_of}
-        if len(owners) != 1:
-            return None
-        (party,) = owners
-        return party if set(self.pseudonyms_of(np.flatnonzero(self.owner == party))) <= set(pseudonyms) else None
+    def party_with(self, pseudonyms: list[bytes], name: str = "") -> int | None:
+        """Return the one party that has these labels, if they include all of its own. Ignores unknown labels. Of
+        several parties with the same labels it is the one with this name."""
+        known = {self._label_of[pseudonym] for pseudonym in pseudonyms if pseudonym in self._label_of}
+        having = [p for p in range(len(self.parties)) if set(self.label_of[self.owner == p].tolist()) == known]
+        if len(having) > 1:
+            having = [party for party in having if self.parties[party] == name]
+        return having[0] if len(having) == 1 else None
 
     @cached_property
     def _label_of(self) -> dict[bytes, int]:
@@ -81,6 +98,7 @@ class Roster:
     def tensors(self) -> dict[str, Tensor]:
         arrays = {
             "pseudonyms": self.pseudonyms,
+            "label_of": self.label_of,
             "owner": self.owner,
             "counts": self.counts,
             "held_out": self.held_out,
@@ -99,7 +117,9 @@ class Roster:
     def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Roster:
         try:
             arrays = {name: tensors[f"roster.{name}"].numpy() for name in ("pseudonyms", "owner", "counts", "held_out")}
+            one_each = torch.arange(len(arrays["owner"]))  # in runs of earlier versions
             return cls(
+                label_of=tensors.get("roster.label_of", one_each).numpy(),
                 parties=tuple(facts["parties"]),
                 feature_count=facts["features"],
                 names=tuple(facts["names"]),

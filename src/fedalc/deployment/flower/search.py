@@ -109,8 +109,8 @@ class TrialRanking(PartyRanking):
 
     def _choose(self, round_number: int) -> LabelsOf:
         self.parties.present(self.roster, round_number, len(self.roster.parties), BECAUSE)
-        labels = np.flatnonzero(self.roster.held_out)
-        return {party: self.roster.labels_of(party, labels) for party in self.records.parties}
+        clients = np.flatnonzero(self.roster.held_out)
+        return {party: self.roster.labels_of(party, clients) for party in self.records.parties}
 
     def _replies(self, exchange: Exchange) -> Iterator[Reply]:
         return exchange.replies()

@@ -7,7 +7,7 @@ import torch
 
 from fedalc.deployment.flower.norm_screen import Change
 from fedalc.deployment.flower.roster import Roster
-from fedalc.engines.aggregation import Aggregation
+from fedalc.engines.aggregation import Aggregation, cut_like
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
@@ -18,31 +18,35 @@ LabelsOf = dict[int, np.ndarray]
 
 
 class ChangeTotal:
-    """The changes of a training round. `rule` combines those of θ; `weights` are the parties' weights for the loss."""
+    """The changes of a training round. `rule` combines those of θ. `row_weights`: p_u of each party's labels; their sum
+    is the party's weight for the loss. A row that several parties send is a mean with these weights, cut as the rule
+    cuts the party's."""
 
-    def __init__(self, model: Model, labels_of: LabelsOf, weights: dict[int, float], rule: Aggregation) -> None:
+    def __init__(
+        self, model: Model, labels_of: LabelsOf, row_weights: dict[int, np.ndarray], rule: Aggregation
+    ) -> None:
         self.model = model
         self.labels_of = labels_of
-        self.weights = weights
+        self.row_weights = row_weights
         self.rule = rule
         self.norms: dict[int, float] = {}  # of each party's change
-        self._rows = [no_rows(model.W)]
+        self._rows = [(*no_rows(model.W), model.W.new_empty(0))]
         self._loss = self._weight = 0.0
 
     def add(self, change: Change) -> None:
         self.rule.add(change.party, change.tensors, change.norm)
         if change.rows is not None:
             labels = torch.from_numpy(self.labels_of[change.party]).to(self.model.W.device)
-            self._rows.append((labels, change.rows.to(self.model.W)))
-        weight = self.weights[change.party]
+            weights = cut_like(self.row_weights[change.party], self.rule.weights[change.party])
+            self._rows.append((labels, change.rows.to(self.model.W), torch.from_numpy(weights).to(self.model.W)))
+        weight = float(self.row_weights[change.party].sum())
         self._loss += weight * change.loss
         self._weight += weight
         self.norms[change.party] = change.norm
 
     def result(self, loss_before: float, traffic: Ledger) -> RoundResult:
         """Return the combined change. If no party answered, its loss is `loss_before`."""
-        labels, copies = (torch.cat(part) for part in zip(*self._rows, strict=True))
-        rows = mean_rows(labels, copies, torch.ones_like(copies[:, 0]))
+        rows = mean_rows(*(torch.cat(part) for part in zip(*self._rows, strict=True)))
         loss = self._loss / self._weight if self.norms else loss_before
         return RoundResult(self.rule.result(), *rows, loss, traffic, bool(self.norms))
 
@@ -73,7 +77,7 @@ class SumsTotal:
         cross = cross.to(self.W.device).double()
         self.cross += cross if self.multiplied else cross @ self.W[torch.from_numpy(labels)].double()
         self.constant += change.loss
-        self.pairs += int(self.roster.counts[labels].sum())
+        self.pairs += int(self.roster.counts[self.roster.clients_of(change.party, labels)].sum())
         self.parties.add(change.party)
 
     def result(self, traffic: Ledger) -> Sums:

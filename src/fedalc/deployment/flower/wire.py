@@ -22,6 +22,7 @@ RAW = "raw"  # format of arrays: little-endian numbers, row by row, so that noth
 SENT = "sent"  # in place of the path of pretrained weights, because θ and the statistics are sent
 LONGEST_SETTINGS = 100_000  # characters
 SEARCH = "search"  # in the task of a search for settings: those that it began with
+HOLDERS = "holders"  # the record, and its array: how many parties have each pair of a record and its label
 Shape = tuple[int | None, ...]
 
 
@@ -191,6 +192,8 @@ def for_parties(settings: Experiment) -> str:
     sent = {key: every[key] for key in sections}
     if settings.encoder.pretrained is not None:
         sent["encoder"]["pretrained"] = SENT
+    if settings.clients != "labels":
+        sent["clients"] = settings.clients
     if settings.embeddings.secret:
         sent["embeddings"] = {"secret": True}
     return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.facts import solves_one_objective
-from fedalc.engines.aggregation.base import Aggregation
+from fedalc.engines.aggregation.base import Aggregation, cut_like
 from fedalc.engines.aggregation.clip import Clip
 from fedalc.engines.aggregation.coordinatewise import Median, TrimmedMean, number_of
 from fedalc.engines.aggregation.krum import MultiKrum, krum_withstands
@@ -52,4 +52,4 @@ def described(settings: Experiment, parties: int) -> str:
     return text + f"withstands {left_out} lying of {parties} parties" + ("" if left_out else ", so it is a plain mean")
 
 
-__all__ = ["RULES", "Aggregation", "Lengths", "begin", "described"]
+__all__ = ["RULES", "Aggregation", "Lengths", "begin", "cut_like", "described"]

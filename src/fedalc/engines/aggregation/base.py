@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,6 +85,15 @@ class Comparing(Aggregation):
     @abstractmethod
     def combined(self) -> list[Tensor]:
         """Combine the held changes. There is at least one."""
+
+
+def cut_like(weights: np.ndarray, used: float) -> np.ndarray:
+    """Return the weights of a party's labels, scaled so that they add up to the weight that the rule uses for it.
+
+    >>> cut_like(np.array([1.0, 3.0]), 2.0).tolist()
+    [0.5, 1.5]
+    """
+    return weights * min(1.0, used / weights.sum()) if weights.sum() > 0 else weights
 
 
 def capped(weights: Mapping[int, float]) -> dict[int, float]:

@@ -34,6 +34,7 @@ class Joined:
     pseudonyms: np.ndarray
     protocol: Protocol
     notes: tuple[str, ...]
+    clients: tuple[str, ...] = ()  # those whose messages were joined
 
 
 def read_messages(
@@ -93,6 +94,7 @@ def join(
     claimant = np.repeat([number_of[part.client] for part in parts], sizes)
     digests = np.concatenate([part.digests for part in parts])
     labels = _claims_of_messages([part.labels for part in parts], sizes)
+    joined_clients = clients
     if not shared_labels:
         standing, more_notes = settle(label, claimant, pseudonyms, clients)
         notes += more_notes
@@ -102,6 +104,7 @@ def join(
             digests, label, claimant = digests[accepted], label[standing], claimant[standing]
             remaining, label = np.unique(label, return_inverse=True)
             pseudonyms = pseudonyms[remaining]
+            joined_clients = [clients[number] for number in np.unique(claimant)]
     if len(labels) == 0:
         raise _nothing_left(notes)
     Y, instances = _label_sets(digests, label.astype(np.int32)[labels], len(pseudonyms))
@@ -120,7 +123,7 @@ def join(
         Y, instances = Y[~crowded], instances[~crowded]
         if Y.shape[0] == 0:
             raise _nothing_left(notes)
-    return Joined(Y, instances, pseudonyms, protocol, tuple(notes))
+    return Joined(Y, instances, pseudonyms, protocol, tuple(notes), tuple(joined_clients))
 
 
 def _few_enough_labels(parts: list[Messages], most: int) -> tuple[list[Messages], list[str]]:
@@ -147,6 +150,17 @@ def set_sizes(joined: Joined, digests: np.ndarray) -> np.ndarray:
     sizes = np.ones(len(every), dtype=np.int64)
     sizes[which[: len(joined.digests)]] = np.diff(joined.label_sets.indptr)
     return sizes[which[len(joined.digests) :]]
+
+
+def holder_counts(record: np.ndarray, label: np.ndarray, party: np.ndarray) -> np.ndarray:
+    """Return how many parties have each (record, label) pair. Arrays: one entry per pair of a party, repeats allowed.
+
+    >>> holder_counts(np.array([7, 7, 7, 8]), np.array([0, 1, 0, 0]), np.array([0, 0, 1, 1])).tolist()
+    [2, 1, 2, 1]
+    """
+    _, pair = np.unique(record * (label.max(initial=0) + 1) + label, return_inverse=True)
+    parties = party.max(initial=0) + 1
+    return np.bincount(np.unique(pair * parties + party) // parties)[pair]
 
 
 def distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

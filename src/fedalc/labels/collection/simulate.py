@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config.schema import CollectionSettings
 from fedalc.labels.collection.identity import Identity, SharedEncoder, make_hasher
-from fedalc.labels.collection.join import join, set_sizes
+from fedalc.labels.collection.join import distinct, holder_counts, join, set_sizes
 from fedalc.labels.collection.messages import messages_with
 
 
@@ -22,14 +22,23 @@ class Collection:
     label_sets: csr_matrix  # columns in the order of the labels
     set_sizes: np.ndarray  # m of every instance, in the order of the data: the server's answer to its owners
     bytes_up: int
-    bytes_down: int  # the answers, if clients ask for them: two bytes per message
+    bytes_down: int  # the answers, if clients ask for them: two bytes per message and, with `holders`, two more
     facts: dict[str, Any]
+    holders: np.ndarray | None = None  # how many parties have each (instance, label) pair, in the order of the data
 
 
 def collect(
-    settings: CollectionSettings, features: csr_matrix, labels: csr_matrix, names: Sequence[str], encoder: SharedEncoder
+    settings: CollectionSettings,
+    features: csr_matrix,
+    labels: csr_matrix,
+    names: Sequence[str],
+    encoder: SharedEncoder,
+    parties: np.ndarray | None = None,
 ) -> Collection:
-    """Hash the instances and labels of every client and join them. The server learns nothing else about Y."""
+    """Hash the instances and labels of every client and join them. The server learns nothing else about Y.
+
+    `parties`: the number of each instance's party, if parties may have the same label.
+    """
     hasher, identity = make_hasher(settings), Identity(settings, encoder)
     kind = identity.name(features)
     records = [str(row) for row in range(features.shape[0])]
@@ -46,9 +55,19 @@ def collect(
         "messages": len(sent),
         "instances": joined.label_sets.shape[0],
     }
-    sizes = set_sizes(joined, digests)
+    sizes, holders, messages = set_sizes(joined, digests), None, len(sent)
     bytes_up = sent.digests.nbytes + sent.labels.nbytes + sent.pseudonyms.nbytes
-    return Collection(_with_columns(joined.label_sets, columns), sizes, bytes_up, 2 * len(sent), facts)
+    bytes_down = 2 * messages
+    if parties is not None:
+        rows = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
+        record, label = distinct(digests)[1][rows], labels.indices.astype(np.int64)
+        holders = holder_counts(record, label, parties[rows])
+        claim = parties[rows] * labels.shape[1] + label  # a party's label
+        facts["messages"] = messages = len(np.unique(claim * len(digests) + record))
+        bytes_up = messages * (digests.shape[1] + sent.labels.itemsize)
+        bytes_up += len(np.unique(claim)) * sent.pseudonyms.shape[1]
+        bytes_down = 4 * messages
+    return Collection(_with_columns(joined.label_sets, columns), sizes, bytes_up, bytes_down, facts, holders)
 
 
 def _with_columns(matrix: csr_matrix, columns: np.ndarray) -> csr_matrix:

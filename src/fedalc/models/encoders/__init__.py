@@ -15,8 +15,9 @@ from fedalc.models.encoders.chance import Chance, Dropout
 from fedalc.models.encoders.image import ImageEncoder, picture_bytes
 from fedalc.models.encoders.image_rows import PictureRows
 from fedalc.models.encoders.side_by_side import SideBySide
-from fedalc.models.encoders.sparse_rows import Design, SparseRows, scale_rows
+from fedalc.models.encoders.sparse_rows import Design, SparseRows
 from fedalc.models.encoders.text import TextEncoder
+from fedalc.models.row_scaling import scale_rows
 
 register_encoder = registering(ENCODERS)
 

@@ -75,6 +75,6 @@ def collection(settings: Experiment, shape: Shape) -> Ledger:
     """Return the bytes of label collection: a digest and an index per pair, a pseudonym per label; none if not used."""
     if not settings.uses_labels:
         return Ledger()
-    told = settings.client.loss != "hinge" and settings.client.set_size == "exact"
+    told = settings.tells_shares
     up = shape.pairs * (settings.collection.digest_bytes + PLACE_BYTES) + shape.labels * PSEUDONYM_BYTES
     return Ledger(down=shape.pairs * SET_SIZE_BYTES if told else 0, up=up)
