@@ -61,7 +61,12 @@ class Batcher:
         request = Waiting(records, wanted, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._arrived.set()
-        predictions = await request.answer
+        try:
+            predictions = await request.answer
+        except asyncio.CancelledError:  # too late, or its client is gone: it takes no place any more
+            with suppress(ValueError):
+                self._waiting.remove(request)
+            raise
         self.answered += 1
         return predictions
 
