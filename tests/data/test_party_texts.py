@@ -1,4 +1,4 @@
-"""Texts at parties: features by numbers of documents or by hashing, simulated as deployed, and a model that reads texts."""
+"""Texts at parties: features by numbers of documents or by hashing, and a model that reads texts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_refusals(clinics: Path) -> None:
     with pytest.raises(DataError, match="no term is at 2 parties"):
         load_dataset(clinics, table=ALL)
     (clinics / "south" / "train.csv").write_text("length,labels\n1.5,rash\n2.5,rash\n")
-    with pytest.raises(DataError, match="one of .* and this file has texts, and the other has not"):
+    with pytest.raises(DataError, match=r"one of .* and this file has texts, and the other has not"):
         load_dataset(clinics, table=ALL)
 
 

@@ -85,7 +85,8 @@ def read_parties(folder: Path, folders: Mapping[str, Path], options: ReadOptions
                 found.append(read_named(data_format, files[split], options))
     if (shared := shared_test_file(folder)) is not None:
         others["test"].append(read_named(*shared, options))
-    name, table, notes = folder.resolve().name, options.table, ()
+    name, table = folder.resolve().name, options.table
+    notes: tuple[str, ...] = ()
     if not others["test"] and table.test_share and not isinstance(next(iter(train.values())).split.features, Images):
         train, others["test"] = _split_off_test(train, table, name)
         notes = (share_in_words(table.test_share, sum(len(part.split) for part in others["test"])),)

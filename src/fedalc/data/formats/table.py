@@ -62,7 +62,7 @@ class TableFormat(Format):
             raise DataError("has no records for training", path)
         if records["train"].texts is not None and needs_counts(options.text):
             raise DataError(
-                "holds texts: real parties do not agree on a vocabulary; they hash texts, without document frequencies: "
+                "holds texts: real parties agree on no vocabulary; they hash texts, without document frequencies: "
                 "--set text.kind=hashing --set text.idf=false",
                 path,
             )

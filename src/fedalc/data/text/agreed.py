@@ -52,7 +52,5 @@ def summed(counts: Sequence[DocumentCounts], settings: TextSettings) -> Document
     least = min(settings.least_parties, len(counts))
     kept = {term: number for term, number in terms.items() if holders[term] >= least}
     if not kept:
-        raise DataError(
-            f"no term is at {least} parties (text.least_parties): use hashing (text.kind), or fewer parties"
-        )
+        raise DataError(f"no term is at {least} parties: lower text.least_parties, or hash terms (text.kind=hashing)")
     return TermCounts(sum(party.documents for party in counts), kept)
