@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy poisoning clean
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -70,6 +70,10 @@ bench-kernels: $(READY)  ## each part of a round and what limits it (needs FEDAL
 
 bench-pictures: $(READY)  ## time and memory per picture for each encoder (needs FEDALC_DATA; a few minutes)
 	$(BIN)/python benchmarks/pictures.py
+
+bench-text: $(READY)  ## raw texts to features, and training from them, on yso (needs FEDALC_DATA; about an hour; goes on where it stopped; TEXT=features for some)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[peers]"
+	$(BIN)/python benchmarks/text.py $(TEXT)
 
 bench-scale: $(READY)  ## time and memory on generated problems of extreme size (up to 20 GB, about an hour and a half; BENCH="correlations parsing" for some rows)
 	$(BIN)/python benchmarks/scale.py $(BENCH)

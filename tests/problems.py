@@ -20,13 +20,36 @@ from fedalc.testing.engines import random_split
 from fedalc.training.base import Callback
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 
-__all__ = ["changed", "federated", "random_pictures", "random_split", "real_data", "small_dataset", "small_pictures"]
+__all__ = [
+    "changed",
+    "federated",
+    "random_pictures",
+    "random_split",
+    "real_data",
+    "small_dataset",
+    "small_files",
+    "small_pictures",
+]
 
 
 def small_dataset(seed: int = 0, instances: int = 60, features: int = 20, labels: int = 7) -> Dataset:
     names = tuple(f"label {i}" for i in range(labels))
     train = random_split(instances, features, labels, seed)
     return Dataset("small", train, random_split(instances // 2, features, labels, seed + 1), names)
+
+
+def small_files(folder: Path) -> Path:
+    """Write a dataset of 60 train and 20 test instances in the format of the XML repository."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for name, count in (("train.txt", 60), ("test.txt", 20)):
+        lines = [f"{count} 12 5"]
+        for _ in range(count):
+            label = int(random.integers(5))
+            features = sorted({label, label + 5, int(random.integers(12))})
+            lines.append(f"{label} " + " ".join(f"{feature}:{random.uniform(0.5, 1.5):.3f}" for feature in features))
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
 
 
 def random_pictures(instances: int, size: int, labels: int, seed: int) -> Split:

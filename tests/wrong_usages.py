@@ -33,7 +33,7 @@ PYTHON = (
     Usage("a dataset's name with a typo", 'fedalc.train("bibtxe")', "did you mean bibtex"),
     Usage("a path that is not there", 'fedalc.train("my/data")', "no such"),
     Usage("records without labels", "fedalc.train(X)", "train(X, Y)"),
-    Usage("fewer labels than records", "fedalc.train(X, Y[:-1])", "59 rows of labels"),
+    Usage("fewer labels than records", "fedalc.train(X, Y[:-1])", "Y has 59"),
     Usage("labels coded -1 and 1", "fedalc.train(X, 2 * Y - 1)", "give Y > 0"),
     Usage("a missing value", "fedalc.train(np.where(X > 0.99, np.nan, X), Y)", "row 4, column 2"),
     Usage("labels beside a dataset that has its own", 'fedalc.train("demo", Y)', "has labels already"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedalc.methods import Method, register_method
     from fedalc.models.encoders import Encoder, register_encoder
     from fedalc.models.trained import TrainedModel
-    from fedalc.training.callbacks import Callback, register_callback
+    from fedalc.training.callbacks import Callback, make_callback, register_callback
     from fedalc.workflows.compare import compare
     from fedalc.workflows.run import Run
     from fedalc.workflows.sweep import Sweep, sweep
@@ -51,6 +51,7 @@ _HOMES = {
     "Encoder": "fedalc.models.encoders",
     "register_encoder": "fedalc.models.encoders",
     "Callback": "fedalc.training.callbacks",
+    "make_callback": "fedalc.training.callbacks",
     "register_callback": "fedalc.training.callbacks",
     "register_format": "fedalc.data.formats",
     "register_metric": "fedalc.evaluation.metrics",
@@ -82,6 +83,7 @@ __all__ = [
     "experiment",
     "load_dataset",
     "load_run",
+    "make_callback",
     "picture_blocks",
     "read_pictures",
     "register_callback",

@@ -17,6 +17,8 @@ from tests.commands import Ended, run
 from tests.data.text.encoders import make_encoder
 from tests.models.test_text_parts import dataset
 
+MESSAGES = [("wheat and corn", "farm"), ("corn and grain", "farm"), ("oil and gas", "energy"), ("crude oil", "energy")]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -101,3 +103,16 @@ def test_a_sentence_encoder_that_was_moved(tmp_path: Path) -> None:
     (tmp_path / "encoder").rename(tmp_path / "moved")
     assert "encoder is not in" in run("predict", "run", "corn and grain", cwd=tmp_path, code=2).stderr
     assert predicted(tmp_path, "corn and grain", "--text-encoder", "moved") == ["farm"]
+
+
+def test_tables_of_texts_and_the_whole_way(tmp_path: Path) -> None:
+    lines = ["message,topic"] + [f'"{text}",{topic}' for text, topic in MESSAGES * 5]
+    (tmp_path / "messages.csv").write_text("\n".join(lines) + "\n")
+    run("train", "--dataset", "messages.csv", "--no-tune", "--name", "run", "--out", ".", "-q", cwd=tmp_path)
+    (tmp_path / "new.csv").write_text("note,message\nurgent gas,more corn\nnice corn,crude oil\n")
+    (tmp_path / "new.jsonl").write_text('{"message": "more corn"}\n{"message": "crude oil"}\n')
+    for file in ("new.csv", "new.jsonl"):
+        assert predicted(tmp_path, file) == ["farm", "energy"]
+    assert predicted(tmp_path, "grain and wheat") == ["farm"]
+    (tmp_path / "other.csv").write_text("text\nmore corn\n")
+    assert "message" in run("predict", "run", "other.csv", cwd=tmp_path, code=2).stderr

@@ -163,7 +163,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "resume nothing": (demo(resume=True), "folder: there is nothing to resume"),
     "rounds in words": (demo(rounds="many"), "rounds: .*found 'many'"),
     "an optimizer's name": (demo(server="adam"), "server: .*found 'adam'"),
-    "positional": (lambda: fedalc.train(5), "expected the labels"),
+    "positional": (lambda: fedalc.train(5), "expected labels"),
     "load_run nowhere": (lambda: fedalc.load_run("nowhere"), "nowhere: not a run folder"),
     "load_run nothing": (lambda: fedalc.load_run(None), "folder: expected a path, found None"),  # type: ignore[arg-type]
     "load nowhere": (lambda: fedalc.TrainedModel.load("nowhere"), "nowhere"),

@@ -44,9 +44,24 @@ def test_a_name_or_path_comes_first(tmp_path: Path) -> None:
 
 def test_matrices() -> None:
     X, Y = DATA.train.features, DATA.train.labels
-    with pytest.warns(UserWarning):  # too few records, or no test data
-        run = fedalc.train(X.toarray(), Y.toarray(), **SMALL)
-    assert run.settings.method == "fedalc" and scores(run).shape == (30, 3)
+    run = fedalc.train(X.toarray(), Y.toarray(), **SMALL)
+    assert run.settings.method == "fedalc" and scores(run).shape == (30, 3) and run.metrics  # a fifth was held out
+    tested = fedalc.train(X, Y, test=(DATA.test.features, DATA.test.labels), table={"unlabelled": "keep"}, **SMALL)
+    assert tested.metrics == fedalc.train(DATA, **SMALL).metrics
+
+
+def test_texts_and_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    texts = [f"{'red apples' if n % 2 else 'blue skies'} and number {n % 7}" for n in range(60)]
+    labels = [["fruit"] if n % 2 else ["weather", "sky"] for n in range(60)]
+    run = fedalc.train(texts, labels, tune=False)
+    assert run.model.label_names == ("fruit", "sky", "weather") and run.metrics["P@1"] == 100
+    best, _ = run.model.predict(["an apples pie"], k=1)
+    assert run.model.label_names[best[0, 0]] == "fruit"
+    again = fedalc.train(pandas.DataFrame({"text": texts, "labels": labels}), tune=False)
+    assert np.array_equal(again.model.model.W, run.model.model.W) and again.metrics == run.metrics
+    short = fedalc.train(texts, labels, tune=False, text={"words": [1, 1]}, table={"test_share": 0.5})
+    assert short.model.text.settings.words == (1, 1)
 
 
 def test_the_history_is_a_frame(tmp_path: Path) -> None:

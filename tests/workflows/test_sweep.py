@@ -17,7 +17,7 @@ from fedalc.report.sweep_figures import plot_sweep
 from fedalc.training.callbacks import Callback
 from fedalc.workflows.search_space import Space, parse_grid, point_name
 from tests.commands import run
-from tests.problems import StopAfter, small_dataset
+from tests.problems import StopAfter, small_dataset, small_files
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -176,20 +176,6 @@ def test_grids_on_the_command_line() -> None:
     for wrong in ("server.ridge", "=1", "server.ridge=", "server.ridge=1,,2"):
         with pytest.raises(ConfigError, match="expected NAME=A,B,C"):
             parse_grid(wrong)
-
-
-def small_files(folder: Path) -> Path:
-    """Write a dataset of 60 train and 20 test instances in the format of the XML repository."""
-    random = np.random.default_rng(0)
-    folder.mkdir()
-    for name, count in (("train.txt", 60), ("test.txt", 20)):
-        lines = [f"{count} 12 5"]
-        for _ in range(count):
-            label = int(random.integers(5))
-            features = sorted({label, label + 5, int(random.integers(12))})
-            lines.append(f"{label} " + " ".join(f"{feature}:{random.uniform(0.5, 1.5):.3f}" for feature in features))
-        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])

@@ -29,6 +29,7 @@ from fedalc.cli.options import (
     TestShare,
     TextColumn,
     TextEncoder,
+    Track,
     given,
     listed,
     listed_seeds,
@@ -68,6 +69,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="folder for the comparison's folder")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace runs that are finished")] = False,
     callback: Callbacks = None,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them: table, curves and page. Run it again to continue."""
@@ -82,7 +84,7 @@ def compare(
     settings = experiment(asked, file=config, overrides=set_ or ())
     folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
     from fedalc.report.tables import rich_table
-    from fedalc.training.callbacks import Callback, make_callback
+    from fedalc.training.callbacks import Callback, make_callbacks
     from fedalc.workflows.compare import compare as run_comparison  # loads torch: as in train
     from fedalc.workflows.progress_bars import LiveProgress, PlainProgress, make_progress
 
@@ -92,7 +94,7 @@ def compare(
     def follow(method: str, seed: int) -> list[Callback]:
         close_bars()
         open_bars.extend(make_progress(console, f"{method:14} seed {seed}", quiet))
-        return [*open_bars, *(make_callback(name) for name in callback or ())]
+        return [*open_bars, *make_callbacks(callback, track)]
 
     def close_bars() -> None:
         while open_bars:

@@ -88,6 +88,14 @@ Callbacks = Annotated[
     list[str] | None,
     typer.Option("--callback", help="a callback that follows the run, such as a tracker that you registered"),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        help="log the run with tensorboard, mlflow or wandb (needs the extra `tracking`); may be repeated",
+        autocompletion=_completing(["tensorboard", "mlflow", "wandb"]),
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only the result")]
 
 

@@ -30,6 +30,7 @@ from fedalc.cli.options import (
     TestFile,
     TestShare,
     TextColumn,
+    Track,
     given,
     table_settings,
 )
@@ -73,6 +74,7 @@ def sweep(
     out: Annotated[Path, typer.Option(help="folder for the sweep's folder")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="train these trials again")] = False,
     callback: Callbacks = None,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Try many settings of one method and keep the best by validation data. Run it again to continue."""
@@ -91,7 +93,7 @@ def sweep(
     Space.of(dict(values), dict(ranges))  # refuses before torch is loaded
     settings = experiment(asked, file=config, overrides=set_ or ())
     folder = out / (name or f"sweep-{Path(settings.dataset).resolve().name}-{settings.method}")
-    from fedalc.training.callbacks import Callback, make_callback
+    from fedalc.training.callbacks import Callback, make_callbacks
     from fedalc.workflows.progress_bars import LiveProgress, PlainProgress, make_progress
     from fedalc.workflows.sweep import sweep as run_sweep
 
@@ -101,7 +103,7 @@ def sweep(
     def follow(title: str) -> list[Callback]:
         close_bars()
         open_bars.extend(make_progress(console, title, quiet))
-        return [*open_bars, *(make_callback(name) for name in callback or ())]
+        return [*open_bars, *make_callbacks(callback, track)]
 
     def close_bars() -> None:
         while open_bars:

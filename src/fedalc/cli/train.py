@@ -31,6 +31,7 @@ from fedalc.cli.options import (
     TestShare,
     TextColumn,
     TextEncoder,
+    Track,
     given,
     label_files,
     table_settings,
@@ -83,6 +84,7 @@ def train(
         ),
     ] = None,
     callback: Callbacks = None,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Train one method, test it once and write a run folder."""
@@ -111,13 +113,13 @@ def train(
         folder = out / (settings.name or f"{dataset_name}-{kind}-s{settings.seed}")
     # These load torch, which takes seconds. A mistyped setting is refused before that.
     from fedalc.report.tables import rich_table
-    from fedalc.training.callbacks import make_callback
+    from fedalc.training.callbacks import make_callbacks
     from fedalc.workflows.progress_bars import make_progress
     from fedalc.workflows.train import train as run_training
 
     first = started_as().rank == 0  # of several processes, the one that prints
     console = Console(quiet=not first)
-    trackers = [make_callback(name) for name in callback or () if first]
+    trackers = make_callbacks(callback, track) if first else []
     title = "fedalc" if settings.tuning.search else settings.method
     followers = make_progress(console, title, quiet or not first)
     try:

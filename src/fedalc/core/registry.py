@@ -208,4 +208,12 @@ METRICS = Registry(
     },
     "fedalc.evaluation.metrics:as_metric",
 )
-CALLBACKS = Registry("callback", {}, "fedalc.training.callbacks:check_callback_class")
+CALLBACKS = Registry(
+    "callback",
+    {
+        "tensorboard": "fedalc.training.callbacks.tensorboard:TensorBoard",
+        "mlflow": "fedalc.training.callbacks.mlflow:MLflow",
+        "wandb": "fedalc.training.callbacks.wandb:WandB",
+    },
+    "fedalc.training.callbacks:check_callback_class",
+)

@@ -19,8 +19,10 @@ from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core.arguments import as_flag
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.text.features import TextFeatures, fit_text
 from fedalc.errors import ConfigError, DataError
 from fedalc.estimators.targets import Target, read_target
+from fedalc.models.text_parts import are_texts
 from fedalc.workflows.train import register_own_encoder, train_on
 
 NAME = "X"  # of the dataset
@@ -50,6 +52,8 @@ def value_errors() -> Iterator[None]:
 class FederatedEstimator(BaseEstimator):
     """Trains on records in memory: each label is a client that has the records with this label, and no others."""
 
+    _gives_probabilities = True
+
     def __init__(
         self,
         method: str | None = None,
@@ -78,6 +82,7 @@ class FederatedEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.string = True  # texts
         tags.target_tags.required = True
         tags.target_tags.one_d_labels = tags.target_tags.two_d_labels = True
         tags.non_deterministic = False
@@ -86,18 +91,24 @@ class FederatedEstimator(BaseEstimator):
     def _train(self, X: Any, y: Any, parties: Any) -> tuple[Target, Dataset]:
         """Check and train, and keep what all estimators have after a fit."""
         with value_errors():
-            features = self._features(X, reset=True)
+            text = self._fit_text(X) if are_texts(X) else None
+            features = self._features(X, reset=True) if text is None else text.transform(list(X))
             target, labels = read_target(y)
             if features.shape[0] != labels.shape[0]:
                 raise DataError(
                     f"Found input variables with inconsistent numbers of samples: [{features.shape[0]}, "
                     f"{labels.shape[0]}]"
                 )
-            data = Dataset(NAME, Split(features, labels, users=_names(parties)), label_names=target.names)
+            data = Dataset(NAME, Split(features, labels, users=_names(parties)), label_names=target.names, text=text)
             run = train_on(data, self._experiment(data), self.verbose)
         self.run_, self.settings_ = run, run.settings
         self.model_: Any = run.model
         return target, data
+
+    def _fit_text(self, texts: Any) -> TextFeatures:
+        """Learn from raw texts how to turn texts into features."""
+        section = (self.settings or {}).get("text", {}) if isinstance(self.settings, Mapping | None) else {}
+        return fit_text(list(texts), experiment({"text": section}).text)
 
     def _features(self, X: Any, reset: bool = False) -> csr_matrix | np.ndarray:
         """Return X as numbers, after scikit-learn's checks of shape, names and finite values."""
@@ -123,14 +134,18 @@ class FederatedEstimator(BaseEstimator):
         if data.users is not None:
             keys["clients"] = "users"
         defaults = default_choice(keys, tune=True if self.tune else None if "method" in keys else False)
-        self._take_rows_as_they_are(keys, defaults)
+        if data.text is None:
+            self._take_rows_as_they_are(keys, defaults)
+        self._do_not_choose_one_round(keys, defaults)
+        if not self._gives_probabilities:
+            _put(defaults, "selection.calibrate", False)
         settings = experiment(keys, defaults=defaults)
         note_without_effect([settings], given)
         return settings
 
     def _take_rows_as_they_are(self, keys: Mapping[str, Any], defaults: dict[str, Any]) -> None:
         """For the exact methods: do not scale rows to length 1, and fit an intercept. (scikit-learn's users scale in a
-        step of the pipeline.) There is also no round to choose if there is only one."""
+        step of the pipeline.)"""
         method = keys.get("method", defaults.get("method"))
         if method not in METHODS or not (method == "fedalc-exact" or method_facts(method).one_round):
             return
@@ -138,7 +153,11 @@ class FederatedEstimator(BaseEstimator):
         encoder = keys.get("encoder", {}).get("name", "linear")
         if not self.tune and encoder in ("linear", "random-features"):
             _put(defaults, "encoder.constant", 1.0)
-        if not self.tune and method_facts(method).one_round:
+
+    def _do_not_choose_one_round(self, keys: Mapping[str, Any], defaults: dict[str, Any]) -> None:
+        """Train on all records at once if there is only one round."""
+        method = keys.get("method", defaults.get("method"))
+        if not self.tune and method in METHODS and method_facts(method).one_round:
             _put(defaults, "selection.validation", 0.0)
 
     def _seed(self) -> int:
@@ -146,9 +165,13 @@ class FederatedEstimator(BaseEstimator):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31))
 
-    def _fitted(self, X: Any) -> csr_matrix | np.ndarray:
+    def _fitted(self, X: Any) -> Any:
         check_is_fitted(self, "run_")
-        return self._features(X)
+        if self.model_.text is None:
+            return self._features(X)
+        if not are_texts(X):
+            raise InputError("expected a list of texts, as in fit")
+        return list(X)
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 
-from fedalc.core.seeds import numpy_generator
-from fedalc.data.dataset import Dataset
-from fedalc.estimators.base import FederatedEstimator
-from fedalc.estimators.probability import Calibration
-from fedalc.workflows.train import train_on
+from fedalc.data.dataset import Split
+from fedalc.estimators.base import FederatedEstimator, value_errors
+from fedalc.estimators.probability import Line, fit_line
+from fedalc.models.calibration import Calibration
+from fedalc.training.calibration import refusal
 
-HELD_OUT, FEWEST = 0.2, 20  # share of the records for calibration; with fewer records, those of the training
-LOWEST = np.float32(-1e30)  # the score of a label that no record has
+LOWEST = -1e30  # the score of a label that no record has
 
 
 class FedALCClassifier(ClassifierMixin, FederatedEstimator):
@@ -23,9 +22,31 @@ class FedALCClassifier(ClassifierMixin, FederatedEstimator):
 
     `method`: a name of `fedalc methods`; by default the exact one in one round. `ridge`: its penalty, `dim`: the size D
     of the embeddings, `rounds`: their number, for methods that have them. `tune=True` chooses loss, penalty and
-    features on held-out records (docs/tuning.md). `preset` and `settings`, a dict such as `{"encoder": {"name":
-    "mlp"}}`, are those of `fedalc.train`. `random_state`: the seed.
+    features on held-out records (docs/tuning.md). `threshold`: which labels `predict` gives to a record if y is an
+    indicator matrix: "f1", "precision=0.9" or a probability (docs/predictions.md). `preset` and `settings`, a dict such
+    as `{"encoder": {"name": "mlp"}}`, are those of `fedalc.train`. `random_state`: the seed.
     """
+
+    def __init__(
+        self,
+        method: str | None = None,
+        *,
+        ridge: float | None = None,
+        dim: int | None = None,
+        rounds: int | None = None,
+        tune: bool = False,
+        threshold: str | float = "f1",
+        preset: str = "strong",
+        settings: Any = None,
+        random_state: Any = 0,
+        device: str = "cpu",
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            method, ridge=ridge, dim=dim, rounds=rounds, tune=tune, preset=preset, settings=settings,
+            random_state=random_state, device=device, verbose=verbose,
+        )  # fmt: skip
+        self.threshold = threshold
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -33,46 +54,53 @@ class FedALCClassifier(ClassifierMixin, FederatedEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, parties: Any = None) -> Self:
-        """Train on records × features X and classes or an indicator matrix y.
+        """Train on records × features, or texts, X and classes or an indicator matrix y.
 
         `parties` names the party of each record: then each label of each party is a client. Without it, each label is
         a client with all its records.
         """
         self._target, data = self._train(X, y, parties)
         self.classes_ = self._target.classes
-        self._calibration = self._calibrate(data)
+        self._curve = self._calibrated(data.train)
         return self
 
-    def _calibrate(self, data: Dataset) -> Calibration:
-        """Compare scores with labels of records that a second training, with the same settings, does not see."""
-        model, test = self.model_, data.train
-        if len(test) >= FEWEST:
-            order = numpy_generator(self.settings_.seed, "calibration").permutation(len(test))
-            out = round(HELD_OUT * len(test))
-            rest = replace(data, train=data.train.rows(np.sort(order[out:])))
-            model, test = train_on(rest, self.settings_, False).model, data.train.rows(np.sort(order[:out]))
-        scores, labels = model.scores(test.features)[:, model.held], test.labels[:, model.held]
-        known = np.ones(len(test), bool) if self._target.multilabel else labels.getnnz(axis=1) == 1
-        return Calibration.fit(scores[known], labels[known], one_label=not self._target.multilabel)
+    def _calibrated(self, train: Split) -> Calibration | Line | None:
+        """Return what the run fitted on held-out records; with too few of them, a line through the training's own. None
+        where neither is allowed, as with differential privacy."""
+        if self.model_.calibration is not None or refusal(self.settings_) is not None:
+            return self.model_.calibration
+        held = self.model_.held
+        return fit_line(self.model_.scores(train.features)[:, held], train.labels[:, held], not self._target.multilabel)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return the scores, records × classes; for two classes, one number for each record, positive for the second
-        class."""
+        """Return the log-odds, records × classes. With two classes: of the second, one number for each record.
+
+        Without probabilities, as with differential privacy, they are the model's scores.
+        """
         scores = self._scores(X)
-        return scores[:, 1] - scores[:, 0] if self._target.binary else scores
+        odds = scores if self._curve is None else self._curve.log_odds(scores)
+        return odds[:, 1] - odds[:, 0] if self._target.binary else odds
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each label, records × labels. They sum to one unless y was an indicator matrix."""
+        """Return the probability of each label, records × labels. They sum to one unless y was an indicator matrix.
+
+        They are calibrated on held-out records; with fewer than 50 records, on the training's own. No client has
+        records without a label, so that these are probabilities for records that have one.
+        """
         scores = self._scores(X)
-        return self._calibration.of(scores)
+        odds = (self._curve or self.model_.calibrated()).log_odds(scores)
+        found: np.ndarray = expit(odds) if self._target.multilabel else softmax(odds, axis=1)
+        return found
 
     def predict(self, X: Any) -> Any:
         """Return the class of each record, or an indicator matrix if y was one."""
         scores = self._scores(X)
         if self._target.multilabel:
-            return self._target.decode(self._calibration.of(scores) > 0.5)
-        return self._target.decode(scores.argmax(axis=1))
+            with value_errors():
+                curve = self._curve or self.model_.calibrated()
+                return self._target.decode((scores >= curve.score_thresholds(self.threshold)) & (scores > LOWEST))
+        return self._target.decode((scores if self._curve is None else self._curve.log_odds(scores)).argmax(axis=1))
 
     def _scores(self, X: Any) -> np.ndarray:
         features = self._fitted(X)
-        return np.maximum(self.model_.scores(features), LOWEST)
+        return np.maximum(self.model_.scores(features), np.float32(LOWEST))

@@ -19,6 +19,8 @@ class FedALCEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Federate
     `label_names_`; the product with a record's embedding is its score for the label.
     """
 
+    _gives_probabilities = False
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float32"]

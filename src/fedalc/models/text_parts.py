@@ -43,14 +43,15 @@ def from_texts(given: Any, text: TextFeatures | None) -> Any:
     """Return features for a list of texts, and anything else as it is."""
     if isinstance(given, str):
         raise DataError("expected a list of texts, found a single one: give [text]")
-    if not _are_texts(given):
+    if not are_texts(given):
         return given
     if text is None:
         raise DataError("the model was trained on rows of features, not on raw texts: it cannot read a text")
     return text.transform(list(given))
 
 
-def _are_texts(given: Any) -> bool:
+def are_texts(given: Any) -> bool:
+    """Whether it is a list, array or column of texts."""
     if isinstance(given, np.ndarray):
         return given.ndim == 1 and given.dtype.kind in "UO" and len(given) > 0 and isinstance(given[0], str)
     if isinstance(given, Sequence):

@@ -31,8 +31,10 @@ SHEET = "contact-sheet.png"  # of runs on pictures
 CENSUS, PARTIES_LOG = "census", "parties.jsonl"  # of runs with real parties
 BEFORE = {"server": {"aggregation": "mean"}}  # defaults of older versions whose config.toml lacks these settings
 TUNING = "tuning.jsonl"  # what a search for settings tried
+TRACKING = "tracking"  # local files of trackers
+MLFLOW_DATABASE, MLFLOW_ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # beside run folders: of all runs together
 FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG, TUNING)
-FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS)
+FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS, TRACKING)
 LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
 LOCK_ATTEMPTS = 100  # an attempt fails only if another process removes the folder at that moment
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from fedalc.core.atomic_files import remove_folder, sync_folder
 from fedalc.errors import FedalcError
-from fedalc.runs.folder import FILES, FOLDERS, LEFTOVER, only_writer
+from fedalc.runs.folder import FILES, FOLDERS, LEFTOVER, MLFLOW_ARTIFACTS, MLFLOW_DATABASE, only_writer
 from fedalc.runs.listing import is_run, read_entry, run_folders, size_of
 
 #: What `fedalc compare` and `fedalc sweep` write beside the folders of their runs.
 OF_SEVERAL = (
     "results.json", "table.md", "report.html", "curves.png", "bytes.png", "precision.png", "cosines.png",
-    "sweep.json", "sweep.png", "best.toml",
+    "sweep.json", "sweep.png", "best.toml", MLFLOW_DATABASE, MLFLOW_ARTIFACTS,
 )  # fmt: skip
 NOT_NEEDED = ("checkpoint", "checkpoint.old", "model.old")  # once a run is finished
 

@@ -84,6 +84,7 @@ def compare(
     data: Any = None,
     labels: Any = None,
     *,
+    test: Any = None,
     seeds: Iterable[int] = (0,),
     folder: Path | str | None = None,
     file: Path | None = None,
@@ -102,7 +103,7 @@ def compare(
     folder are an error.
 
     `methods`: default is all federated methods that these settings allow; `left_out` has the others with the reason.
-    Oracles take part only if you name them. `data` and `labels`: as the first arguments of `train`, or give `dataset`.
+    Oracles take part only if you name them. `data`, `labels` and `test`: as in `train`, or give `dataset`.
     `callbacks`: for all runs, or a function that returns them for a method and a seed. `epsilon_budget`: as in `train`,
     for each run in turn. `verbose`: as in `train`.
     """
@@ -113,7 +114,7 @@ def compare(
     if as_flag(overwrite, "overwrite") and target is None:
         raise ConfigError("there is nothing to overwrite without a folder", "folder")
     follow = _follow(callbacks)
-    user_data = own_data(keys, given_data(data, labels, keys, None))
+    user_data = own_data(keys, given_data(data, labels, test, keys, None))
     register_own_encoder(keys)
     user_settings = names_of(keys, overrides)
     if user_data is not None:

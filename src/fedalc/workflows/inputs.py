@@ -8,15 +8,17 @@ from typing import Any
 
 from torch.nn import Module
 
-from fedalc.data import Dataset, Images, Split
+from fedalc.config.resolve import experiment
+from fedalc.data import Dataset, Images
+from fedalc.data.in_memory import dataset_from
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import register_module
 
-NAME = "data"  # of a dataset that was given as matrices
 
-
-def given_data(first: Any, labels: Any, keys: dict[str, Any], data: Dataset | None) -> Dataset | None:
+def given_data(first: Any, labels: Any, test: Any, keys: dict[str, Any], data: Dataset | None) -> Dataset | None:
     """Return the dataset that the first argument is or describes. A name or path goes into `keys`."""
+    if test is not None and (first is None or isinstance(first, str | os.PathLike | Dataset)):
+        raise ConfigError("goes with records in memory: train(X, Y, test=(X_test, Y_test))", "test")
     if first is None:
         if labels is not None:
             raise ConfigError("there are labels but no records: give both, train(X, Y)", "labels")
@@ -30,9 +32,12 @@ def given_data(first: Any, labels: Any, keys: dict[str, Any], data: Dataset | No
     if isinstance(first, Dataset):
         refuse_labels(labels, "a Dataset")
         return first
-    if labels is None:
-        raise ConfigError("expected the labels as second argument: train(X, Y)", "labels")
-    return Dataset(NAME, Split(first, labels))
+    return dataset_from(first, labels, test=test, table=_section(keys, "table"), text=_section(keys, "text"))
+
+
+def _section(keys: Mapping[str, Any], name: str) -> Any:
+    """Return a section of the settings, checked, from which data in memory is read."""
+    return getattr(experiment({name: keys.get(name, {})}), name)
 
 
 def refuse_labels(labels: Any, what: str) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scipy.sparse import csr_matrix
 
+from fedalc.data.formats import file_format
+from fedalc.data.formats.table import TableFormat
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.formats.text_stream import LineReader
 from fedalc.data.images.loose_files import looks_like_pictures
 from fedalc.data.load import load_file
 from fedalc.data.text.base import TextFeatures
-from fedalc.errors import DataError
+from fedalc.errors import DataError, FedalcError
 from fedalc.models.predicting import Predictor
 
 STANDARD_INPUT = "-"
@@ -22,17 +26,21 @@ _LINES = re.compile(r"\.(txt|text)(\.gz|\.bz2)?", re.IGNORECASE)
 _HEADER = re.compile(rb"\s*\d+\s+(\d+)\s+\d+\s*")  # of the XML repository: instances, features, labels
 
 
-def read_features(model: Predictor, given: str) -> csr_matrix:
-    """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text."""
+def read_features(model: Predictor, given: str, table: TableSettings | None = None) -> csr_matrix:
+    """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text.
+
+    `table`: which columns of a table are what, as in training.
+    """
+    table = table or TableSettings()
     if given == STANDARD_INPUT:
         with TemporaryDirectory(prefix="fedalc-") as folder:
             file = Path(folder) / "standard-input.txt"
             file.write_bytes(sys.stdin.buffer.read())
             if not file.stat().st_size:
                 raise DataError("standard input is empty: expected a text per line")
-            return _of_file(model, file)
+            return _of_file(model, file, table)
     if is_file(given):
-        return _of_file(model, Path(given))
+        return _of_file(model, Path(given), table)
     if model.text is None:
         raise DataError(
             f"no such file or folder (and not a text for this model, which was trained on {model.feature_count} "
@@ -42,6 +50,17 @@ def read_features(model: Predictor, given: str) -> csr_matrix:
     if not given.strip():
         raise DataError("the text is empty")
     return of_texts(model.text, [given])
+
+
+def table_of(run: Path) -> TableSettings:
+    """Return which columns of a table were what in training. (Reading all settings would load torch.)"""
+    file = run / "config.toml"
+    if not file.is_file():  # the folder of a model alone
+        return TableSettings()
+    try:
+        return TableSettings.model_validate(tomllib.loads(file.read_text(encoding="utf-8")).get("table", {}))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FedalcError(f"{file}: its section [table] cannot be read: {error}") from None
 
 
 def is_file(given: str) -> bool:
@@ -62,12 +81,14 @@ def of_texts(text: TextFeatures, texts: list[str]) -> csr_matrix:
     return features
 
 
-def _of_file(model: Predictor, file: Path) -> csr_matrix:
+def _of_file(model: Predictor, file: Path, table: TableSettings) -> csr_matrix:
     if looks_like_pictures(file):
         raise DataError(f"holds pictures, but this model was trained on {model.feature_count} features", file)
     if model.text is not None and _LINES.fullmatch("".join(file.suffixes[-2:])) and not _has_features(file, model):
         return of_texts(model.text, _lines(file))
-    return load_file(file, model.feature_count, len(model.label_names)).features
+    if model.text is not None and isinstance(data_format := file_format(file), TableFormat):
+        return of_texts(model.text, list(data_format.read_texts(file, table)))
+    return load_file(file, model.feature_count, len(model.label_names), table=table).features
 
 
 def _has_features(file: Path, model: Predictor) -> bool:

@@ -16,6 +16,7 @@ from fedalc.data.text.encoded import EncodedText
 from fedalc.errors import FedalcError
 from fedalc.workflows.counting import counting
 from fedalc.workflows.load_model import light_model
+from fedalc.workflows.new_instances import table_of
 from fedalc.workflows.prediction_files import (
     Answer,
     FirstPictures,
@@ -57,6 +58,7 @@ def predict_file(
         if not isinstance(model.text, EncodedText):
             raise FedalcError("--text-encoder: this model was not trained on the rows of a sentence encoder")
         model.text.look_in(text_encoder)
+    table = table_of(run)
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(note: str) -> None:
@@ -70,7 +72,7 @@ def predict_file(
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
                 watching(lambda what, done, total: progress(done, total, what)),
             ):
-                predictions = predict_rows(model, str(file), answer)
+                predictions = predict_rows(model, str(file), answer, table)
             writer.write(predictions)
         else:
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:

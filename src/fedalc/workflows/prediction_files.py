@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import Images
 from fedalc.data.images.loose_files import joined
 from fedalc.models.predicting import LabelSets, Predictor, decide, features_count
@@ -80,9 +81,9 @@ def _without_abstained(best: Predictions, sets: LabelSets) -> Predictions:
     return Predictions(best.instances, labels, scores, probabilities, sets.abstained)
 
 
-def predict_rows(model: Predictor, given: str, answer: Answer) -> Predictions:
+def predict_rows(model: Predictor, given: str, answer: Answer, table: TableSettings | None = None) -> Predictions:
     """Predict on a text, or on all instances of a file at once."""
-    features = read_features(model, given)
+    features = read_features(model, given, table)
     return predictions_for(model, features, answer, range(features.shape[0]))
 
 

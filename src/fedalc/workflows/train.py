@@ -54,6 +54,7 @@ def train(
     /,
     labels: Any = None,
     *,
+    test: Any = None,
     settings: Experiment | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
@@ -68,8 +69,10 @@ def train(
 ) -> Run:
     """Train one model and evaluate it on the test set once.
 
-    First comes the data: `train(X, Y)` with records × features (or texts) and their labels, a `Dataset`, a name of the
-    catalog, or a path; `dataset=` takes the last three as well. Settings are keywords (`method="fedaws",
+    First comes the data: `train(X, Y)` with records × features (or texts) and their labels, a data frame or Hugging
+    Face dataset with both, a `Dataset`, a name of the catalog, or a path; `dataset=` takes the last three as well.
+    `test` is (X, Y) or a frame to test on; without it, a fifth of data in memory is held out (`table={"test_share":
+    0.1}`). Settings are keywords (`method="fedaws",
     encoder={"name": "mlp"}`), or all of them one `Experiment`, the first argument. With `folder`, the run is written
     there as it proceeds, and can be resumed after an interruption. `callbacks` are objects of classes that extend
     `fedalc.Callback`. `epsilon_budget` refuses a run with differential privacy if it and all earlier runs on this data
@@ -94,7 +97,7 @@ def train(
     epsilon_budget = None if epsilon_budget is None else as_positive(epsilon_budget, "epsilon_budget")
     if resume and folder is None:
         raise ConfigError("there is nothing to resume without the folder of a run", "folder")
-    data = own_data(keys, given_data(first, labels, keys, data))
+    data = own_data(keys, given_data(first, labels, test, keys, data))
     register_own_encoder(keys)
     given = names_of(keys)
     if data is not None:
@@ -194,6 +197,8 @@ def fill_folder(
             elif output is not None:
                 open_folder(output, settings)
             for callback in training.callbacks:
+                if output is not None:
+                    callback.placed(output)
                 callback.started(settings)
             trained, result = training.finish(interrupt)
             result.peak_memory_mb = distributed.maximum(peak_mb())

@@ -91,6 +91,8 @@ def _searched(
             else:
                 open_folder(folder, settings)
         for callback in callbacks:
+            if folder is not None:
+                callback.placed(folder)
             callback.started(settings)
         tried = list(known)
         newton = Trial(loss="squared-hinge", features={"name": "linear", "constant": 1.0}, penalty=1.0, rounds=5)

@@ -18,6 +18,7 @@ from fedalc.data.formats import Format, Parsed, ReadOptions, register_format
 from fedalc.data.load import format_of, has_pictures, held_out_file, load_file, load_held
 from fedalc.errors import ConfigError, DataError
 from fedalc.workflows.predict import predict_file
+from fedalc.workflows.prediction_files import Answer
 
 Write = Callable[..., Path]
 
@@ -80,7 +81,7 @@ def test_a_folder_is_trained_on_and_a_file_predicted(tables: Path, tmp_path: Pat
     assert "P@1" in run.metrics
     out = tmp_path / "out.csv"
     more = {"form": "csv", "out": out, "broken": "refuse", "sheet": None, "sheet_pictures": 1, "device": "cpu"}
-    predict_file(tmp_path / "run", tables / "test.dat", 2, **more)  # type: ignore[arg-type]
+    predict_file(tmp_path / "run", tables / "test.dat", Answer(2), **more)  # type: ignore[arg-type]
     assert len(out.read_text().splitlines()) == 1 + 2 * 200
     compared = fedalc.compare(dataset=str(tables), methods=["fedavg", "fedalc"], folder=tmp_path / "both", **keys)
     assert [run.result["dataset"] for run in compared.runs] == ["mine", "mine"]

@@ -17,6 +17,8 @@ import torch
 import fedalc
 from fedalc.config.resolve import experiment
 from fedalc.core.tensor_folder import SUMS
+from fedalc.data.text.features import fit_text
+from fedalc.data.text.settings import TextSettings
 from fedalc.labels.privacy.accounting import Release
 from fedalc.labels.privacy.ledger import Charge, Ledger, by_subject, total
 from fedalc.models.encoders import make_encoder
@@ -116,11 +118,20 @@ def _model(method: str) -> Path:
     folder = workplace() / f"model-{method}"
     if method == "fedalc":
         shutil.copytree(run_folder() / "model", folder, dirs_exist_ok=True)
+    elif method == "texts":
+        _model_of_texts().save(folder)
     else:
         run = fedalc.train(method=method, data=small_dataset())
         run.model.save(folder)
     (folder / SUMS).unlink(missing_ok=True)  # which would keep every mutation from the parsers
     return folder
+
+
+def _model_of_texts() -> TrainedModel:
+    text = fit_text(["wheat and corn", "crude oil"], TextSettings())
+    settings = experiment({"encoder": {"name": "linear", "dim": 2}}).encoder
+    encoder = make_encoder(text.feature_count, settings, torch.Generator().manual_seed(0))
+    return TrainedModel(Model(encoder, torch.eye(2)), settings, ("a", "b"), np.ones(2, dtype=bool), text)
 
 
 def _copy(method: str, kind: str) -> Path:
@@ -164,9 +175,42 @@ def _register(build: Callable[[str, str], Reader], kind: str, method: str, what:
     reader(builder)
 
 
-for _method, _what in (("fedalc", "a model"), ("ovr", "an oracle (ovr)"), ("sleec", "an oracle (sleec)")):
+_MODELS = {
+    "fedalc": "a model",
+    "texts": "a model of raw texts",
+    "ovr": "an oracle (ovr)",
+    "sleec": "an oracle (sleec)",
+}
+for _method, _what in _MODELS.items():
     _register(_facts, "facts", _method, _what)
     _register(_tensors, "tensors", _method, _what)
+
+
+@reader
+def sentence_encoder() -> Reader:
+    """modules.json and what it names, of a sentence encoder from any source."""
+    from fedalc.data.text.sentence_encoder import read_pooling
+
+    folder = workplace() / "sentence-encoder"
+    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [{"path": "1_Pooling" if kind == "Pooling" else "", "type": f"models.{kind}"} for kind in kinds]
+    seed = {"modules": modules, "pooling": {"pooling_mode_mean_tokens": True}, "more": {"max_seq_length": 256}}
+
+    def read(data: bytes) -> object:
+        try:
+            parts = json.loads(data)
+            files = [json.dumps(parts[name]) for name in seed]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            files = [data.decode("utf-8", "replace")] * 3
+        for path, text in zip(
+            ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"), files, strict=True
+        ):
+            (folder / path).write_text(text, encoding="utf-8", errors="replace")
+        return read_pooling(folder)
+
+    seeds = [json.dumps(seed).encode()]
+    return Reader("sentence-encoder", "modules.json of a sentence encoder", seeds, read, changed_json)
 
 
 @reader

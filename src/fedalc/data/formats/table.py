@@ -54,6 +54,14 @@ class TableFormat(Format):
             raise DataError("holds texts, where features are expected", path)
         return Parsed(Split(records.features, records.labels), records.feature_names, records.label_names)
 
+    def read_texts(self, path: Path, table: TableSettings) -> Sequence[str]:
+        """Read the texts of records to predict on. Labels and splits are ignored."""
+        table = table.model_copy(update={"label_columns": None, "split_column": None})
+        texts = _all_of(read_table(self.source(path, table), table, need_labels=False)).texts
+        if texts is None:
+            raise DataError("has no column of texts, and the model was trained on texts", path)
+        return texts
+
     def read_held(self, path: Path, options: ReadOptions) -> tuple[Split, tuple[str, ...]]:
         source = self.source(path, options.table)
         table = options.table.model_copy(update={"test_share": 0.0})

@@ -64,8 +64,12 @@ def read_pooling(folder: Path) -> Pooling:
         )
     if modules[0].get("path") not in ("", "."):
         raise ConfigError(f"{folder / 'modules.json'}: the network should be in the folder itself", FIELD)
-    place = (folder / str(modules[1].get("path", ""))).resolve()
-    if not place.is_relative_to(folder.resolve()):
+    try:
+        place = (folder / str(modules[1].get("path", ""))).resolve()
+        outside = not place.is_relative_to(folder.resolve())
+    except (OSError, ValueError):  # no path at all: a null character, half of a surrogate pair, too long
+        outside = True
+    if outside:
         raise ConfigError(f"{folder / 'modules.json'}: names a folder outside: {modules[1].get('path')!r:.60}", FIELD)
     longest, lowercase = None, False
     if (folder / "sentence_bert_config.json").is_file():

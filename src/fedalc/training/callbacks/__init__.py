@@ -1,11 +1,12 @@
 """Callbacks follow a training: each is one file with one class that extends `Callback`.
 
-Register your own to select it by name: `@register_callback("mlflow")`, or the entry point group `fedalc.callbacks`.
+Register your own to select it by name: `@register_callback("my-tracker")`, or the entry point group `fedalc.callbacks`.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from fedalc.core.registry import CALLBACKS, registering
@@ -30,12 +31,18 @@ def check_callback_class(item: Any) -> type[Callback]:
 register_callback = registering(CALLBACKS)
 
 
-def make_callback(name: str) -> Callback:
+def make_callback(name: str, option: str = "--callback") -> Callback:
     """Build a registered callback. An unknown name is an error that lists the known ones."""
     if problem := CALLBACKS.problem(name):
-        raise ConfigError(problem, "--callback")
+        raise ConfigError(problem, option)
     callback: Callback = CALLBACKS[name]()
     return callback
+
+
+def make_callbacks(callbacks: Sequence[str] | None, trackers: Sequence[str] | None) -> list[Callback]:
+    """Build what the options --callback and --track name."""
+    named = [(name, "--callback") for name in callbacks or ()] + [(name, "--track") for name in trackers or ()]
+    return [make_callback(name, option) for name, option in dict(named).items()]
 
 
 __all__ = [
@@ -44,6 +51,7 @@ __all__ = [
     "HistoryWriter",
     "checked_callbacks",
     "make_callback",
+    "make_callbacks",
     "part_watcher",
     "register_callback",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedalc.core.progress_events import Watcher
@@ -21,6 +22,9 @@ class Callback:
 
     def loaded(self, data: Dataset) -> None:
         """The data has been read. `data.notes` says which columns were taken for what, and what was held out."""
+
+    def placed(self, folder: Path) -> None:
+        """The run is written to this folder. Called before `started`; not called for a run without a folder."""
 
     def started(self, settings: Experiment) -> None:
         """A run starts, or resumes, with these settings. `settings.to_dict()` has them as plain values."""

@@ -1,0 +1,155 @@
+"""`make bench-text`: raw texts to features, and training from them in one command, on yso (587,336 library titles).
+
+Each step runs in a process of its own, which measures its time and memory (with its worker processes). Writes
+docs/results/text.json and docs/results/text.md, and goes on where it stopped.
+
+    FEDALC_DATA=… python benchmarks/text.py [features] [fedalc] [omikuji]
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RECORD, PAGE = RESULTS / "text.json", RESULTS / "text.md"
+TRAININGS = {"fedalc": [], "omikuji": ["--method", "omikuji"]}
+KINDS = {
+    "words": {},
+    "words, hashed": {"kind": "hashing"},
+    "one and two words": {"words": [1, 2]},
+    "words and 3–5 characters": {"characters": [3, 5]},
+}
+
+
+def features(kind: str) -> dict[str, Any]:
+    """Count and turn yso's training texts, with a process per processor."""
+    from fedalc.data.catalog.locate import data_root
+    from fedalc.data.formats import file_format
+    from fedalc.data.formats.table_settings import TableSettings
+    from fedalc.data.text.features import fit_text
+    from fedalc.data.text.settings import TextSettings
+
+    file = data_root() / "yso" / "train.tsv.gz"
+    texts = list(file_format(file).read_texts(file, TableSettings()))  # type: ignore[attr-defined]
+    began = time.perf_counter()
+    text = fit_text(texts, TextSettings.model_validate(KINDS[kind]))
+    counted = time.perf_counter()
+    rows = text.transform(texts)
+    ended = time.perf_counter()
+    return {
+        "documents": len(texts),
+        "features": text.feature_count,
+        "stored": int(rows.nnz),
+        "count_seconds": counted - began,
+        "turn_seconds": ended - counted,
+    }
+
+
+def training(name: str) -> dict[str, Any]:
+    """Run `fedalc train --dataset yso` and return its result."""
+    from fedalc.cli.main import main
+
+    sys.argv = ["fedalc", "train", "--dataset", "yso", "--name", f"text-{name}", "--overwrite", *TRAININGS[name]]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    return dict(json.loads(Path("runs", f"text-{name}", "result.json").read_text()))
+
+
+def measured(step: str) -> dict[str, Any]:
+    """Run a step in this process, with its time and memory."""
+    peak = [0.0]
+    threading.Thread(target=_watch, args=(peak,), daemon=True).start()
+    began = time.perf_counter()
+    result = features(step) if step in KINDS else training(step)
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return {
+        "result": result,
+        "seconds": time.perf_counter() - began,
+        "processor_seconds": sum(part.ru_utime + part.ru_stime for part in usage),
+        "peak_mb": peak[0] / 2**20,
+    }
+
+
+def _watch(peak: list[float]) -> None:
+    """Keep the largest memory of this process and its worker processes, in bytes."""
+    import psutil
+
+    me = psutil.Process()
+    while True:
+        try:
+            peak[0] = max(peak[0], sum(each.memory_info().rss for each in (me, *me.children(recursive=True))))
+        except psutil.NoSuchProcess:
+            continue
+        time.sleep(0.2)
+
+
+def page(record: dict[str, Any]) -> str:
+    lines = [
+        "# Raw texts",
+        "",
+        "yso: 587,336 training texts of 95 characters on average, 21,334 labels.",
+        "",
+    ]
+    kinds = [kind for kind in KINDS if kind in record]
+    if kinds:
+        lines += [
+            "## Texts to features",
+            "Documents per second of counting and turning together ([text.md](../text.md)); memory of all processes,",
+            "texts included. Two cores.",
+            "",
+            "| terms | features | stored numbers | counting, s | turning, s | documents/s | memory, MB |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        for kind in kinds:
+            found, peak = record[kind]["result"], record[kind]["peak_mb"]
+            seconds = found["count_seconds"] + found["turn_seconds"]
+            lines.append(
+                f"| {kind} | {found['features']:,} | {found['stored']:,} | {found['count_seconds']:.0f} | "
+                f"{found['turn_seconds']:.0f} | {found['documents'] / seconds:,.0f} | {peak:,.0f} |"
+            )
+    trainings = [name for name in TRAININGS if name in record]
+    if trainings:
+        lines += [
+            "",
+            "## One command, from the TSV file to the test",
+            "`fedalc train --dataset yso`, and on the same features with `--method omikuji` (Parabel, centralised).",
+            "",
+            "| | P@1 | P@3 | P@5 | seconds | processor seconds | memory, MB |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        for name in trainings:
+            step, metrics = record[name], record[name]["result"]["metrics"]
+            figures = " | ".join(f"{metrics[f'P@{k}']:.2f}" for k in (1, 3, 5))
+            costs = " | ".join(f"{step[key]:,.0f}" for key in ("seconds", "processor_seconds", "peak_mb"))
+            lines.append(f"| {name} | {figures} | {costs} |")
+    return "\n".join([*lines, "", "    make bench-text", ""])
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(measured(sys.argv[2])))
+        return
+    asked = [*(KINDS if "features" in sys.argv[1:] else []), *(name for name in TRAININGS if name in sys.argv[1:])]
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    for step in asked or [step for step in (*KINDS, *TRAININGS) if step not in record]:
+        print(step, flush=True)
+        command = [sys.executable, __file__, "--one", step]
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        record[step] = json.loads(out.splitlines()[-1])
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        PAGE.write_text(page(record))
+    print(PAGE.read_text())
+
+
+if __name__ == "__main__":
+    main()
