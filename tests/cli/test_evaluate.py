@@ -142,6 +142,32 @@ def test_in_python(place: Path) -> None:
     assert again.evaluate(DATA).metrics["micro-F1"] > 20 and again.evaluate(DATA).per_label(0.3)[0]["threshold"] == 0.3
 
 
+def test_a_table_of_texts(tmp_path: Path) -> None:
+    """The model's own words, and labels by name; the run's own file stands for its held-out records."""
+    generator = np.random.default_rng(0)
+    words = {"sports": "goal team match score", "politics": "vote party law election", "music": "song band album tune"}
+    kinds = generator.choice(list(words), size=200)
+    texts = [" ".join(generator.choice(words[kind].split(), size=4)) for kind in kinds]
+    texts = [f"{text} number {place}" for place, text in enumerate(texts)]
+    (tmp_path / "messages.csv").write_text(
+        "text,labels\n" + "".join(f"{text},{kind}\n" for text, kind in zip(texts[:150], kinds, strict=False))
+    )
+    (tmp_path / "later.csv").write_text(
+        "text,labels\n"
+        + "".join(f"{text},{kind}\n" for text, kind in zip(texts[150:], kinds[150:], strict=True))
+        + "unheard of things,cooking\n"
+    )
+    run("train", "--dataset", "messages.csv", "--no-tune", "--name", "run", cwd=tmp_path)
+    own = json.loads(run("evaluate", "runs/run", "--json", cwd=tmp_path).stdout)
+    assert own["metrics"] == pytest.approx(json.loads((tmp_path / "runs/run/result.json").read_text())["metrics"])
+    same = json.loads(run("evaluate", "runs/run", "messages.csv", "--json", cwd=tmp_path).stdout)
+    assert same == own
+    later = json.loads(run("evaluate", "runs/run", "later.csv", "--json", cwd=tmp_path).stdout)
+    assert later["records"] == 51 and later["unknown"] == {"labels": 1, "of_records": 1}
+    assert later["metrics"]["P@1"] == pytest.approx(100 * 50 / 51)
+    assert "fitted on 51 records" in run("calibrate", "runs/run", "later.csv", cwd=tmp_path).stdout
+
+
 # --- predict ---
 
 

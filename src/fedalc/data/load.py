@@ -18,6 +18,7 @@ from fedalc.data.parties import party_folders, read_parties
 from fedalc.data.synthetic.demo import make_demo
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
 
@@ -28,23 +29,20 @@ def load_dataset(
     cache: bool = True,
     images: ImageOptions | None = None,
     table: TableSettings | None = None,
-    text: TextSettings | None = None,
+    text: TextSettings | TextFeatures | None = None,
 ) -> Dataset:
     """Load a dataset of the catalog by its name, or the dataset in a folder or a file.
 
     fedalc looks for a known name in the folder of that name in `data_dir`, else in $FEDALC_DATA, else in ./data. Your
     own folder holds a train file (and perhaps a test and a validation file) in one of the formats, and may name the
     labels in `labels.txt`; or it has a folder of this kind for each party (`data.parties`). Parsed files are cached
-    unless `cache` is false. `images` applies to pictures, `text` to raw texts; `table` says which column of a table is
-    what, and what to test on if there is no test file.
+    unless `cache` is false. `images` applies to pictures, `text` to raw texts (the features of a model make the same
+    features again); `table` says which column of a table is what, and what to test on if there is no test file.
     """
     as_path(name_or_path, "dataset")
-    for given, kind, field in (
-        (images, ImageOptions, "images"),
-        (table, TableSettings, "table"),
-        (text, TextSettings, "text"),
-    ):
-        if given is not None and not isinstance(given, kind):
+    kinds = {"images": (images, ImageOptions), "table": (table, TableSettings), "text": (text, TextSettings)}
+    for field, (given, kind) in kinds.items():
+        if given is not None and not isinstance(given, kind | TextFeatures if field == "text" else kind):
             raise ConfigError(f"expected fedalc.data.{kind.__name__}, found {given!r:.60}", field)
     options = ReadOptions(cache, images or ImageOptions(), table=table or TableSettings(), text=text or TextSettings())
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,11 +36,19 @@ class Comparison:
     runs: list[Run] = field(default_factory=list)
     folder: Path | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods that the settings do not allow: the reason
+    names: Sequence[str] = ()  # of the runs in tables and plots, if not their methods
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
         """The result of each run, with the settings that affect it. Tables use these to show differences."""
-        return [{**run.result, "settings": acting(run.settings)} for run in self.runs]
+        results = [{**run.result, "settings": acting(run.settings)} for run in self.runs]
+        if not self.names:
+            return list(results)
+        return [{**result, "name": name} for result, name in zip(results, self.names, strict=True)]
+
+    def _named(self) -> Iterator[tuple[str, Run]]:
+        names = self.names or [run.settings.method for run in self.runs]
+        return zip(names, self.runs, strict=True)
 
     @property
     def table(self) -> Any:
@@ -60,17 +68,17 @@ class Comparison:
     def histories(self) -> dict[str, list[dict[str, Any]]]:
         """Return the history of the first seed, by method. Oracles have no rounds, and so no curve."""
         histories: dict[str, list[dict[str, Any]]] = {}
-        for run in self.runs:
+        for name, run in self._named():
             if run.settings.method not in ORACLES:
-                histories.setdefault(run.settings.method, run.records)
+                histories.setdefault(name, run.records)
         return histories
 
     def embeddings(self) -> dict[str, np.ndarray]:
         """Return the class embeddings of the first seed, by method."""
         embeddings: dict[str, np.ndarray] = {}
-        for run in self.runs:
+        for name, run in self._named():
             if isinstance(run.model, TrainedModel):
-                embeddings.setdefault(run.settings.method, run.model.model.W[run.model.held].cpu().numpy())
+                embeddings.setdefault(name, run.model.model.W[run.model.held].cpu().numpy())
         return embeddings
 
 
@@ -124,8 +132,8 @@ def compare(
         left_out = _refused(keys, file, overrides)
         methods = [method for method in METHODS if method not in left_out]
     for method in methods:
-        if method not in METHODS and method not in ORACLES:
-            raise ConfigError(f"unknown method {method!r}; there are {', '.join([*METHODS, *ORACLES])}", "methods")
+        if problem := METHODS.problem(method):
+            raise ConfigError(problem, "methods")
     plan = [
         experiment({**keys, "method": method, "seed": seed}, file=file, overrides=overrides)
         for method in dict.fromkeys(methods)
@@ -157,7 +165,7 @@ def compare(
             run = train_or_continue(settings, run_folder, shared, (*shown, *followers), epsilon_budget)
         comparison.runs.append(run)
     if target is not None:
-        _write(comparison)
+        write_comparison(comparison)
     return comparison
 
 
@@ -209,7 +217,8 @@ def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str
     return {method: str(error) for method, error in refused.items()}
 
 
-def _write(comparison: Comparison) -> None:
+def write_comparison(comparison: Comparison) -> None:
+    """Write the table, the plots and the page of a comparison into its folder."""
     from fedalc.report import page, plots, tables
 
     assert comparison.folder is not None

@@ -13,10 +13,13 @@ from scipy.sparse import csr_matrix
 from fedalc.config.experiment import Experiment
 from fedalc.data import Dataset, Split, load_dataset
 from fedalc.data.catalog.datasets import is_known
+from fedalc.data.formats import errors_named, file_format
+from fedalc.data.formats.table import TableFormat
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.load import load_held
 from fedalc.errors import ConfigError, DataError
 from fedalc.models.predicting import Predictor
-from fedalc.models.trained import TrainedModel
+from fedalc.models.text_parts import from_texts
 from fedalc.training.base import inverse_propensity
 
 
@@ -58,10 +61,11 @@ def labelled(
         return Labelled("records", data.features, data.labels)
     if not isinstance(data, Dataset):
         path = Path(data)
-        if path.is_file() and not is_known(str(data)):
-            records, names = load_held(path, data_dir, _images(model, settings))
-            return _matched(model, path.name, records, names)
-        data = load_dataset(data, data_dir, images=_images(model, settings))
+        own = settings is not None and path.resolve() == Path(settings.dataset).resolve()
+        if path.is_file() and not own and not is_known(str(data)):
+            return _of_file(model, path, settings)
+        table = None if settings is None else settings.table
+        data = load_dataset(data, data_dir, images=_images(model, settings), table=table, text=model.text)
     if split == "validation" and data.validation is None:
         warnings.warn(
             f"{data.name} has no validation data: taking its test data, whose F1 will look too good", stacklevel=2
@@ -76,10 +80,22 @@ def labelled(
     return Labelled(found.name, found.features, found.truth, found.unknown, weights)
 
 
+def _of_file(model: Predictor, path: Path, settings: Experiment | None) -> Labelled:
+    data_format = file_format(path)
+    if not isinstance(data_format, TableFormat):
+        return _matched(model, path.name, *load_held(path, images=_images(model, settings)))
+    with errors_named(data_format, path):
+        records = data_format.read_labelled(path, TableSettings() if settings is None else settings.table)
+    if records.texts is not None and model.text is None:
+        raise DataError(f"holds texts, but this model was trained on {model.feature_count} features", path)
+    features = records.features if records.texts is None else from_texts(list(records.texts), model.text)
+    return _matched(model, path.name, Split(features, records.labels), records.label_names)
+
+
 def _images(model: Predictor, settings: Experiment | None) -> Any:
     from fedalc.data import ImageOptions
 
-    if not isinstance(model, TrainedModel) or model.picture_size is None:
+    if model.picture_size is None:
         return None
     if settings is None:
         return ImageOptions(model.picture_size)

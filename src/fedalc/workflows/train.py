@@ -259,6 +259,7 @@ def write_report(folder: Path | str, data_dir: Path | str | None = None) -> Path
     """Write the report of a finished run again. The contact sheet of a run on pictures is kept; if it is missing, it
     is drawn again from the test set."""
     folder = Path(folder)
+    read_settings(folder)  # refuses what is not a run folder, before a lock is written there
     with only_writer(folder):
         run = load_run(folder)
         clear_leftovers(folder)

@@ -27,7 +27,7 @@ from fedalc.models.trained import TrainedModel
 from fedalc.report.page import read_left_out, write_page
 from fedalc.runs import history
 from fedalc.training.tuning import Trial
-from fedalc.workflows.load_model import load_model
+from fedalc.workflows.load_model import light_model, load_model
 from fedalc.workflows.tune import read_trials
 from tests.fuzz.harness import Reader
 from tests.fuzz.mutate import changed, changed_json
@@ -120,6 +120,10 @@ def _model(method: str) -> Path:
         shutil.copytree(run_folder() / "model", folder, dirs_exist_ok=True)
     elif method == "texts":
         _model_of_texts().save(folder)
+    elif method == "calibrated":
+        model = fedalc.train(data=small_dataset(), tune=False).model
+        assert model.calibration is not None
+        model.save(folder)
     else:
         run = fedalc.train(method=method, data=small_dataset())
         run.model.save(folder)
@@ -134,6 +138,13 @@ def _model_of_texts() -> TrainedModel:
     return TrainedModel(Model(encoder, torch.eye(2)), settings, ("a", "b"), np.ones(2, dtype=bool), text)
 
 
+def _load(folder: Path, method: str) -> object:
+    if method != "calibrated":
+        return load_model(folder)
+    model = light_model(folder, "-", "cpu")  # in numpy; what it does not take goes to torch
+    return model.calibration and (model.calibration.thresholds("f1"), model.calibration.score_thresholds(0.5))
+
+
 def _copy(method: str, kind: str) -> Path:
     return shutil.copytree(_model(method), workplace() / f"model-{method}-{kind}", dirs_exist_ok=True)
 
@@ -144,7 +155,7 @@ def _facts(method: str, what: str) -> Reader:
 
     def read(data: bytes) -> object:
         (folder / "facts.json").write_bytes(data)
-        return load_model(folder)
+        return _load(folder, method)
 
     return Reader(f"model-facts-{method}", f"facts.json of {what}", [seed], read, changed_json)
 
@@ -155,7 +166,7 @@ def _tensors(method: str, what: str) -> Reader:
 
     def read(data: bytes) -> object:
         (folder / "tensors.safetensors").write_bytes(data)
-        return load_model(folder)
+        return _load(folder, method)
 
     return Reader(f"model-tensors-{method}", f"tensors.safetensors of {what}", [seed], read, changed_header)
 
@@ -178,6 +189,7 @@ def _register(build: Callable[[str, str], Reader], kind: str, method: str, what:
 _MODELS = {
     "fedalc": "a model",
     "texts": "a model of raw texts",
+    "calibrated": "a linear model with probabilities",
     "ovr": "an oracle (ovr)",
     "sleec": "an oracle (sleec)",
 }

@@ -194,7 +194,10 @@ def _read_npy(file: IO[bytes], size: int, path: Path) -> np.ndarray:
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if header is None:
         raise DataError(f"is of numpy's version {version[0]}.{version[1]}; save it again", path)
-    shape, by_columns, dtype = header(file)
+    try:
+        shape, by_columns, dtype = header(file)
+    except Exception as error:  # numpy parses Python source here, and whatever that raises comes through
+        raise _damaged(path, error) from None
     if dtype.hasobject:
         raise DataError("holds Python objects, which fedalc does not unpickle: save numbers or text", path)
     count = math.prod(shape)

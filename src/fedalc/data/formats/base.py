@@ -15,6 +15,7 @@ from fedalc.data.formats.label_file import distinct_label_names, label_names
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.test_share import share_in_words, split_off_test
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError, FedalcError
 
@@ -37,8 +38,8 @@ class ReadOptions:
     """The number of features, if it is known before reading."""
     table: TableSettings = field(default_factory=TableSettings)
     """Which columns of a table are what; for every format, what to test on."""
-    text: TextSettings = field(default_factory=TextSettings)
-    """How raw texts become features."""
+    text: TextSettings | TextFeatures = field(default_factory=TextSettings)
+    """How raw texts become features; what was fitted on other texts, if they have to become the same features."""
 
 
 class Format:

@@ -88,7 +88,14 @@ class SavedDataset(TableFormat):
 
 def _file_name(file: Any, path: Path) -> str:
     name = file.get("filename") if isinstance(file, dict) else None
-    if not isinstance(name, str) or "/" in name or "\\" in name or "\0" in name or not name.endswith(".arrow"):
+    if (
+        not isinstance(name, str)
+        or "/" in name
+        or "\\" in name
+        or "\0" in name
+        or not name.endswith(".arrow")
+        or len(name) > 200
+    ):
         raise DataError(f"names a file {name!r:.60}, which is not one of its own", path / _STATE)
     return name
 

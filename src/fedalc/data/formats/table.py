@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from fedalc.data.cache import Parsed
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats.base import Format, ReadOptions
@@ -17,6 +19,7 @@ from fedalc.data.tables.columns import Columns, find_columns
 from fedalc.data.tables.records import Read, Records, read_records, separator_in_words
 from fedalc.data.tables.source import Source
 from fedalc.data.text.agreed import needs_counts
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
@@ -53,6 +56,13 @@ class TableFormat(Format):
         if records.features is None:
             raise DataError("holds texts, where features are expected", path)
         return Parsed(Split(records.features, records.labels), records.feature_names, records.label_names)
+
+    def read_labelled(self, path: Path, table: TableSettings) -> Records:
+        """Read all records of a file with their labels, as they are: texts are not turned into features."""
+        records = _all_of(read_table(self.source(path, table), table))
+        labelled = np.flatnonzero(records.labels.getnnz(axis=1))
+        drop = table.unlabelled == "drop" and len(labelled) < len(records)
+        return records.rows(labelled) if drop else records
 
     def read_texts(self, path: Path, table: TableSettings) -> Sequence[str]:
         """Read the texts of records to predict on. Labels and splits are ignored."""
@@ -111,7 +121,7 @@ def dataset_of_tables(
     name: str,
     sources: Mapping[str, Source],
     table: TableSettings,
-    text: TextSettings,
+    text: TextSettings | TextFeatures,
     names: Sequence[str] = (),
 ) -> Dataset:
     """Read the tables of all splits, and make a dataset of them. The train table decides which column is what."""

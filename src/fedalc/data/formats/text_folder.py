@@ -27,7 +27,7 @@ from fedalc.data.tables.records import Records
 from fedalc.errors import DataError
 
 _LISTS = ("labels.csv", "labels.tsv", "labels.jsonl")
-_A_SPLIT = re.compile(r".*(train|test|dev|valid|validation)\.[a-z.0-9]+", re.IGNORECASE)
+_A_SPLIT = re.compile(r"(.*[_.-])?(train|test|dev|valid|validation)\.[a-z0-9.]+", re.IGNORECASE)
 
 
 class TextFolder(Format):
@@ -88,7 +88,7 @@ def _splits(folder: Path) -> dict[str, Path]:
 
 def _label_folders(folder: Path) -> list[Path]:
     """Return the folders with text files. A folder with a train or test file is a dataset of its own."""
-    return [path for path in _folders(folder) if (texts := _texts(path)) and not any(map(_is_split, texts))]
+    return [path for path in _folders(folder) if _texts(path) and not any(map(_is_split, path.iterdir()))]
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -25,14 +25,15 @@ def make_dataset(
     name: str,
     splits: Mapping[str, Records],
     table: TableSettings,
-    text: TextSettings,
+    text: TextSettings | TextFeatures,
     *,
     notes: Sequence[str] = (),
     label_list: Sequence[str] = (),
 ) -> Dataset:
     """Make a dataset of the records of each split. `notes` say how they were read, `label_list` is labels.txt.
 
-    Without test records a share of train is held out. Terms and their weights are fitted on train.
+    Without test records a share of train is held out. Terms and their weights are fitted on train, unless `text` is
+    fitted already.
     """
     said = list(notes)
     if "train" not in splits:
@@ -120,7 +121,7 @@ def _renumbered(records: Records, number: Mapping[str, int], count: int) -> csr_
 
 
 def _features(
-    splits: Mapping[str, Records], settings: TextSettings, name: str
+    splits: Mapping[str, Records], text: TextSettings | TextFeatures, name: str
 ) -> tuple[dict[str, csr_matrix], TextFeatures | None]:
     train = splits["train"]
     if train.texts is None:
@@ -130,5 +131,5 @@ def _features(
         return {split: records.features for split, records in splits.items()}, None
     if not any(text.strip() for text in train.texts):
         raise DataError(f"{name}: all texts are empty; see that the text column is the right one")
-    fitted = fit_text(train.texts, settings)
+    fitted = text if isinstance(text, TextFeatures) else fit_text(train.texts, text)
     return {split: fitted.transform(records.texts or ()) for split, records in splits.items()}, fitted

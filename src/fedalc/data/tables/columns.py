@@ -210,7 +210,10 @@ class _Finder:
         if not isinstance(self.place, Path):
             return False
         cells = [as_text(cell) for cell in self.sample[name] if not is_missing(cell)]
-        return bool(cells) and "\0" not in cells[0] and (self.place.parent / cells[0]).is_file()
+        try:
+            return bool(cells) and (self.place.parent / cells[0].strip()).is_file()
+        except (OSError, ValueError):  # too long for a name, or a null character in it
+            return False
 
     def _other_labels(self, found: Columns) -> tuple[str, ...]:
         """Return the label columns that no name tells: several columns of 0 and 1, or the only column left."""

@@ -149,8 +149,8 @@ class _Reader:
         folder = Path(self.source.place).parent
         try:
             return read_text(folder / safe_name(as_text(name).strip(), folder))
-        except DataError as error:
-            raise self.source.error(str(error), block, row) from None
+        except (DataError, OSError, ValueError) as error:
+            raise self.source.error(f"column {self.columns.files!r}: {error}"[:300], block, row) from None
 
     def _numbers(self, block: Block) -> csr_matrix:
         parts = [self._number_column(name, block) for name in self.columns.features]
