@@ -110,7 +110,8 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
     if entry.note:
         console.print(f"  {entry.note}")
     if entry.files:
-        console.print(f"  files: {', '.join(entry.files)} (plain, .gz or .bz2) in {dataset_dir(entry, data_dir)}")
+        packed = "" if entry.is_single_file else " (plain, .gz or .bz2)"
+        console.print(f"  files: {', '.join(entry.files)}{packed} in {dataset_dir(entry, data_dir)}")
     for file, digest in entry.sha256.items():
         console.print(f"  SHA-256 of {file}, uncompressed: {digest}")
     if entry.page:
