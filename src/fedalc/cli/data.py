@@ -41,20 +41,17 @@ def list_(data_dir: DataDir = None) -> None:
     from fedalc.data.catalog.datasets import ENTRIES
     from fedalc.data.catalog.locate import data_root, presence
     from fedalc.data.formats import formats
+    from fedalc.report.plain_tables import PlainColumn, plain_table
 
-    table = Table(
-        Column("name", no_wrap=True),
-        "train",
-        "test",
-        "features",
-        "labels",
-        "per instance",
-        Column("here", no_wrap=True),
-    )
-    for entry in ENTRIES:
-        table.add_row(entry.name, *_numbers(entry), presence(entry, data_dir))
+    rows = [(entry.name, *_numbers(entry), presence(entry, data_dir)) for entry in ENTRIES]
+    cells = [list(column) for column in zip(*rows, strict=True)]
+    headings = {"name": 0, "train": 0, "test": 2, "features": 1, "labels": 0, "per instance": 3, "here": 0}
+    columns = [
+        PlainColumn(heading, column, right=heading not in ("name", "here"), leave_out=leave_out)
+        for (heading, leave_out), column in zip(headings.items(), cells, strict=True)
+    ]
     console = Console()
-    console.print(table)
+    console.print(plain_table(columns, console.width))
     console.print(f"looked in {data_root(data_dir)}; to get one: fedalc data info NAME", highlight=False)
     console.print("packed: there is an archive; fedalc has not looked inside", highlight=False)
     console.print("generated: synthetic data with the sizes of a real dataset", highlight=False)
