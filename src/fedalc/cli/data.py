@@ -130,12 +130,16 @@ def _is_folder(name: str) -> bool:
 def _print_folder(folder: Path, console: Console) -> None:
     from fedalc.data.formats import errors_named
     from fedalc.data.load import file_format, format_of
+    from fedalc.data.parties import party_folders
 
     if not folder.exists():
         raise DataError("no such file or folder", folder)
-    data_format = format_of(folder) if folder.is_dir() else file_format(folder)
-    with errors_named(data_format, folder):
-        first, *more = data_format.describe(folder) if folder.is_dir() else [data_format.title]
+    if folder.is_dir() and (parties := party_folders(folder)):
+        first, *more = [f"a folder per party: {', '.join(parties)}"]
+    else:
+        data_format = format_of(folder) if folder.is_dir() else file_format(folder)
+        with errors_named(data_format, folder):
+            first, *more = data_format.describe(folder) if folder.is_dir() else [data_format.title]
     console.print(f"{folder}: {first}")
     for line in more:
         console.print(f"  {line}")
