@@ -9,13 +9,16 @@ docs/results/text.json and docs/results/text.md, and goes on where it stopped.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 RECORD, PAGE = RESULTS / "text.json", RESULTS / "text.md"
@@ -28,7 +31,7 @@ KINDS = {
 }
 
 
-def features(kind: str) -> dict[str, Any]:
+def features(kind: str, usage: Usage) -> dict[str, Any]:
     """Count and turn yso's training texts, with a process per processor."""
     from fedalc.data.catalog.locate import data_root
     from fedalc.data.formats import file_format
@@ -38,17 +41,21 @@ def features(kind: str) -> dict[str, Any]:
 
     file = data_root() / "yso" / "train.tsv.gz"
     texts = list(file_format(file).read_texts(file, TableSettings()))  # type: ignore[attr-defined]
-    began = time.perf_counter()
+    moments = [(time.perf_counter(), usage.processor_seconds)]
     text = fit_text(texts, TextSettings.model_validate(KINDS[kind]))
-    counted = time.perf_counter()
+    moments.append((time.perf_counter(), usage.processor_seconds))
     rows = text.transform(texts)
-    ended = time.perf_counter()
+    moments.append((time.perf_counter(), usage.processor_seconds))
+    (counting, counting_processor), (turning, turning_processor) = (
+        (after[0] - before[0], after[1] - before[1]) for before, after in pairwise(moments)
+    )
     return {
         "documents": len(texts),
         "features": text.feature_count,
         "stored": int(rows.nnz),
-        "count_seconds": counted - began,
-        "turn_seconds": ended - counted,
+        "seconds": counting + turning,
+        "counting_processor_seconds": counting_processor,
+        "turning_processor_seconds": turning_processor,
     }
 
 
@@ -65,32 +72,40 @@ def training(name: str) -> dict[str, Any]:
     return dict(json.loads(Path("runs", f"text-{name}", "result.json").read_text()))
 
 
+class Usage:
+    """The memory and processor time of this process and its worker processes, watched by a thread."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._seconds: dict[int, float] = {}
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    @property
+    def processor_seconds(self) -> float:
+        return time.process_time() + sum(self._seconds.values())
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        while True:
+            with suppress(psutil.NoSuchProcess):
+                workers = me.children(recursive=True)
+                self.peak_bytes = max(self.peak_bytes, sum(each.memory_info().rss for each in (me, *workers)))
+                for worker in workers:
+                    used = worker.cpu_times()
+                    self._seconds[worker.pid] = used.user + used.system
+            time.sleep(0.1)
+
+
 def measured(step: str) -> dict[str, Any]:
     """Run a step in this process, with its time and memory."""
-    peak = [0.0]
-    threading.Thread(target=_watch, args=(peak,), daemon=True).start()
-    began = time.perf_counter()
-    result = features(step) if step in KINDS else training(step)
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    usage, began = Usage(), time.perf_counter()
+    result = features(step, usage) if step in KINDS else training(step)
     return {
         "result": result,
         "seconds": time.perf_counter() - began,
-        "processor_seconds": sum(part.ru_utime + part.ru_stime for part in usage),
-        "peak_mb": peak[0] / 2**20,
+        "processor_seconds": usage.processor_seconds,
+        "peak_mb": usage.peak_bytes / 2**20,
     }
-
-
-def _watch(peak: list[float]) -> None:
-    """Keep the largest memory of this process and its worker processes, in bytes."""
-    import psutil
-
-    me = psutil.Process()
-    while True:
-        try:
-            peak[0] = max(peak[0], sum(each.memory_info().rss for each in (me, *me.children(recursive=True))))
-        except psutil.NoSuchProcess:
-            continue
-        time.sleep(0.2)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -104,18 +119,18 @@ def page(record: dict[str, Any]) -> str:
     if kinds:
         lines += [
             "## Texts to features",
-            "Documents per second of counting and turning together ([text.md](../text.md)); memory of all processes,",
-            "texts included. Two cores.",
+            "Counting and turning ([text.md](../text.md)), in seconds of processor time; documents per second of it;",
+            "memory of all processes, texts included.",
             "",
-            "| terms | features | stored numbers | counting, s | turning, s | documents/s | memory, MB |",
+            "| terms | features | stored numbers | counting | turning | documents/s on one core | memory, MB |",
             "|---|--:|--:|--:|--:|--:|--:|",
         ]
         for kind in kinds:
             found, peak = record[kind]["result"], record[kind]["peak_mb"]
-            seconds = found["count_seconds"] + found["turn_seconds"]
+            parts = [found[f"{part}_processor_seconds"] for part in ("counting", "turning")]
             lines.append(
-                f"| {kind} | {found['features']:,} | {found['stored']:,} | {found['count_seconds']:.0f} | "
-                f"{found['turn_seconds']:.0f} | {found['documents'] / seconds:,.0f} | {peak:,.0f} |"
+                f"| {kind} | {found['features']:,} | {found['stored']:,} | {parts[0]:.0f} | {parts[1]:.0f} | "
+                f"{found['documents'] / sum(parts):,.0f} | {peak:,.0f} |"
             )
     trainings = [name for name in TRAININGS if name in record]
     if trainings:

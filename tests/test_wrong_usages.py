@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.wrong_usages import PAGE, PYTHON, Usage, _cell, given, message_in_python
+from tests.wrong_usages import (
+    COMMANDS,
+    PAGE,
+    PYTHON,
+    Usage,
+    _cell,
+    given,
+    message_in_python,
+    message_of_command,
+    prepare,
+)
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +28,21 @@ def names() -> dict[str, Any]:
 @pytest.mark.parametrize("usage", PYTHON, ids=lambda usage: usage.mistake)
 def test_in_python(usage: Usage, names: dict[str, Any], tmp_path: Path) -> None:
     assert usage.says in message_in_python(usage, names, tmp_path)
+    assert on_page(usage), "make the page again: python -m tests.wrong_usages"
+
+
+@pytest.fixture(scope="module")
+def folder(names: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wrong")
+    prepare(folder, names)
+    return folder
+
+
+@pytest.mark.parametrize("usage", COMMANDS, ids=lambda usage: usage.mistake)
+def test_on_the_command_line(usage: Usage, folder: Path) -> None:
+    before = {path.name for path in folder.iterdir()}
+    assert usage.says in message_of_command(usage, folder)
+    assert {path.name for path in folder.iterdir()} - before <= {"cache"}, f"{usage.code} left files behind"
     assert on_page(usage), "make the page again: python -m tests.wrong_usages"
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from torch import nn
 
 import fedalc
+from tests.commands import run
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "wrong-usages.md"
 
@@ -61,22 +64,63 @@ PYTHON = (
 )
 """In Python, where `X` has 60 records × 6 features, `Y` a 0/1 matrix of 3 labels, and `run` was trained on them."""
 
-COMMANDS: tuple[Usage, ...] = ()
-"""On the command line."""
+COMMANDS = (
+    Usage("a command with a typo", "fedalc trian --dataset demo", "did you mean train?"),
+    Usage("an option with a typo", "fedalc train --dataset demo --round 5", "did you mean --rounds?"),
+    Usage(
+        "a word where a number belongs", "fedalc train --dataset demo --rounds five", "'five' is not a valid integer"
+    ),
+    Usage("a dataset's name with a typo", "fedalc train --dataset bibtexx", "did you mean bibtex?"),
+    Usage("a file that is not there", "fedalc train --dataset my-data.csv", "my-data.csv: no such file"),
+    Usage("a method with a typo", "fedalc train --dataset demo --method fedalk", "did you mean 'fedalc'?"),
+    Usage("a method with a typo, among several", "fedalc compare --dataset demo --methods fedavg,fedalk", "'fedalc'?"),
+    Usage("a preset with a typo", "fedalc train --dataset demo --preset storng", "did you mean 'strong'?"),
+    Usage("a setting with a typo", "fedalc train --dataset demo --set server.emma=0.9", "did you mean 'ema'?"),
+    Usage(
+        "a setting with the wrong type", "fedalc train --dataset demo --set server.ema=high", "server.ema: should be"
+    ),
+    Usage("a setting file that is not there", "fedalc train --config mine.toml", "mine.toml: no such file"),
+    Usage(
+        "a column that the table lacks", "fedalc train --dataset messages.csv --text-column body", "'text', 'labels'"
+    ),
+    Usage("a share above 1", "fedalc train --dataset messages.csv --test-share 1.5", "should be less than 1"),
+    Usage("a path as a name", "fedalc train --dataset demo --name ../mine", "leave out /"),
+    Usage("an ε below 0", "fedalc train --dataset demo --epsilon -1", "should be greater than 0"),
+    Usage("settings beside --resume", "fedalc train --resume runs/mine --rounds 5", "give no other settings"),
+    Usage("resuming what is not a run", "fedalc train --resume nowhere", "not a run folder"),
+    Usage("predicting with a run that is not there", "fedalc predict runs/other new.txt", "runs/other: no such folder"),
+    Usage("a text for a model of numbers", "fedalc predict runs/mine 'a new text'", "no text for this model"),
+    Usage("an output format that does not exist", "fedalc predict runs/mine new.txt --format xml", "csv or jsonl"),
+    Usage("an export without its file", "fedalc export runs/mine", "such as --onnx model.onnx"),
+    Usage("a port out of range", "fedalc serve runs/mine --port 99999", "0<=x<=65535"),
+    Usage("serving without the extra", "fedalc serve runs/mine", "pip install 'fedalc[serve]'"),
+    Usage(
+        "a token file that is not there", "fedalc serve runs/mine --token-file token", "token: the token file cannot be"
+    ),
+    Usage(
+        "a file that is not a key", "fedalc collect client messages.csv --key bad.key --out a", "fedalc key new FILE"
+    ),
+    Usage("a key over another one", "fedalc key new bad.key", "keys are never overwritten"),
+    Usage("seeds that are not numbers", "fedalc compare --dataset demo --seeds 0,x", "'x' is not a whole number"),
+    Usage("a table with a typo", "fedalc reproduce bibtx", "did you mean bibtex?"),
+    Usage("a size without a number", "fedalc train --dataset demo --memory-budget lots", "write it like 500MB"),
+    Usage("a report of what is not a run", "fedalc report messages.csv", "no such folder"),
+)
+"""On the command line, in a folder with `messages.csv` (columns `text` and `labels`), `new.txt`, `bad.key` (random
+bytes), and the run `runs/mine`, which was trained on rows of numbers."""
 
 
 def given() -> dict[str, Any]:
     """Return what the code of `PYTHON` may use."""
     X, Y = np.random.default_rng(0).random((60, 6)), np.eye(3, dtype=int)[np.arange(60) % 3]
     data = fedalc.Dataset("mine", fedalc.Split(X, Y), fedalc.Split(X, Y))
-    run = fedalc.train(data, tune=False)
     return {
         "fedalc": fedalc,
         "np": np,
         "nn": nn,
         "X": X,
         "Y": Y,
-        "run": run,
+        "run": fedalc.train(data, tune=False),
         "Mine": type("Mine", (), {"__module__": "mine"}),
     }
 
@@ -90,6 +134,27 @@ def message_in_python(usage: Usage, names: dict[str, Any], folder: Path) -> str:
             exec(usage.code, dict(names))
     assert not list(folder.iterdir()), f"{usage.code} left files behind"
     return str(found.value)
+
+
+def prepare(folder: Path, names: dict[str, Any]) -> None:
+    """Write the files that the commands name."""
+    (folder / "messages.csv").write_text("text,labels\n" + "one wheat field,wheat\noil ships,oil\n" * 6)
+    (folder / "new.txt").write_text("1 6 0\n 0:1 2:0.5\n")
+    (folder / "bad.key").write_bytes(bytes(range(40)))
+    (folder / "bad.key").chmod(0o600)
+    names["run"].model.save(folder / "runs" / "mine" / "model")
+    (folder / "runs" / "mine" / "config.toml").write_text('method = "fedalc"\n')
+
+
+def message_of_command(usage: Usage, folder: Path) -> str:
+    """Run the command in the prepared folder. It must print one line and end with code 2."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "without the extra" in usage.mistake:
+            patch.setitem(sys.modules, "uvicorn", None)
+        ended = run(*shlex.split(usage.code)[1:], cwd=folder, code=2)
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and not ended.stdout, ended
+    return lines[0].removeprefix("error: ")
 
 
 def page(python: list[str], commands: list[str]) -> str:
@@ -113,8 +178,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def messages_in_python() -> list[str]:
-    names = given()
+def messages_in_python(names: dict[str, Any]) -> list[str]:
     found = []
     for usage in PYTHON:
         with TemporaryDirectory() as folder:
@@ -122,5 +186,12 @@ def messages_in_python() -> list[str]:
     return found
 
 
+def messages_of_commands(names: dict[str, Any]) -> list[str]:
+    with TemporaryDirectory() as folder:
+        prepare(Path(folder), names)
+        return [message_of_command(usage, Path(folder)).replace(folder, "…") for usage in COMMANDS]
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(messages_in_python(), []), encoding="utf-8")
+    names = given()
+    PAGE.write_text(page(messages_in_python(names), messages_of_commands(names)), encoding="utf-8")

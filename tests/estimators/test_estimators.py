@@ -155,14 +155,14 @@ def test_parties(digits: tuple[np.ndarray, np.ndarray]) -> None:
     X, y = digits
     parties = np.array(["north", "south", "west"])[np.arange(len(y)) % 3]
     alone, shared = fedalc.FedALCClassifier().fit(X, y), fedalc.FedALCClassifier().fit(X, y, parties=parties)
-    assert shared.run_.result["users"] == 3 and shared.run_.result["clients"] == 30
+    assert shared.settings_.clients == "parties" and shared.run_.result["clients"] == 30
     assert np.allclose(alone.decision_function(X), shared.decision_function(X), atol=1e-4)
     with config_context(enable_metadata_routing=True):
         classifier = fedalc.FedALCClassifier().set_fit_request(parties=True)
         scores = cross_val_score(classifier, X, y, cv=2, params={"parties": parties})
         assert scores.min() > 0.7
         pipeline = make_pipeline(classifier).fit(X, y, parties=parties)
-        assert pipeline[-1].run_.result["users"] == 3
+        assert pipeline[-1].settings_.clients == "parties"
 
 
 def test_the_embedder_sets_its_output(digits: tuple[np.ndarray, np.ndarray]) -> None:
@@ -224,7 +224,7 @@ def test_wrong_data(digits: tuple[np.ndarray, np.ndarray]) -> None:
         ("continuous", X[:3], [0.1, 0.2, 0.3], None),
         ("NaN", np.full((2, 2), np.nan), [0, 1], None),
         ("parties", X[:3], y[:3], "north"),
-        ("2 users' names for 3", X[:3], y[:3], ["a", "b"]),
+        ("2 .*for 3", X[:3], y[:3], ["a", "b"]),
     ]
     for message, features, labels, parties in wrong:
         with pytest.raises(fedalc.DataError, match=message) as found:

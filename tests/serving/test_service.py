@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -27,10 +29,11 @@ pytest.importorskip("starlette")
 from fedalc.data.text.features import fit_text
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import FedalcError
+from fedalc.evaluation.calibrate import fit_calibration, held_out_scores
 from fedalc.models.trained import TrainedModel
 from fedalc.serving.app import Service
 from fedalc.serving.limits import Limits
-from fedalc.serving.predictor import Predictor
+from fedalc.serving.predictor import RecordPredictor
 from fedalc.serving.server import bound, is_loopback, server_of
 from fedalc.serving.token import Token
 from tests.commands import run
@@ -44,7 +47,7 @@ TEXTS = ["wheat and corn", "oil prices rise", "corn", "ships with oil", "grain s
 def serving(
     model: TrainedModel, limits: Limits = DEFAULT, token: Token | None = None
 ) -> Iterator[tuple[Client, Service]]:
-    service = Service(Predictor(model), "test", limits, token)
+    service = Service(RecordPredictor(model), "test", limits, token)
     server = server_of(service, "127.0.0.1", limits)
     with bound("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -219,22 +222,22 @@ def test_one_bad_request_does_not_spoil_its_batch() -> None:
         assert code == 422 and "scale the features" in answer["error"]
 
 
-class Slow(Predictor):
+class Slow(RecordPredictor):
     """Waits until it may go on."""
 
     def __init__(self, model: TrainedModel) -> None:
         super().__init__(model)
         self.go = threading.Event()
 
-    def best(self, *given: Any) -> Any:
+    def predict(self, *given: Any) -> Any:
         self.go.wait(20)
-        return super().best(*given)
+        return super().predict(*given)
 
 
 def test_a_full_queue_and_a_late_answer(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(model)
-    monkeypatch.setattr("tests.serving.test_service.Predictor", lambda _: slow)
-    limits = Limits(queue=2, timeout=1.0, window=0, batch=1)
+    monkeypatch.setattr("tests.serving.test_service.RecordPredictor", lambda _: slow)
+    limits = Limits(queue=2, timeout=3.0, window=0, batch=1)
     with serving(model, limits) as (client, _), ThreadPoolExecutor(8) as pool:
         request = {"features": rows(1).tolist()}
         first = pool.submit(client.predict, request)  # it is being predicted
@@ -311,6 +314,41 @@ def test_pictures() -> None:
             assert code == 422 and said in answer["error"]
 
 
+def test_probabilities_and_thresholds(model: TrainedModel) -> None:
+    draw = np.random.default_rng(5)
+    X, Y = rows(80, seed=7), csr_matrix((draw.random((80, len(model.label_names))) < 0.3).astype(np.float32))
+    fitted = fit_calibration([held_out_scores(model.scorer(X), Y, model.held)], len(model.label_names))
+    calibrated = replace(model, calibration=fitted)
+    asked = {"features": X[:3].tolist()}
+    with serving(calibrated, Limits(window=0.1)) as (client, _), ThreadPoolExecutor(3) as pool:
+        answers = [
+            pool.submit(client.predict, {**asked, **options})
+            for options in ({"top": 2, "probabilities": True}, {"threshold": "0.3"}, {"threshold": "f1", "top": 1})
+        ]
+        (code, best), (_, sets), (_, first) = (each.result() for each in answers)
+        assert code == 200
+        labels, probabilities = calibrated.predict_proba(X[:3], k=2)
+        for at, each in enumerate(best["predictions"]):
+            assert [label["label"] for label in each["labels"]] == labels[at].tolist()
+            assert [label["probability"] for label in each["labels"]] == pytest.approx(probabilities[at], abs=2e-6)
+        wanted = calibrated.predict_sets(X[:3], 0.3)
+        assert [sorted(label["label"] for label in each["labels"]) for each in sets["predictions"]] == [
+            sorted(row.indices.tolist()) for row in wanted
+        ]
+        assert all(len(each["labels"]) <= 1 for each in first["predictions"])
+        _, refused = client.predict({**asked, "abstain_below": 1.0, "threshold": "0.5"})
+        assert all(
+            each == {"instance": at, "labels": [], "abstained": True} for at, each in enumerate(refused["predictions"])
+        )
+        code, answer = client.predict({**asked, "threshold": "much"})
+        assert code == 422 and "much" in answer["error"]
+
+
+def test_a_model_without_probabilities_says_so(client: Client) -> None:
+    code, answer = client.predict({"features": rows(1).tolist(), "probabilities": True})
+    assert code == 422 and "fedalc calibrate" in answer["error"]
+
+
 def test_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "example.org")))
@@ -326,7 +364,7 @@ def test_the_command_refuses_before_it_serves(model: TrainedModel, tmp_path: Pat
         in run("serve", "model", "--port", "0", "--host", "192.0.2.1", cwd=tmp_path, code=2).stderr
     )
     assert "token file cannot be read" in run("serve", "model", "--token-file", "no", cwd=tmp_path, code=2).stderr
-    assert "not a saved model" in run("serve", "absent", "--port", "0", cwd=tmp_path, code=2).stderr
+    assert "no such folder" in run("serve", "absent", "--port", "0", cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.long

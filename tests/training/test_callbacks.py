@@ -91,3 +91,34 @@ def test_what_cannot_be_a_callback_is_refused(item: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         register_callback("mine")(item)
     assert "mine" not in CALLBACKS
+
+
+class StopAt(Callback):
+    """Ends a phase in `round` or `evaluated`."""
+
+    def __init__(self, hook: str, number: int) -> None:
+        self.hook, self.number = hook, number
+        self.rounds: dict[str, int] = {}
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.name = name
+
+    def round(self, number: int, loss: float) -> None:
+        self.rounds[self.name] = number
+        self.stop = self.hook == "round" and number >= self.number
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.stop |= self.hook == "evaluated" and record["round"] >= self.number
+
+
+@pytest.mark.parametrize(("hook", "number", "ends"), [("round", 3, 3), ("evaluated", 4, 4), ("evaluated", 5, 6)])
+def test_a_callback_ends_the_training(hook: str, number: int, ends: int) -> None:
+    """The round is evaluated, so that there is a best one to refit, which takes all its rounds."""
+    keys: dict[str, Any] = {"method": "fedavg", "rounds": 20, "encoder": {"name": "linear", "dim": 8}}
+    stop = StopAt(hook, number)
+    run = fedalc.train(DATA, **keys, selection={"every": 2, "keep": "last"}, callbacks=[stop])
+    assert stop.rounds == {"select": ends, "refit": ends} and run.result["rounds"] == ends
+    assert run.records[-1]["phase"] == "refit" and run.metrics
+    fit = StopAt(hook, number)
+    alone = fedalc.train(DATA, **keys, selection={"every": 2, "validation": 0.0}, callbacks=[fit])
+    assert fit.rounds == {"fit": ends} and alone.result["rounds"] == ends

@@ -8,8 +8,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import click
 from rich.console import Console
 
+from fedalc.cli.usage import usage_line
 from fedalc.core.distributed import started_as
 from fedalc.core.plugins import load_inherited_plugins, load_plugins, plugins_in
 from fedalc.errors import FedalcError, Interrupted
@@ -25,16 +27,24 @@ def main() -> None:
         load_plugins(plugins_in(sys.argv))
         from fedalc.cli.app import command_line  # after the plugins, so that help lists what they register
 
-        command_line()(prog_name="fedalc")
+        code = command_line()(prog_name="fedalc", standalone_mode=False)
+        if code == 130:  # what typer makes of Ctrl-C, without a word
+            _complain("stopped")
+        sys.exit(code if isinstance(code, int) else 0)
     except FedalcError as error:
         stopped = isinstance(error, Interrupted)
         if not (stopped and _is_another()):
             _complain(f"stopped {error}" if stopped else f"error: {error}")
         sys.exit(130 if stopped else 2)
-    except SystemExit as end:
-        if end.code == 130:  # what typer makes of Ctrl-C, without a word
-            _complain("stopped")
-        raise
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        _complain(f"error: {usage_line(error)}")
+        sys.exit(2)
+    except click.Abort:  # the end of standard input, at a question
+        _complain("stopped")
+        sys.exit(1)
     except BrokenPipeError:
         sys.exit(141)
     except OSError as error:  # no room on the disk, no right to write there, …

@@ -58,7 +58,8 @@ def predict(
     calibrated on held-out records, as most runs are (docs/predictions.md).
     """
     if run.exists() and _is_missing(file, run):  # before loading torch, which takes seconds
-        raise DataError("no such file or folder", Path(file))
+        or_text = "" if _FILE_NAME.fullmatch(file) else " (and no text for this model, which was trained on features)"
+        raise DataError(f"no such file or folder{or_text}", Path(file))
     from fedalc.workflows.predict import predict_file
     from fedalc.workflows.prediction_files import Answer
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
@@ -55,10 +56,16 @@ from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
 Option = str | bool | int | float | list[str | bool | int | float] | None
 
 
+def _run_name(name: str) -> str:
+    if not name or "/" in name or "\\" in name:
+        raise ValueError(f"{name!r:.60} cannot be a run folder's name: leave out / and \\ (--out says where it goes)")
+    return name
+
+
 class Experiment(Settings):
     """All settings of a run. With the data, they determine its result."""
 
-    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None
+    name: Annotated[str, AfterValidator(_run_name)] | None = None
     """Name of the run folder. none: made of dataset, method, preset and seed."""
     dataset: str = "demo"
     """Name of a dataset (`fedalc data list`), or path of a file or folder."""

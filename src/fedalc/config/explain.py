@@ -33,7 +33,8 @@ def explained(
         return ConfigError(
             f"{where}expected a section, in Python a dict of settings; found {first['input']!r:.100}", field
         )
-    return ConfigError(f"{where}{first['msg']} (found {first['input']!r:.100})", field)
+    said = first["msg"].replace("Input should", "should", 1).replace("String should", "should", 1)
+    return ConfigError(f"{where}{said} (found {first['input']!r:.100})", field)
 
 
 def _sections_with(model: type[BaseModel], key: str) -> list[str]:

@@ -7,6 +7,7 @@ A run folder stores the complete result in `config.toml`, so running that file a
 from __future__ import annotations
 
 import copy
+import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -192,7 +193,9 @@ def _choose_aggregation(values: dict[str, Any], method: str) -> None:
 
 def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:
     if value not in known:
-        raise ConfigError(f"unknown {field} {value!r}; there are {', '.join(known)}", field)
+        close = difflib.get_close_matches(str(value), known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ConfigError(f"unknown {field} {value!r}{hint}; there are {', '.join(known)}", field)
     return str(value)
 
 

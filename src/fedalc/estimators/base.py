@@ -99,7 +99,7 @@ class FederatedEstimator(BaseEstimator):
                     f"Found input variables with inconsistent numbers of samples: [{features.shape[0]}, "
                     f"{labels.shape[0]}]"
                 )
-            data = Dataset(NAME, Split(features, labels, users=_names(parties)), label_names=target.names, text=text)
+            data = Dataset(NAME, Split(features, labels, parties=_names(parties)), label_names=target.names, text=text)
             run = train_on(data, self._experiment(data), self.verbose)
         self.run_, self.settings_ = run, run.settings
         self.model_: Any = run.model
@@ -131,8 +131,8 @@ class FederatedEstimator(BaseEstimator):
         keys |= {"dataset": data.name, "seed": self._seed(), "device": self.device}
         if self.preset != "strong":
             keys["preset"] = self.preset
-        if data.users is not None:
-            keys["clients"] = "users"
+        if data.train.parties is not None:
+            keys["clients"] = "parties"
         defaults = default_choice(keys, tune=True if self.tune else None if "method" in keys else False)
         if data.text is None:
             self._take_rows_as_they_are(keys, defaults)

@@ -49,7 +49,7 @@ class Taken(FedalcError):
 
 def read_settings(folder: Path) -> Experiment:
     if not (folder / "config.toml").exists():
-        raise FedalcError(f"{folder}: not a run folder (it has no config.toml)")
+        raise FedalcError(f"{folder}: not a run folder (it has no config.toml); `fedalc runs` lists your runs")
     return experiment(file=folder / "config.toml", defaults=BEFORE)
 
 

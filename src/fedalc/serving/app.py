@@ -23,9 +23,10 @@ from starlette.routing import Route
 from fedalc.errors import FedalcError
 from fedalc.serving.batching import Batcher, Busy
 from fedalc.serving.limits import Limits
-from fedalc.serving.predictor import Best, Predictor, len_of
+from fedalc.serving.predictor import RecordPredictor, len_of
 from fedalc.serving.schema import PredictRequest, openapi, problem_in
 from fedalc.serving.token import Token
+from fedalc.workflows.prediction_files import as_objects
 
 LOG = logging.getLogger("fedalc.serving")
 NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -36,7 +37,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Service:
     """The routes, and what they share."""
 
-    def __init__(self, predictor: Predictor, name: str, limits: Limits, token: Token | None) -> None:
+    def __init__(self, predictor: RecordPredictor, name: str, limits: Limits, token: Token | None) -> None:
         self._predictor, self._limits, self._token = predictor, limits, token
         self.batcher = Batcher(predictor, limits)
         model = predictor.model
@@ -96,14 +97,14 @@ class Service:
             raise HTTPException(408, f"the request did not arrive within {self._limits.timeout:g} seconds") from None
         asked = _parsed(body)
         try:
-            records = self._predictor.records(asked)
+            records, wanted = self._predictor.records(asked), self._predictor.answer(asked)
             if (count := len_of(records)) > self._limits.records:
                 most = self._limits.records
                 raise HTTPException(413, f"{count} records, but at most {most} are taken in one request")
             if not count:
                 return JSONResponse({"predictions": []})
             async with asyncio.timeout(self._limits.timeout):
-                best = await self.batcher.predict(records, asked.top)
+                found = await self.batcher.predict(records, wanted)
         except FedalcError as error:
             raise HTTPException(422, str(error)) from None
         except Busy:
@@ -112,7 +113,7 @@ class Service:
         except TimeoutError:
             text = f"no answer within {self._limits.timeout:g} seconds; try again later"
             raise HTTPException(503, text, {"Retry-After": "1"}) from None
-        return JSONResponse({"predictions": self._predictions(best)})
+        return JSONResponse({"predictions": list(as_objects(found, self._names))})
 
     async def _body(self, request: Request) -> bytes:
         """Read the body. Discard one that is too large, so that its sender hears why; stop if it is far too large."""
@@ -129,18 +130,6 @@ class Service:
         if far_too_large or size > most:
             raise HTTPException(413, f"the request has more than {most} bytes", {"Connection": "close"})
         return b"".join(parts)
-
-    def _predictions(self, best: Best) -> list[dict[str, Any]]:
-        return [
-            {
-                "instance": instance,
-                "labels": [
-                    {"label": label, "name": self._names[label], "score": round(score, 6)}
-                    for label, score in zip(labels, scores, strict=True)
-                ],
-            }
-            for instance, (labels, scores) in enumerate(zip(best.labels.tolist(), best.scores.tolist(), strict=True))
-        ]
 
     def _guarded(self, answer: Handler) -> Handler:
         """Return a handler that asks for the token first, if there is one."""
@@ -176,7 +165,7 @@ async def _fail(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": "the service failed on this request; its log says more"}, 500)
 
 
-def _example(predictor: Predictor) -> str:
+def _example(predictor: RecordPredictor) -> str:
     """Return a request that this model takes."""
     examples: dict[str, Any] = {
         "texts": ["a text"],

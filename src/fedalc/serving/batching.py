@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from fedalc.errors import FedalcError
 from fedalc.serving.limits import Limits
-from fedalc.serving.predictor import Best, Predictor, Records, len_of
+from fedalc.serving.predictor import RecordPredictor, Records, len_of
+from fedalc.workflows.prediction_files import Answer, Predictions
 
 LOG = logging.getLogger("fedalc.serving")
 
@@ -24,14 +25,14 @@ class Busy(Exception):
 @dataclass(frozen=True, eq=False)
 class Waiting:
     records: Records
-    top: int
-    answer: asyncio.Future[Best]
+    wanted: Answer
+    answer: asyncio.Future[Predictions]
 
 
 class Batcher:
     """Predicts for many requests at once. `start` and `stop` it within the event loop that calls `predict`."""
 
-    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+    def __init__(self, predictor: RecordPredictor, limits: Limits) -> None:
         self._predictor, self._limits = predictor, limits
         self._waiting: deque[Waiting] = deque()
         self._arrived = asyncio.Event()
@@ -53,16 +54,21 @@ class Batcher:
                 await self._loop
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def predict(self, records: Records, top: int) -> Best:
-        """Return the best labels of these records. Raises Busy at once if too many requests are waiting."""
+    async def predict(self, records: Records, wanted: Answer) -> Predictions:
+        """Return the labels of these records. Raises Busy at once if too many requests are waiting."""
         if len(self._waiting) >= self._limits.queue:
             raise Busy
-        request = Waiting(records, top, asyncio.get_running_loop().create_future())
+        request = Waiting(records, wanted, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._arrived.set()
-        best = await request.answer
+        try:
+            predictions = await request.answer
+        except asyncio.CancelledError:  # too late, or its client is gone: it takes no place any more
+            with suppress(ValueError):
+                self._waiting.remove(request)
+            raise
         self.answered += 1
-        return best
+        return predictions
 
     async def _run(self) -> None:
         while True:
@@ -77,10 +83,10 @@ class Batcher:
             for request, answer in zip(batch, answers, strict=True):
                 if request.answer.done():  # its client gave up meanwhile
                     continue
-                if isinstance(answer, Best):
-                    request.answer.set_result(answer)
-                else:
+                if isinstance(answer, Exception):
                     request.answer.set_exception(answer)
+                else:
+                    request.answer.set_result(answer)
 
     def _taken(self) -> list[Waiting]:
         """Take the oldest requests, as many as fit into one batch, and at least one."""
@@ -98,15 +104,10 @@ class Batcher:
             self._arrived.clear()
         return batch
 
-    def _answers(self, batch: Sequence[Waiting]) -> list[Best | Exception]:
+    def _answers(self, batch: Sequence[Waiting]) -> Sequence[Predictions | Exception]:
         """Predict, in the model's thread. If one request cannot be answered, the others are."""
         try:
-            most = max(each.top for each in batch)
-            answers = self._predictor.best([each.records for each in batch], most)
-            return [
-                Best(answer.labels[:, : each.top], answer.scores[:, : each.top])
-                for each, answer in zip(batch, answers, strict=True)
-            ]
+            return self._predictor.predict([each.records for each in batch], [each.wanted for each in batch])
         except FedalcError as error:
             return [error] if len(batch) == 1 else [self._answers([each])[0] for each in batch]
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,29 +15,24 @@ from fedalc.data.images.images import Images
 from fedalc.data.images.loose_files import joined, pictures_in
 from fedalc.data.matrices import feature_matrix
 from fedalc.errors import DataError
+from fedalc.models.predicting import features_count
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
 from fedalc.serving.schema import KINDS, PredictRequest, SparseRecord
+from fedalc.workflows.prediction_files import Answer, Predictions, predictions_for
 
+DEFAULT_TOP = 5
 Records: TypeAlias = Any
 """A csr_matrix, Images, or a list of texts."""
 
 
-@dataclass(frozen=True)
-class Best:
-    """The best labels of some records, and their scores."""
-
-    labels: np.ndarray
-    scores: np.ndarray
-
-
-class Predictor:
+class RecordPredictor:
     """A model, and which kinds of records it takes."""
 
     def __init__(self, model: TrainedModel | TrainedOracle) -> None:
         self.model = model
         self._size = model.picture_size if isinstance(model, TrainedModel) else None
-        self._text = getattr(model, "text", None)
+        self._text = model.text if isinstance(model, TrainedModel) else getattr(model, "text", None)
         if self._size is not None:
             self.kinds: tuple[str, ...] = ("pictures",)
         else:
@@ -61,12 +56,28 @@ class Predictor:
             raise DataError(f"{given[0]}: this model takes {self.takes}")
         return getattr(self, f"_{given[0]}")(request)
 
-    def best(self, records: Sequence[Records], top: int) -> list[Best]:
-        """Return the best labels for each of several requests, predicted together."""
-        joint = self._joint(records)
-        labels, scores = self.model.predict(joint, top)
-        ends = np.cumsum([len_of(each) for each in records])[:-1]
-        return [Best(*pair) for pair in zip(np.split(labels, ends), np.split(scores, ends), strict=True)]
+    def answer(self, request: PredictRequest) -> Answer:
+        """Return which labels a request asks for."""
+        asked = Answer(request.top, request.threshold, request.abstain_below, request.probabilities)
+        if asked.needs_probabilities:
+            self.model.calibrated()
+        return asked
+
+    def predict(self, records: Sequence[Records], answers: Sequence[Answer]) -> list[Predictions]:
+        """Return the predictions for each of several requests. Those that ask for the same are predicted together."""
+        done: list[Predictions | None] = [None] * len(records)
+        alike: dict[Answer, list[int]] = {}
+        for number, answer in enumerate(answers):
+            alike.setdefault(replace(answer, top=None), []).append(number)
+        for answer, numbers in alike.items():
+            tops = [answers[number].top or (None if answer.threshold else DEFAULT_TOP) for number in numbers]
+            most = None if None in tops else max(top for top in tops if top is not None)
+            joint = self._joint([records[number] for number in numbers])
+            whole = predictions_for(self.model, joint, replace(answer, top=most), range(features_count(joint)))
+            ends = np.cumsum([len_of(records[number]) for number in numbers]).tolist()
+            for number, top, start, end in zip(numbers, tops, [0, *ends], ends, strict=False):
+                done[number] = _part(whole, slice(start, end), top)
+        return [each for each in done if each is not None]
 
     def warm_up(self) -> None:
         """Predict once, so that the first request does not wait for what is computed on first use."""
@@ -121,6 +132,17 @@ class Predictor:
                 raise DataError(f"pictures: number {number} is not base64") from None
         assert self._size is not None
         return pictures_in(contents, self._size)
+
+
+def _part(whole: Predictions, rows: slice, top: int | None) -> Predictions:
+    """Return the predictions of some records, at most `top` labels each."""
+
+    def cut(values: Any) -> Any:
+        return None if values is None else [row[:top] for row in values[rows]]
+
+    abstained = None if whole.abstained is None else whole.abstained[rows]
+    labels, scores, probabilities = map(cut, (whole.labels, whole.scores, whole.probabilities))
+    return Predictions(range(rows.stop - rows.start), labels, scores, probabilities, abstained)
 
 
 def len_of(records: Records) -> int:

@@ -32,18 +32,29 @@ class PredictRequest(_Strict):
     features: list[list[float]] | None = Field(None, description="a list of all features for each record")
     sparse: list[SparseRecord] | None = Field(None, description="the features that are not 0, for each record")
     pictures: list[str] | None = Field(None, description="picture files (JPEG, PNG, WebP, …) in base64")
-    top: int = Field(5, ge=1, le=MOST_LABELS, description="labels per record")
+    top: int | None = Field(
+        None, ge=1, le=MOST_LABELS, description="labels per record (default: 5, or with threshold all that reach it)"
+    )
+    threshold: str | None = Field(
+        None, description='the labels that a record has: "f1", "precision=0.9", or a probability such as "0.5"'
+    )
+    abstain_below: float | None = Field(
+        None, ge=0, le=1, description="no label for a record whose best probability is smaller"
+    )
+    probabilities: bool = Field(False, description="answer with probabilities too, if the model has them")
 
 
 class LabelScore(BaseModel):
     label: int = Field(description="the label's number")
     name: str
     score: float = Field(description="ranks the labels of a record; not a probability")
+    probability: float | None = Field(None, description="if asked for; calibrated on held-out records")
 
 
 class Prediction(BaseModel):
     instance: int = Field(description="the record's place in the request, from 0")
     labels: list[LabelScore] = Field(description="best first")
+    abstained: bool | None = Field(None, description="with abstain_below: whether its best probability is smaller")
 
 
 class PredictAnswer(BaseModel):

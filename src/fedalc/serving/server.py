@@ -39,12 +39,12 @@ def serve(
         from fedalc.serving.app import Service
     except ImportError as error:
         raise FedalcError(f"serve needs {error.name}: pip install 'fedalc[serve]'") from None
-    from fedalc.serving.predictor import Predictor
+    from fedalc.serving.predictor import RecordPredictor
     from fedalc.serving.token import Token
 
     token = None if token_file is None else Token.read(token_file)
     with bound(host, port) as listening:  # first: loading a model takes seconds
-        predictor = Predictor(finished_model(run, device))
+        predictor = RecordPredictor(finished_model(run, device))
         predictor.warm_up()
         service = Service(predictor, run.resolve().name, limits, token)
         address, chosen = listening.getsockname()[:2]

@@ -103,12 +103,13 @@ class Training(AnyTraining):
         federated, every = self.federated, self.settings.selection.every
         self._save_if_due(force=self._draws_noise)
         for callback in self.callbacks:
+            callback.stop = False
             callback.phase(self.phase, self.rounds, federated.round_number)
         if self.phase == "select":
             self.log(goes_by(self.settings.selection, self.rounds, self._judged_on, self.refits))
         if self.unevaluated is not None:
             self._evaluate(self.unevaluated)
-        while federated.round_number < self.rounds and not self.best.patience_is_over:
+        while federated.round_number < self.rounds and not self.best.patience_is_over and not self._told_to_stop:
             loss = federated.run_round()
             due = federated.round_number % every == 0 or federated.round_number == self.rounds
             # Checking all of θ and W costs more than a round of few clients, and the next loss would show NaNs anyway.
@@ -119,12 +120,17 @@ class Training(AnyTraining):
                 self._save_if_due(force=True)
             for callback in self.callbacks:
                 callback.round(federated.round_number, loss)
-            if due:
+            if due or self._told_to_stop:
                 self._evaluate(loss)
             stop = distributed.any_of(interrupt.asked)
             self._save_if_due(force=stop)
             if stop:
                 raise Interrupted(f"after round {federated.round_number} of phase '{self.phase}'")
+
+    @property
+    def _told_to_stop(self) -> bool:
+        """Whether a callback has ended the phase. A refit repeats the chosen number of rounds, whatever it says."""
+        return self.phase != "refit" and distributed.any_of(any(callback.stop for callback in self.callbacks))
 
     def _begin_phase(self, train: Split) -> FederatedTraining:
         """Start a phase's training. Its clients hold other instances than another phase's, so labels are collected

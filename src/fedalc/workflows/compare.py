@@ -132,8 +132,8 @@ def compare(
         left_out = _refused(keys, file, overrides)
         methods = [method for method in METHODS if method not in left_out]
     for method in methods:
-        if method not in METHODS and method not in ORACLES:
-            raise ConfigError(f"unknown method {method!r}; there are {', '.join([*METHODS, *ORACLES])}", "methods")
+        if problem := METHODS.problem(method):
+            raise ConfigError(problem, "methods")
     plan = [
         experiment({**keys, "method": method, "seed": seed}, file=file, overrides=overrides)
         for method in dict.fromkeys(methods)

@@ -48,6 +48,7 @@ def export_onnx(run: Path, file: Path) -> Exported:
     model = finished_model(run)
     if not isinstance(model, TrainedModel):
         raise FedalcError(f"{run}: holds a centralised oracle; only models of federated methods can be exported")
+    model.check_rows()
     if file.is_dir():
         raise FedalcError(f"{file}: is a folder; name a file, such as {file / 'model.onnx'}")
     given = _sample(model)

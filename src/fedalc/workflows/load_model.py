@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedalc.core.arguments import as_path
+from fedalc.core.atomic_files import previous
 from fedalc.core.registry import ORACLES
 from fedalc.core.tensor_folder import load_facts
 from fedalc.errors import FedalcError
@@ -61,6 +62,8 @@ def light_model(run: Path, file: Path | str, device: str) -> Predictor:
 
 def model_of(run: Path) -> Path:
     """Return the folder of a run's model, or the folder itself if it is one of a model."""
+    if not run.exists() and not previous(run).exists():
+        raise FedalcError(f"{run}: no such folder; `fedalc runs` lists your runs")
     if (run / "config.toml").exists() and not (run / "model").is_dir():
         raise FedalcError(f"{run}: this run is not finished; continue it with: fedalc train --resume {run}")
     return run / "model" if (run / "model").is_dir() else run

@@ -149,15 +149,20 @@ class PredictionWriter:
                 writer.writerow((instance, "", "", "", "", *("",) * probable, *mark))
 
     def _write_jsonl(self, predictions: Predictions) -> None:
-        fields = ("score", "probability")
-        for instance, best, abstained in _labels_of(predictions):
-            labels = [
-                {"label": label, "name": self._names[label]}
-                | {field: round(number, 6) for field, number in zip(fields, numbers, strict=False)}
-                for label, *numbers in best
-            ]
-            line = {"instance": instance, "labels": labels} | ({} if abstained is None else {"abstained": abstained})
+        for line in as_objects(predictions, self._names):
             self._out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def as_objects(predictions: Predictions, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield each instance with its labels, best first, as JSON lines have it."""
+    fields = ("score", "probability")
+    for instance, best, abstained in _labels_of(predictions):
+        labels = [
+            {"label": label, "name": names[label]}
+            | {field: round(number, 6) for field, number in zip(fields, numbers, strict=False)}
+            for label, *numbers in best
+        ]
+        yield {"instance": instance, "labels": labels} | ({} if abstained is None else {"abstained": abstained})
 
 
 def _labels_of(predictions: Predictions) -> Iterator[tuple[int | str, list[tuple[Any, ...]], bool | None]]:

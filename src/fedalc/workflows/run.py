@@ -64,6 +64,10 @@ class Run:
         """
         return frame(_flat(record) for record in self.records)
 
+    @property
+    def _dataset(self) -> str:
+        return str(self.result.get("dataset", self.settings.dataset))
+
     def _facts(self) -> list[tuple[str, str]]:
         """Return what a short description says."""
         result, metrics = self.result, self.metrics
@@ -78,10 +82,10 @@ class Run:
 
     def __repr__(self) -> str:
         facts = "  ".join(f"{name} {value}" for name, value in self._facts())
-        return f"<fedalc.Run {self.settings.method} on {self.settings.dataset}: {facts}>"
+        return f"<fedalc.Run {self.settings.method} on {self._dataset}: {facts}>"
 
     def _repr_html_(self) -> str:
-        rows = [("method", self.settings.method), ("dataset", self.settings.dataset), *self._facts()]
+        rows = [("method", self.settings.method), ("dataset", self._dataset), *self._facts()]
         cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows)
         return f"<table><caption>fedalc run</caption>{cells}</table>"
 

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Follows a run. Extend it and override the hooks you need; the others do nothing."""
+    """Follows a run. Extend it and override the hooks you need; the others do nothing.
+
+    Set `self.stop = True` in `round` or `evaluated` to end the phase early: the round is evaluated, and the run goes on
+    as after its last round. A refit takes as many rounds as were best, and cannot be stopped so.
+    """
+
+    stop = False
 
     def reading(self, done: int, pictures: int) -> None:
         """Pictures are being resized. Called from another thread, while the first rounds run."""
