@@ -41,20 +41,17 @@ def list_(data_dir: DataDir = None) -> None:
     from fedalc.data.catalog.datasets import ENTRIES
     from fedalc.data.catalog.locate import data_root, presence
     from fedalc.data.formats import formats
+    from fedalc.report.plain_tables import PlainColumn, plain_table
 
-    table = Table(
-        Column("name", no_wrap=True),
-        "train",
-        "test",
-        "features",
-        "labels",
-        "per instance",
-        Column("here", no_wrap=True),
-    )
-    for entry in ENTRIES:
-        table.add_row(entry.name, *_numbers(entry), presence(entry, data_dir))
+    rows = [(entry.name, *_numbers(entry), presence(entry, data_dir)) for entry in ENTRIES]
+    cells = [list(column) for column in zip(*rows, strict=True)]
+    headings = {"name": 0, "train": 0, "test": 2, "features": 1, "labels": 0, "per instance": 3, "here": 0}
+    columns = [
+        PlainColumn(heading, column, right=heading not in ("name", "here"), leave_out=leave_out)
+        for (heading, leave_out), column in zip(headings.items(), cells, strict=True)
+    ]
     console = Console()
-    console.print(table)
+    console.print(plain_table(columns, console.width))
     console.print(f"looked in {data_root(data_dir)}; to get one: fedalc data info NAME", highlight=False)
     console.print("packed: there is an archive; fedalc has not looked inside", highlight=False)
     console.print("generated: synthetic data with the sizes of a real dataset", highlight=False)
@@ -110,7 +107,8 @@ def info(name: NameOrFolder, data_dir: DataDir = None) -> None:
     if entry.note:
         console.print(f"  {entry.note}")
     if entry.files:
-        console.print(f"  files: {', '.join(entry.files)} (plain, .gz or .bz2) in {dataset_dir(entry, data_dir)}")
+        packed = "" if entry.is_single_file else " (plain, .gz or .bz2)"
+        console.print(f"  files: {', '.join(entry.files)}{packed} in {dataset_dir(entry, data_dir)}")
     for file, digest in entry.sha256.items():
         console.print(f"  SHA-256 of {file}, uncompressed: {digest}")
     if entry.page:
@@ -132,12 +130,16 @@ def _is_folder(name: str) -> bool:
 def _print_folder(folder: Path, console: Console) -> None:
     from fedalc.data.formats import errors_named
     from fedalc.data.load import file_format, format_of
+    from fedalc.data.parties import party_folders
 
     if not folder.exists():
         raise DataError("no such file or folder", folder)
-    data_format = format_of(folder) if folder.is_dir() else file_format(folder)
-    with errors_named(data_format, folder):
-        first, *more = data_format.describe(folder) if folder.is_dir() else [data_format.title]
+    if folder.is_dir() and (parties := party_folders(folder)):
+        first, *more = [f"a folder per party: {', '.join(parties)}"]
+    else:
+        data_format = format_of(folder) if folder.is_dir() else file_format(folder)
+        with errors_named(data_format, folder):
+            first, *more = data_format.describe(folder) if folder.is_dir() else [data_format.title]
     console.print(f"{folder}: {first}")
     for line in more:
         console.print(f"  {line}")

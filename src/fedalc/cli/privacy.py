@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedalc.config.schema import PRIVACY_LEDGER
 from fedalc.errors import FedalcError
@@ -54,17 +53,25 @@ def privacy(
             _show(console, group, delta)
 
 
+def _epsilon(charge: Charge) -> str:
+    return "not private (seeded)" if charge.epsilon is None else f"{charge.epsilon:.4g}"
+
+
 def _show(console: Console, charges: Sequence[Charge], delta: float) -> None:
     from fedalc.labels.privacy.ledger import total
+    from fedalc.report.plain_tables import PlainColumn, plain_table
 
     names = dict.fromkeys(charge.subject for charge in charges)
-    table = Table("time (UTC)", "what", "ε", "δ", "run")
-    for charge in charges:
-        epsilon = "not private (seeded)" if charge.epsilon is None else f"{charge.epsilon:.4g}"
-        table.add_row(charge.time[:16].replace("T", " "), charge.what, epsilon, f"{charge.delta:g}", charge.run or "")
+    columns = [
+        PlainColumn("time (UTC)", [charge.time[:16].replace("T", " ") for charge in charges], leave_out=1),
+        PlainColumn("what", [charge.what for charge in charges], wraps=True),
+        PlainColumn("ε", [_epsilon(charge) for charge in charges], right=True),
+        PlainColumn("δ", [f"{charge.delta:g}" for charge in charges], right=True),
+        PlainColumn("run", [charge.run or "" for charge in charges], leave_out=2, wraps=True),
+    ]
     console.print()
     console.print(", ".join(names), markup=False)
-    console.print(table)
+    console.print(plain_table(columns, console.width))
     spent = total(charges, delta)
     console.print(
         f"spent in {spent.runs} runs: ε = {spent.epsilon:.4g} at δ = {spent.delta:.3g} "

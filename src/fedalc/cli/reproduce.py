@@ -137,6 +137,8 @@ def _print_plan(console: Console, plan: Plan) -> None:
 
     title = f"{plan.table.title}: {plan.folder}"
     table = Table(Column("cell", no_wrap=True), "method", "rounds", "λ", "seeds", title=title)
+    for column in table.columns:
+        column.overflow = "fold"
     cells: dict[tuple[str, str], list[Any]] = {}
     for job in plan.asked:
         cells.setdefault((job.preset, job.cell), []).append(job)

@@ -72,7 +72,7 @@ def _show_sections(
         if section.name:
             console.print(Text(f"[{section.name}]", style="bold"), Text(section.meaning, style="dim"))
         table = Table("setting", "default", "meaning", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.columns[0].no_wrap = True
+        table.columns[0].no_wrap, table.columns[2].overflow = True, "fold"
         table.columns[0].min_width = max(len(one.name) for one in settings)
         for one in settings:
             default = _default(one, method)

@@ -12,6 +12,7 @@ from fedalc.data.catalog.datasets import Entry, ImageSet
 from fedalc.data.dataset import Dataset
 from fedalc.data.formats.text_stream import LineReader
 from fedalc.data.images.images import Images
+from fedalc.data.parties import describe_parties
 
 _ROUNDING = 0.0051
 """Published averages have two decimals."""
@@ -89,6 +90,10 @@ def count(dataset: Dataset) -> list[tuple[str, str]]:
         ("training instances of a label", f"{held.min():,} to {held.max():,}, {np.median(held):,g} in the middle"),
         ("labels per instance", f"{_labels_per_instance(dataset):.2f}"),
     ]
+    for party, records, labels, alone in describe_parties(dataset):
+        lines.append(
+            (f"party {party}", f"{records:,} records of {len(labels):,} labels, {alone:,} of them its own alone")
+        )
     if dataset.users is not None:
         lines.append(("users with training instances", f"{len(set(dataset.users)):,}"))
     return lines

@@ -6,7 +6,7 @@ A finding is a remark, not an error: fedalc trains on the data as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -44,6 +44,7 @@ def findings(dataset: Dataset) -> list[Finding]:
 
 
 def _all(dataset: Dataset) -> Iterator[Finding]:
+    dataset = replace(dataset, train=dataset.train.in_one_place)  # a record at several parties is no mistake
     contents = {name: _contents(split.features) for name, split in dataset.splits.items()}
     for name, split in dataset.splits.items():
         yield from _empty(name, split, contents[name], dataset.text is not None)

@@ -173,7 +173,10 @@ def load_file(
 
 
 def load_held(
-    name_or_path: str | Path, data_dir: Path | str | None = None, images: ImageOptions | None = None
+    name_or_path: str | Path,
+    data_dir: Path | str | None = None,
+    images: ImageOptions | None = None,
+    text: TextSettings | None = None,
 ) -> tuple[Split, tuple[str, ...]]:
     """Return a party's data and its label names: a file, the train file of a folder, or a known dataset's train split.
 
@@ -187,7 +190,9 @@ def load_held(
         data_format = format_of(path)
         file = data_format.split_files(path, needed=()).get("train")
     if file is not None and data_format is not None:
-        options = ReadOptions(cache=data_format.has_pictures, images=images or ImageOptions())
+        options = ReadOptions(
+            cache=data_format.has_pictures, images=images or ImageOptions(), text=text or TextSettings()
+        )
         with errors_named(data_format, file):
             return data_format.read_held(file, options)
     dataset = load_dataset(name_or_path, data_dir, images=images)

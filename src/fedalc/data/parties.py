@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,16 @@ from scipy.sparse import csr_matrix, vstack
 
 from fedalc.data.dataset import Dataset, Features, Split
 from fedalc.data.formats import Format, ReadOptions, errors_named, folder_format, formats
-from fedalc.data.formats.label_file import label_names
+from fedalc.data.formats.label_file import label_list, label_names
+from fedalc.data.formats.table import TableFormat, read_table
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import Images
 from fedalc.data.label_names import one_form, repeated_name
-from fedalc.data.test_share import share_in_words, split_off_test
+from fedalc.data.tables.build import one_list_of_labels
+from fedalc.data.test_share import choose_test, row_contents, share_in_words, text_contents
+from fedalc.data.text.agreed import agreed_text
+from fedalc.data.text.features import TextFeatures
+from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
 SHARED = "test"  # the folder, beside those of the parties, with test records that belong to no party
@@ -29,12 +35,18 @@ FEWEST = 2  # parties; one folder in another is more likely a mistake
 
 @dataclass(frozen=True)
 class NamedSplit:
-    """Records whose label u is `names[u]`. `path`: where they are from. `features`: their names, if they have any."""
+    """Records whose label u is `names[u]`. `path`: where they are from. `features`: their names, if they have any.
+    `texts`: if the records are raw texts; their features are empty until all parties agree on them."""
 
     split: Split
     names: tuple[str, ...]
     path: Path
     features: tuple[str, ...] = ()
+    texts: Sequence[str] | None = None
+
+    def rows(self, index: np.ndarray) -> NamedSplit:
+        texts = None if self.texts is None else [self.texts[row] for row in index.tolist()]
+        return replace(self, split=self.split.rows(index), texts=texts)
 
 
 def party_folders(folder: Path) -> dict[str, Path]:
@@ -73,16 +85,30 @@ def read_parties(folder: Path, folders: Mapping[str, Path], options: ReadOptions
                 found.append(read_named(data_format, files[split], options))
     if (shared := shared_test_file(folder)) is not None:
         others["test"].append(read_named(*shared, options))
-    dataset = joined_parties(folder.resolve().name, train, others)
-    return dataset if others["test"] or not options.table.test_share else _with_test(dataset, options.table)
+    name, table = folder.resolve().name, options.table
+    notes: tuple[str, ...] = ()
+    if not others["test"] and table.test_share and not isinstance(next(iter(train.values())).split.features, Images):
+        train, others["test"] = _split_off_test(train, table, name)
+        notes = (share_in_words(table.test_share, sum(len(part.split) for part in others["test"])),)
+    return replace(joined_parties(name, train, others, options.text), notes=notes)
 
 
 def joined_parties(
-    name: str, train: Mapping[str, NamedSplit], others: Mapping[str, Sequence[NamedSplit]] | None = None
+    name: str,
+    train: Mapping[str, NamedSplit],
+    others: Mapping[str, Sequence[NamedSplit]] | None = None,
+    text: TextSettings | None = None,
 ) -> Dataset:
-    """Return the dataset of these parties. `others`: records to test on and to validate with, by split."""
-    others = {} if others is None else others
+    """Return the dataset of these parties. `others`: records to test on and to validate with, by split. `text`: how raw
+    texts become features; the parties agree on them by the numbers of their own documents."""
+    others, fitted = {} if others is None else others, None
     everything = [*train.values(), *(part for parts in others.values() for part in parts)]
+    _check_kinds(everything)
+    if everything[0].texts is not None:
+        fitted = agreed_text([part.texts or () for part in train.values()], text or TextSettings())
+        train = {party: _with_features(part, fitted) for party, part in train.items()}
+        others = {split: [_with_features(part, fitted) for part in parts] for split, parts in others.items()}
+        everything = [*train.values(), *(part for parts in others.values() for part in parts)]
     _check_features(everything)
     names = all_names(part.names for part in everything)
     parties = tuple(party for party, part in train.items() for _ in range(len(part.split)))
@@ -92,16 +118,28 @@ def joined_parties(
         for split, parts in others.items()
         if parts
     }
-    return Dataset(name, whole, rest.get("test"), names, rest.get("validation"))  # type: ignore[arg-type]
+    return Dataset(name, whole, rest.get("test"), names, rest.get("validation"), fitted)  # type: ignore[arg-type]
 
 
-def _with_test(dataset: Dataset, table: TableSettings) -> Dataset:
-    """Hold out a share of the records: each is on the same side at all parties."""
-    if isinstance(dataset.train.features, Images):
-        return dataset
-    train, test = split_off_test(dataset.train, table.test_share, table.seed, dataset.name)
-    test = test.in_one_place
-    return replace(dataset, train=train, test=test, notes=(*dataset.notes, share_in_words(table.test_share, len(test))))
+def _with_features(part: NamedSplit, fitted: TextFeatures) -> NamedSplit:
+    return replace(part, split=Split(fitted.transform(part.texts or ()), part.split.labels))
+
+
+def _split_off_test(
+    train: Mapping[str, NamedSplit], table: TableSettings, name: str
+) -> tuple[dict[str, NamedSplit], list[NamedSplit]]:
+    """Hold out a share of the records for testing: each is on the same side at all parties."""
+    contents = (
+        row_contents(part.split.features) if part.texts is None else text_contents(part.texts)
+        for part in train.values()
+    )
+    out = choose_test(chain.from_iterable(contents), table.test_share, table.seed, name)
+    masks = np.split(out, np.cumsum([len(part.split) for part in train.values()])[:-1])
+    test = [part.rows(np.flatnonzero(mask)) for part, mask in zip(train.values(), masks, strict=True) if mask.any()]
+    rest = {party: train[party].rows(np.flatnonzero(~mask)) for party, mask in zip(train, masks, strict=True)}
+    if empty := [party for party, part in rest.items() if not len(part.split)]:
+        raise DataError(f"{name}: all records of {empty[0]} would be held out for testing; give a test file, or use 0")
+    return rest, test
 
 
 def all_names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
@@ -153,6 +191,8 @@ def read_named(data_format: Format, path: Path, options: ReadOptions) -> NamedSp
     """Read a party's file. Its labels are known by name, so names must differ."""
     features: tuple[str, ...] = ()
     with errors_named(data_format, path):
+        if isinstance(data_format, TableFormat):
+            return _read_table(data_format, path, options)
         if data_format.has_pictures:
             split, names = data_format.read_held(path, options)
         else:
@@ -164,6 +204,19 @@ def read_named(data_format: Format, path: Path, options: ReadOptions) -> NamedSp
     return NamedSplit(split, names, path, features)
 
 
+def _read_table(data_format: TableFormat, path: Path, options: ReadOptions) -> NamedSplit:
+    records = read_table(data_format.source(path, options.table), options.table).splits
+    if list(records) != ["train"]:
+        raise DataError("has several splits: a party's folder has a file for each; or table.split_column=none", path)
+    rows = np.flatnonzero(records["train"].labels.getnnz(axis=1))  # as in a deployment, others are of no use
+    kept = {"train": records["train"].rows(rows)}
+    names, labels = one_list_of_labels(kept, label_list(path.parent), str(path))
+    features = kept["train"].features
+    if features is None:
+        features = csr_matrix((len(rows), 1), dtype=np.float32)
+    return NamedSplit(Split(features, labels["train"]), names, path, kept["train"].feature_names, kept["train"].texts)
+
+
 def _format_of(folder: Path) -> Format:
     data_format = folder_format(folder)
     assert data_format is not None
@@ -172,6 +225,12 @@ def _format_of(folder: Path) -> Format:
 
 def _is_visible(path: Path) -> bool:
     return not path.name.startswith((".", "__"))
+
+
+def _check_kinds(parts: Sequence[NamedSplit]) -> None:
+    for other in parts[1:]:
+        if (other.texts is None) != (parts[0].texts is None):
+            raise DataError(f"one of {parts[0].path} and this file has texts, and the other has not", other.path)
 
 
 def _check_features(parts: Sequence[NamedSplit]) -> None:

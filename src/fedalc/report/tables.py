@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MISSING = "–"
+LONG = 24  # characters of a name from which it may be broken
 
 
 def fixed(value: float | None, digits: int) -> str:
@@ -85,7 +86,8 @@ def human_seconds(s: float | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column. A narrow terminal hides columns with a high `leave_out` first, and never those with 0."""
+    """A column. A narrow terminal hides columns with a high `leave_out` first, those below 1 only if it is very
+    narrow, and never those with 0."""
 
     heading: str
     read: Reader
@@ -93,7 +95,7 @@ class Column:
     higher_is_better: bool = False
     with_deviation: bool = True
     optional: bool = False
-    leave_out: int = 0
+    leave_out: float = 0
 
     def parts(self, row: Row) -> tuple[str, str]:
         """Return the mean, and the deviation or ""."""
@@ -103,7 +105,7 @@ class Column:
         return self.show(value.mean), self.show(value.deviation)
 
 
-def _percent(name: str, leave_out: int = 0, optional: bool = False) -> Column:
+def _percent(name: str, leave_out: float = 0, optional: bool = False) -> Column:
     read = number("metrics", name)
     return Column(name, read, lambda x: fixed(x, 2), higher_is_better=True, leave_out=leave_out, optional=optional)
 
@@ -116,8 +118,8 @@ def _further(name: str) -> Column:
 
 _METRIC_COLUMNS = (
     _percent("P@1"),
-    _percent("P@3"),
-    _percent("P@5"),
+    _percent("P@3", leave_out=0.2),
+    _percent("P@5", leave_out=0.3),
     _percent("nDCG@5", leave_out=4),
     _percent("PSP@5", leave_out=3),
     _percent("mAP", leave_out=2, optional=True),
@@ -125,13 +127,13 @@ _METRIC_COLUMNS = (
 # In the report page only:
 _NOT_SHOWN = ("nDCG@1", "nDCG@3", "PSP@1", "PSP@3", "R@1", "R@3", "R@5", "micro-F1", "macro-F1")
 _OTHER_COLUMNS = (
-    Column("max cosine", number("collapse", "max_cosine"), lambda x: fixed(x, 3)),
+    Column("max cosine", number("collapse", "max_cosine"), lambda x: fixed(x, 3), leave_out=0.4),
     Column("mean cosine", number("collapse", "mean_cosine"), lambda x: fixed(x, 3), leave_out=6),
     Column("effective rank", number("collapse", "effective_rank"), lambda x: fixed(x, 1), leave_out=5),
-    Column("rounds", number("rounds"), lambda x: fixed(x, 1).removesuffix(".0"), with_deviation=False),
+    Column("rounds", number("rounds"), lambda x: fixed(x, 1).removesuffix(".0"), with_deviation=False, leave_out=0.5),
     Column("seconds /round", number("seconds_per_round"), _significant, with_deviation=False, leave_out=1),
     Column("up per client", per_client("bytes_up"), human_bytes, with_deviation=False, leave_out=1),
-    Column("total bytes", total_bytes, human_bytes, with_deviation=False),
+    Column("total bytes", total_bytes, human_bytes, with_deviation=False, leave_out=0.6),
 )
 
 
@@ -250,7 +252,7 @@ def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
     names, columns = name_columns(rows), columns_of(rows)
     cells = {column.heading: column_cells(column, rows) for column in columns}
     mark = "collapsed" if any(row.collapsed for row in rows) else ""
-    names_width = sum(1 + max(map(len, (heading, *values, mark))) for heading, values in names)
+    names_width = sum(1 + min(LONG, max(map(len, (heading, *values, mark)))) for heading, values in names)
     left_out = []
     while names_width + sum(1 + _width(c, cells[c.heading]) for c in columns) > (width or _terminal_width()):
         goes = max(columns, key=lambda c: c.leave_out)
@@ -264,9 +266,11 @@ def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
         notes += found.as_text()
     table.caption = Text("\n".join(notes)) if notes else None  # Text: a name is not markup
     for heading, values in names:
-        table.add_column(heading, no_wrap=heading == "method" and max(map(len, values), default=0) <= 24)
+        wraps = heading != "method" or max(map(len, values), default=0) > LONG
+        table.add_column(heading, no_wrap=not wraps, overflow="fold")
     for column in columns:
-        table.add_column(column.heading.replace(" ", "\n"), justify="right", no_wrap=True)
+        least = _width(column, cells[column.heading])  # rich may fold names, and must not cut figures
+        table.add_column(column.heading.replace(" ", "\n"), justify="right", no_wrap=True, min_width=least)
     for index, row in enumerate(rows):
         line = [Text(values[index]) for _, values in names]  # Text, not str: a name is not markup
         if row.collapsed:

@@ -153,11 +153,13 @@ def rich_table(outcome: Outcome, width: int | None = None) -> Table:
             left_out.append(metric)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title=outcome.title, title_justify="left")
     table.caption = f"hidden columns (widen the terminal): {', '.join(left_out)}" if left_out else None
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     table.add_column("λ", justify="right", no_wrap=True)
     for column in drawn:
-        table.add_column(f"{column.group.replace(', ', chr(10))}\n{column.metric}", justify="right")
-    table.add_column("seeds", justify="right")
+        table.add_column(
+            f"{column.group.replace(', ', chr(10))}\n{column.metric}", justify="right", min_width=_width(column)
+        )
+    table.add_column("seeds", justify="right", min_width=len("seeds"))
     for index, line in enumerate(zip(titles, strengths(outcome), seed_counts(outcome), strict=True)):
         cells = [column.cells[index] for column in drawn]
         figures = [

@@ -9,6 +9,7 @@ from fedalc.config.facts import encoder_facts
 from fedalc.core import distributed
 from fedalc.core.registry import ENCODERS, ORACLES
 from fedalc.data import Dataset, Images
+from fedalc.data.text.agreed import needs_counts
 from fedalc.errors import ConfigError
 from fedalc.methods import METHODS
 from fedalc.models.encoders import encoder_shape, picture_bytes
@@ -87,4 +88,15 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
             f"{settings.block_rows} pictures at a time need {pictures / 1e9:.0f} GB, this machine has {has / 1e9:.0f}; "
             "use a smaller number",
             "block_rows",
+        )
+
+
+def check_document_counts(settings: Experiment, data: Dataset) -> None:
+    """Refuse differential privacy beside numbers of documents that parties share without noise."""
+    shared = data.text is not None and data.train.parties is not None and needs_counts(data.text.settings)
+    if shared and settings.privacy.mechanism is not None:
+        raise ConfigError(
+            "ε does not cover the numbers of documents that parties share for a vocabulary or for idf; use "
+            "text.kind=hashing and text.idf=false, which need none",
+            "privacy",
         )

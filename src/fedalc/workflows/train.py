@@ -43,7 +43,7 @@ from fedalc.training.callbacks import Callback, checked_callbacks, part_watcher
 from fedalc.training.selection import Training
 from fedalc.workflows.inputs import describe, given_data, own_data, register_own_encoder
 from fedalc.workflows.load_model import load_model
-from fedalc.workflows.preflight import check_kind, check_memory, check_processes
+from fedalc.workflows.preflight import check_document_counts, check_kind, check_memory, check_processes
 from fedalc.workflows.progress_bars import progress_shown
 from fedalc.workflows.run import Run
 from fedalc.workflows.tune import settled
@@ -160,6 +160,7 @@ def _train(
         settings = for_data(settings, data)
         if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
+        check_document_counts(settings, data)
         if settings.clients != "parties" or settings.method in ORACLES:
             data = replace(data, train=data.train.in_one_place)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)

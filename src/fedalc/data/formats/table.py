@@ -18,6 +18,7 @@ from fedalc.data.tables.build import make_dataset
 from fedalc.data.tables.columns import Columns, find_columns
 from fedalc.data.tables.records import Read, Records, read_records, separator_in_words
 from fedalc.data.tables.source import Source
+from fedalc.data.text.agreed import needs_counts
 from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
@@ -77,10 +78,10 @@ class TableFormat(Format):
         records = read_table(source, table).splits
         if "train" not in records:
             raise DataError("has no records for training", path)
-        if records["train"].texts is not None:
+        if records["train"].texts is not None and needs_counts(options.text):
             raise DataError(
-                "holds texts: parties first have to agree on a vocabulary; make features of them, the same way at "
-                "every party",
+                "holds texts: real parties agree on no vocabulary; they hash texts, without document frequencies: "
+                "--set text.kind=hashing --set text.idf=false",
                 path,
             )
         names = label_list(path.parent)

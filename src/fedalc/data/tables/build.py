@@ -46,7 +46,7 @@ def make_dataset(
     if "test" not in splits and table.test_share > 0:
         splits = _with_test(splits, table, name)
         said.append(share_in_words(table.test_share, len(splits["test"])))
-    names, labels = _one_list_of_labels(splits, label_list, name)
+    names, labels = one_list_of_labels(splits, label_list, name)
     features, fitted = _features(splits, text, name)
     made = {split: Split(features[split], labels[split]) for split in splits}
     return Dataset(
@@ -79,7 +79,7 @@ def _with_test(splits: Mapping[str, Records], table: TableSettings, name: str) -
     return {**splits, "train": train.rows(np.flatnonzero(~test)), "test": train.rows(np.flatnonzero(test))}
 
 
-def _one_list_of_labels(
+def one_list_of_labels(
     splits: Mapping[str, Records], label_list: Sequence[str], name: str
 ) -> tuple[tuple[str, ...], dict[str, csr_matrix]]:
     """Return the labels of all splits in one order, and each split's labels × records in that order."""

@@ -36,6 +36,8 @@ class TextSettings(Settings):
     """Size of the vocabulary: the terms that most documents have."""
     least_documents: Count = 1
     """Leave out terms that fewer documents have."""
+    least_parties: Count = 2
+    """Of data at several parties: leave out terms that fewer parties have (docs/parties.md)."""
     largest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Leave out terms that a larger share of the documents has."""
     buckets: Annotated[int, Field(ge=1, le=MOST_BUCKETS)] = 2**17

@@ -485,7 +485,9 @@ def _read(
     _check_share(question["share"])
     _check_run(message, context, question, limits)
     images = replace(image_options(settings), tell=log.warning)
-    party = Party.from_node_config(node_config, images, question["run"])
+    if settings.text.encoder is not None:  # never read a folder that the server names
+        raise BadMessage("asks for features of a sentence encoder; parties hash texts (text.kind)")
+    party = Party.from_node_config(node_config, images, question["run"], settings.text)
     if settings.embeddings.secret and party.collection.key is None:
         raise BadMessage("has secret rows (embeddings.secret), and this party has no key to turn them with")
     if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests

@@ -15,6 +15,9 @@ from fedalc.data.catalog.datasets import is_known
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.load import held_out_file, load_dataset, load_held
+from fedalc.data.text.agreed import needs_counts
+from fedalc.data.text.features import fit_text
+from fedalc.data.text.settings import TextSettings
 from fedalc.deployment.flower.roster import Roster
 from fedalc.errors import DataError
 from fedalc.workflows.preflight import check_kind
@@ -32,31 +35,37 @@ class ServerData(Dataset):
 def read_held_out(source: str, settings: Experiment) -> tuple[Split, tuple[str, ...]]:
     """Return instances and label names. `source`: a file, a folder (its test file, else its train file), or the name
     of a known dataset (its test data). They are pictures if the settings are for pictures."""
-    split, names = _read(source, image_options(settings))
+    split, names = _read(source, image_options(settings), settings.text)
     check_kind(settings, Dataset("held-out", split))
     return split, names
 
 
-def _read(source: str, images: ImageOptions) -> tuple[Split, tuple[str, ...]]:
+def _read(source: str, images: ImageOptions, text: TextSettings) -> tuple[Split, tuple[str, ...]]:
     if is_known(source):
         dataset = load_dataset(source, images=images)
         return dataset.test, dataset.label_names
     folder = Path(source)
     file = held_out_file(folder) if folder.is_dir() else None
-    return load_held(file or source, images=images)
+    return load_held(file or source, images=images, text=text)
 
 
 def server_data(
-    roster: Roster, held_out: tuple[Split, tuple[str, ...]] | None, say: Callable[[str], None]
+    roster: Roster,
+    held_out: tuple[Split, tuple[str, ...]] | None,
+    say: Callable[[str], None],
+    text: TextSettings | None = None,
 ) -> ServerData:
     """Match the labels of held-out data by pseudonym (hexadecimal), or by name if parties share names.
 
-    Leaves out instances without any label that a party has.
+    Leaves out instances without any label that a party has. `text`: how parties make features of texts; the model keeps
+    it if they may have had texts.
     """
     features, labels = roster.feature_count, roster.label_count
     nothing = Split(csr_matrix((0, features), dtype=np.float32), csr_matrix((0, labels), dtype=np.float32))
     test = nothing if held_out is None else _matched(roster, *held_out, say)
-    return ServerData("parties", nothing, test, roster.names)
+    hashed = text is not None and text.kind == "hashing" and not needs_counts(text) and text.buckets == features
+    fitted = fit_text((), text) if text is not None and hashed else None
+    return ServerData("parties", nothing, test, roster.names, text=fitted)
 
 
 def _matched(roster: Roster, split: Split, names: tuple[str, ...], say: Callable[[str], None]) -> Split:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fedalc.config.schema import CollectionSettings, ImageSettings
 from fedalc.data.dataset import Split
 from fedalc.data.images.images import ImageOptions
+from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.holding import Holding, load_holding
@@ -25,6 +26,9 @@ SHARES = tuple(twentieths / 20 for twentieths in range(11))
 """The shares of its instances that a party may hold out. With any other share, a server that knows the digests could
 move the limit between two of them and so single out one instance. Deciding by a secret digest would hide nothing: the
 server receives the digests of the training instances, and so sees which are missing."""
+
+HASHED = TextSettings(kind="hashing", idf=False)
+"""Features of texts on which nobody has to agree."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,18 @@ class Party:
     shares_names: bool = False
 
     @classmethod
-    def from_node_config(cls, config: Mapping[str, Any], images: ImageOptions | None = None, run: str = "") -> Party:
+    def from_node_config(
+        cls,
+        config: Mapping[str, Any],
+        images: ImageOptions | None = None,
+        run: str = "",
+        text: TextSettings = HASHED,
+    ) -> Party:
         """Read data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
 
         `run`: the id of the run that digests and pseudonyms are for. `images`: how to read pictures. The party chooses
-        their size: if the server could, it could make the party write new small copies with every message.
+        their size: if the server could, it could make the party write new small copies with every message. `text`: how
+        texts become features, which the server's settings say.
         """
         if "data" not in config:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
@@ -65,6 +76,7 @@ class Party:
             None if records is None else Path(str(records)),
             None if data_dir is None else Path(str(data_dir)),
             replace(images or ImageOptions(), size=picture_size(config)),
+            text,
         )
         hasher = make_hasher(collection, run)
         order = byte_order(hasher.labels(holding.names))

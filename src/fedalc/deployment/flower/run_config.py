@@ -172,6 +172,8 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     file = Path(values["settings"]) if values["settings"] else None
     defaults = default_choice(chosen, file, overrides, tune=True) if values["tune"] else {}
     settings = experiment(chosen, file=file, overrides=[*overrides, *ALWAYS], defaults=defaults)
+    if settings.text.encoder is not None:
+        raise ConfigError("parties do not read an encoder that the server names; use text.kind=hashing", "text.encoder")
     if settings.method not in METHODS:
         raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
     if settings.privacy.mechanism == "gradients":

@@ -79,7 +79,7 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
         raise TooFew(
             f"{count} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
-    data = server_data(census.roster, held_out, say)
+    data = server_data(census.roster, held_out, say, settings.text)
     if settings.embeddings.secret:  # `key name-model` finds out by pseudonyms whether it has the right key
         data = replace(data, label_names=tuple(census.roster.pseudonyms_in_hex))
     # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.model import Model
 
@@ -192,6 +193,8 @@ def for_parties(settings: Experiment) -> str:
     sent = {key: every[key] for key in sections}
     if settings.encoder.pretrained is not None:
         sent["encoder"]["pretrained"] = SENT
+    if settings.text != TextSettings():
+        sent["text"] = every["text"]
     if settings.clients != "labels":
         sent["clients"] = settings.clients
     if settings.embeddings.secret:

@@ -9,6 +9,7 @@ from fedalc.data.dataset import Split
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.label_names import repeated_name
 from fedalc.data.load import load_held
+from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
 
 
@@ -27,13 +28,14 @@ def load_holding(
     records: Path | None = None,
     data_dir: Path | None = None,
     images: ImageOptions | None = None,
+    text: TextSettings | None = None,
 ) -> Holding:
     """Load a party's data.
 
     `labels` are the party's label names, comma-separated (default: all labels in its data). `records` is a file of
-    record names, one per line. `images` says how to read pictures.
+    record names, one per line. `images` says how to read pictures, `text` how texts become features.
     """
-    split, names = load_held(data, data_dir, images)
+    split, names = load_held(data, data_dir, images, text)
     if (name := repeated_name(names)) is not None:
         raise DataError(f"two labels have the same name, {name!r}; other parties know labels only by name", data)
     columns = _columns_of(labels, names) if labels else split.labels.getnnz(axis=0).nonzero()[0].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -251,12 +252,13 @@ def rich_tables(table: Communication) -> list[Table]:
 
 
 def _rich(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
+    from fedalc.report.plain_tables import PlainColumn, plain_table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in NAMES else "right")
-    for row in rows:
-        table.add_row(*row)
+    cells = list(zip(*rows, strict=True)) or [()] * len(headings)
+    columns = [
+        PlainColumn(heading, column, right=heading not in NAMES, leave_out=max(0, place - 1), wraps=heading in NAMES)
+        for place, (heading, column) in enumerate(zip(headings, cells, strict=True))
+    ]
+    table = plain_table(columns, shutil.get_terminal_size().columns)
+    table.title, table.title_justify = title, "left"
     return table
