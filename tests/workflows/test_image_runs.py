@@ -166,8 +166,8 @@ def test_the_chosen_model_has_the_statistics_of_its_own_round(monkeypatch: pytes
     keys = {**BATCH, "selection": {"every": 1, "validation": 0.2, "refit": False, "metric": "P@1"}}
     two_rounds = fedalc.train(data=DATA, **{**keys, "rounds": 2, "selection": {**keys["selection"], "keep": "last"}})
     three_rounds = fedalc.train(data=DATA, **{**keys, "selection": {**keys["selection"], "keep": "last"}})
-    figures = iter((1.0, 3.0, 2.0, 0.0))
-    monkeypatch.setattr("fedalc.training.selection.evaluate", lambda *a, **b: {"P@1": next(figures)})
+    figures = iter((1.0, 3.0, 2.0))
+    monkeypatch.setattr("fedalc.training.selection.measure", lambda *a, **b: {"P@1": next(figures)})
     chosen = fedalc.train(data=DATA, **keys)
     assert chosen.result["rounds"] == 2 and chosen.result["rounds_run"] == 3
     assert same_bits(chosen, two_rounds)
