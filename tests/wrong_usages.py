@@ -104,7 +104,7 @@ COMMANDS = (
     Usage("seeds that are not numbers", "fedalc compare --dataset demo --seeds 0,x", "'x' is not a whole number"),
     Usage("a table with a typo", "fedalc reproduce bibtx", "did you mean bibtex?"),
     Usage("a size without a number", "fedalc train --dataset demo --memory-budget lots", "write it like 500MB"),
-    Usage("a report of what is not a run", "fedalc report messages.csv", "not a run folder"),
+    Usage("a report of what is not a run", "fedalc report messages.csv", "no such folder"),
 )
 """On the command line, in a folder with `messages.csv` (columns `text` and `labels`), `new.txt`, `bad.key` (random
 bytes), and the run `runs/mine`, which was trained on rows of numbers."""
