@@ -1,4 +1,5 @@
-"""A server and two parties as real processes on this machine, with TLS and registered keys. About a minute.
+"""A server and two parties as real processes on this machine, with TLS and registered keys. About a minute, on a
+machine with nothing else to do.
 
 Needs `pip install 'fedalc[flower]'`. Between machines the same commands run in different places: docs/deployment.md.
 `fedalc deploy demo` shows more: it also refuses a stranger, and compares the model with a training in one process.
@@ -14,10 +15,11 @@ from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_la
 from fedalc.deployment.processes import signals_interrupt
 
 data = fedalc.load_dataset("demo")
+train = data.train.rows(range(500))
 
 with tempfile.TemporaryDirectory() as folder, signals_interrupt(), LocalDeployment(Path(folder)) as deployment:
     deployment.start_server()
-    for number, (split, names) in enumerate(split_by_labels(data.train, data.label_names, 2), 1):
+    for number, (split, names) in enumerate(split_by_labels(train, data.label_names, 2), 1):
         party = f"party-{number}"
         deployment.add_party(party, split, names)  # its own files, its own node key
         deployment.start_party(party, wait=False)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DENSE_LIMIT = 10**8  # instances × labels that `predict_proba` returns at once: 800 MB
-BYTES_PER_SCORE = 32  # of a block: scores, in double precision, log-odds and what is compared
+BYTES_PER_SCORE = 48  # of a block: scores, in double precision too, log-odds and what they are computed from
 
 
 class Scores(Protocol):
