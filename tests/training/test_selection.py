@@ -283,7 +283,7 @@ def test_a_damaged_checkpoint_or_model_says_so(tmp_path: Path) -> None:
 
 
 def test_an_unusable_device_is_one_clear_line() -> None:
-    with pytest.raises(ConfigError, match="device: cannot use 'abacus'"):
+    with pytest.raises(ConfigError, match="device: there is no device 'abacus'"):
         fedalc.train(data=DATA, device="abacus")
 
 
