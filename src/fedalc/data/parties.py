@@ -97,15 +97,18 @@ def joined_parties(
     name: str,
     train: Mapping[str, NamedSplit],
     others: Mapping[str, Sequence[NamedSplit]] | None = None,
-    text: TextSettings | None = None,
+    text: TextSettings | TextFeatures | None = None,
 ) -> Dataset:
     """Return the dataset of these parties. `others`: records to test on and to validate with, by split. `text`: how raw
-    texts become features; the parties agree on them by the numbers of their own documents."""
+    texts become features; with settings, the parties agree on them by the numbers of their own documents."""
     others, fitted = {} if others is None else others, None
     everything = [*train.values(), *(part for parts in others.values() for part in parts)]
     _check_kinds(everything)
     if everything[0].texts is not None:
-        fitted = agreed_text([part.texts or () for part in train.values()], text or TextSettings())
+        if isinstance(text, TextFeatures):
+            fitted = text
+        else:
+            fitted = agreed_text([part.texts or () for part in train.values()], text or TextSettings())
         train = {party: _with_features(part, fitted) for party, part in train.items()}
         others = {split: [_with_features(part, fitted) for part in parts] for split, parts in others.items()}
         everything = [*train.values(), *(part for parts in others.values() for part in parts)]

@@ -78,7 +78,8 @@ class TableFormat(Format):
         records = read_table(source, table).splits
         if "train" not in records:
             raise DataError("has no records for training", path)
-        if records["train"].texts is not None and needs_counts(options.text):
+        agrees = isinstance(options.text, TextSettings) and needs_counts(options.text)
+        if records["train"].texts is not None and agrees:
             raise DataError(
                 "holds texts: real parties agree on no vocabulary; they hash texts, without document frequencies: "
                 "--set text.kind=hashing --set text.idf=false",
