@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedalc
-from fedalc.config.resolve import default_choice
+from fedalc.config.resolve import default_choice, experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.data.dataset import Dataset, Split
 from fedalc.errors import ConfigError, Interrupted
@@ -284,3 +284,11 @@ def test_a_trial_is_checked_when_it_is_read() -> None:
     assert Trial.model_validate_json(trial.model_dump_json()) == trial
     with pytest.raises(ValueError, match="loss"):
         Trial.model_validate_json('{"loss": "other", "features": {}, "penalty": 1}')
+
+
+def test_a_search_keeps_how_the_data_is_read_and_who_the_clients_are() -> None:
+    read = {"text": {"words": [1, 2], "least_documents": 3}, "table": {"label_separator": ";"}, "clients": "parties"}
+    settings = experiment({"dataset": "demo", "method": "fedalc-exact", **read})
+    after = changed(settings, {"rounds": 7})
+    assert (after.text, after.table, after.clients) == (settings.text, settings.table, "parties")
+    assert settings.text.least_documents == 3 and after.rounds == 7

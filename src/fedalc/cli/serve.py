@@ -29,7 +29,9 @@ def serve(
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     access_log: Annotated[bool, typer.Option("--access-log", help="print a line per request")] = False,
 ) -> None:
-    """Serve the model of a run over HTTP (needs the extra `serve`; docs/serving.md). Example:
+    """Serve the model of a run over HTTP (needs the extra `serve`; docs/serving.md).
+
+    Example:
 
     fedalc serve runs/mine --port 8000
 

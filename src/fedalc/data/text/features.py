@@ -12,8 +12,8 @@ import heapq
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
@@ -25,6 +25,9 @@ from fedalc.data.text.encoded import EncodedText
 from fedalc.data.text.settings import TextSettings
 from fedalc.data.text.terms import VERSION, Terms
 from fedalc.errors import DataError
+
+if TYPE_CHECKING:
+    from sklearn.feature_extraction.text import CountVectorizer
 
 
 class CountedText(TextFeatures):
@@ -72,11 +75,14 @@ class VocabularyText(CountedText):
         return len(self.terms)
 
     def counts(self, texts: list[str]) -> csr_matrix:
+        return self._vectorizer.transform(texts)
+
+    @cached_property
+    def _vectorizer(self) -> CountVectorizer:
         from sklearn.feature_extraction.text import CountVectorizer
 
         places = {term: place for place, term in enumerate(self.terms)}
-        vectorizer = CountVectorizer(analyzer=Terms.of(self.settings), vocabulary=places)
-        return vectorizer.transform(texts)
+        return CountVectorizer(analyzer=Terms.of(self.settings), vocabulary=places)
 
     def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays = {"terms": np.frombuffer("\n".join(self.terms).encode(), dtype=np.uint8)}
