@@ -177,7 +177,6 @@ def test_compare_leaves_out_what_the_settings_do_not_allow(tmp_path: Path) -> No
         (["train", "--set", "encoder.dim=100000000"], "encoder: training needs"),
         (["train", "--name", "../evil"], "name"),
         (["train", "--out", "/dev/null/x"], "/dev/null/x"),
-        (["predict", "nowhere", "x.txt", "--device", "abacus"], "device"),
         (["data", "fetch", "demo"], "fedalc generates it"),
         (["predict", "nowhere", "x.txt"], "nowhere"),
         (["data", "info", "bibtx"], "bibtex"),

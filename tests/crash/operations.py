@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import fedalc.core.tensor_folder
+import safetensors.torch
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def watching(root: Path, hook: Hook) -> Iterator[None]:
     root = root.resolve()
     real_open = io.open
     real = {name: getattr(os, name) for name in ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir")}
-    real_os_open, real_save = os.open, fedalc.core.tensor_folder.save_file
+    real_os_open, real_save = os.open, safetensors.torch.save_file
 
     def below(path: Any, dir_fd: int | None = None) -> str | None:
         if isinstance(path, int):
@@ -133,6 +133,6 @@ def watching(root: Path, hook: Hook) -> Iterator[None]:
         mock.patch.multiple(os, **patches),
         mock.patch.object(io, "open", watched_open),
         mock.patch.object(builtins, "open", watched_open),
-        mock.patch.object(fedalc.core.tensor_folder, "save_file", save),
+        mock.patch.object(safetensors.torch, "save_file", save),
     ):
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from scipy.sparse import random as random_sparse
 
+from fedalc.core.registry import ENCODERS
 from fedalc.data.images.images import Images
 from fedalc.errors import FedalcError
 from fedalc.models.dense_scores import scale_dense
@@ -42,11 +44,20 @@ CASES: dict[str, dict[str, Any]] = {
     "random features": {"name": "random-features", "random_features": 11, "constant": 0.5, "output": "raw"},
     "random cosines": {"name": "random-features", "random_features": 11, "activation": "cosine", "linear_part": False},
     "fedmlh": {"name": "mlp", "embedding": 8, "hidden": (7,), "copies": 3},
-    "own module": register_module(Own()),
+    "own module": {},  # registered for each test
 }
 
 
-LONG = ("mlp", "mixed precision", "random cosines")
+LONG = ("mlp", "mixed precision", "random cosines", "fedmlh")
+
+
+@pytest.fixture(autouse=True)
+def own_encoder() -> Iterator[None]:
+    before = dict(ENCODERS._registered)
+    CASES["own module"] = register_module(Own())
+    yield
+    ENCODERS._registered.clear()
+    ENCODERS._registered.update(before)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])

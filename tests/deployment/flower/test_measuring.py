@@ -190,7 +190,8 @@ def test_at_the_server(tmp_path: Path, parties: Nodes, known_by: str) -> None:
 def roster(names: tuple[str, ...]) -> Roster:
     pseudonyms = np.arange(16 * len(names), dtype=np.uint8).reshape(len(names), 16)
     ones = np.ones(len(names), dtype=np.int64)
-    return Roster(("a", "b"), pseudonyms, np.zeros(len(names), dtype=np.int64), ones, ones, 20, names)
+    labels, owner = np.arange(len(names)), np.zeros(len(names), dtype=np.int64)
+    return Roster(("a", "b"), pseudonyms, labels, owner, ones, ones, 20, names)
 
 
 def test_labels_unknown_to_the_parties(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from scipy.sparse import csr_matrix, hstack, vstack
 
@@ -26,6 +27,7 @@ from fedalc.labels.collection.hashing import Hasher, canonical_sparse
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.messages import byte_order
 from fedalc.models.encoders import scale_rows
+from fedalc.models.model import Model
 from fedalc.models.trained import TrainedModel
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import (
@@ -315,7 +317,7 @@ def test_rounds_are_compared_by_the_parties_of_both() -> None:
     assert consider(4, b=9, c=9) == 2, "nothing to compare"
     assert consider(5, a=7, c=1) == 5
     copy = BestAtParties(SelectionSettings(metric="P@3"), "P@3")
-    copy.restore({}, json.loads(json.dumps(best.facts())), None)  # type: ignore[arg-type]
+    copy.restore({}, json.loads(json.dumps(best.facts())), Model(torch.nn.Identity(), torch.eye(3)))  # type: ignore[arg-type]
     assert copy.chosen == best.chosen and copy.facts() == best.facts()
 
 

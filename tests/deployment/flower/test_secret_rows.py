@@ -35,6 +35,7 @@ from fedalc.models.encoders import scale_rows
 from fedalc.models.model import Model
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.predict import predict_file
+from fedalc.workflows.prediction_files import Answer
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import (
     LINEAR,
@@ -240,8 +241,8 @@ def test_the_servers_model_says_that_it_cannot_predict(tmp_path: Path, demo: tup
     with pytest.raises(FedalcError, match="class embeddings of this model are secret"):
         TrainedModel.load(folder / "model").scores(data.test.features)
     with pytest.raises(FedalcError, match="class embeddings of this model are secret"):
-        predict_file(folder, tmp_path / "x", 5, form="text", out=None, broken="refuse", sheet=None, sheet_pictures=0,
-                     device="cpu")  # fmt: skip
+        predict_file(folder, tmp_path / "x", Answer(5), form="csv", out=None, broken="refuse", sheet=None,
+                     sheet_pictures=0, device="cpu")  # fmt: skip
     Key.fresh().write(tmp_path / "other")
     names = folder.parent / "names.txt"
     arguments = ["key", "name-model", str(folder), str(tmp_path / "other"), str(names), "--out", str(tmp_path / "out")]
