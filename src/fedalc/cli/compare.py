@@ -33,6 +33,7 @@ from fedalc.cli.options import (
     given,
     listed,
     listed_seeds,
+    short_name,
     table_settings,
 )
 from fedalc.core.registry import METHODS, ORACLES
@@ -82,7 +83,7 @@ def compare(
     )  # fmt: skip
     asked |= table_settings(text_column, label_column, label_separator, test, test_share)
     settings = experiment(asked, file=config, overrides=set_ or ())
-    folder = out / (name or f"compare-{Path(settings.dataset).resolve().name}-{settings.preset}")
+    folder = out / (name or f"compare-{short_name(settings.dataset)}-{settings.preset}")
     from fedalc.report.tables import rich_table
     from fedalc.training.callbacks import Callback, make_callbacks
     from fedalc.workflows.compare import compare as run_comparison  # loads torch: as in train

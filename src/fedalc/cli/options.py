@@ -135,6 +135,12 @@ def table_settings(
     return {"table": table} if table else {}
 
 
+def short_name(dataset: str) -> str:
+    """Return the name for a run folder: of a dataset, a folder, or a file without what follows the first dot."""
+    path = Path(dataset).resolve()
+    return path.name.partition(".")[0] or path.name if path.is_file() else path.name
+
+
 def label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:
     """Return the settings for these files, with full paths. The settings name the key file; they never hold the key."""
     files = {"correlations": correlations, "key": key}

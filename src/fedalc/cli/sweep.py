@@ -32,6 +32,7 @@ from fedalc.cli.options import (
     TextColumn,
     Track,
     given,
+    short_name,
     table_settings,
 )
 from fedalc.errors import ConfigError, FedalcError, Interrupted
@@ -92,7 +93,7 @@ def sweep(
         raise ConfigError("give all values of a setting at once: --grid NAME=A,B,C", twice[0])
     Space.of(dict(values), dict(ranges))  # refuses before torch is loaded
     settings = experiment(asked, file=config, overrides=set_ or ())
-    folder = out / (name or f"sweep-{Path(settings.dataset).resolve().name}-{settings.method}")
+    folder = out / (name or f"sweep-{short_name(settings.dataset)}-{settings.method}")
     from fedalc.training.callbacks import Callback, make_callbacks
     from fedalc.workflows.progress_bars import LiveProgress, PlainProgress, make_progress
     from fedalc.workflows.sweep import sweep as run_sweep

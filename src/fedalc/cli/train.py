@@ -34,6 +34,7 @@ from fedalc.cli.options import (
     Track,
     given,
     label_files,
+    short_name,
     table_settings,
 )
 from fedalc.core.distributed import started_as
@@ -108,9 +109,8 @@ def train(
         defaults = default_choice(asked, config, set_ or (), tune)
         settings = experiment(asked, file=config, overrides=set_ or (), defaults=defaults)
         note_without_effect([settings], names_of(asked, set_ or ()))
-        dataset_name = Path(settings.dataset).resolve().name
         kind = "tuned" if settings.tuning.search else f"{settings.method}-{settings.preset}"
-        folder = out / (settings.name or f"{dataset_name}-{kind}-s{settings.seed}")
+        folder = out / (settings.name or f"{short_name(settings.dataset)}-{kind}-s{settings.seed}")
     # These load torch, which takes seconds. A mistyped setting is refused before that.
     from fedalc.report.tables import rich_table
     from fedalc.training.callbacks import make_callbacks

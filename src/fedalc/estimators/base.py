@@ -169,8 +169,8 @@ class FederatedEstimator(BaseEstimator):
         check_is_fitted(self, "run_")
         if self.model_.text is None:
             return self._features(X)
-        if not are_texts(X):
-            raise InputError("expected a list of texts, as in fit")
+        if isinstance(X, str) or not are_texts(X):
+            raise InputError("expected a list of texts, as in fit; a single one is [text]")
         return list(X)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.config.experiment import Experiment
+from fedalc.core.arguments import as_path
 from fedalc.data import Dataset, Split, load_dataset
 from fedalc.data.catalog.datasets import is_known
 from fedalc.data.formats import errors_named, file_format
@@ -60,7 +61,7 @@ def labelled(
             raise DataError(f"{data.labels.shape[1]} labels, but the model has {len(model.label_names)}")
         return Labelled("records", data.features, data.labels)
     if not isinstance(data, Dataset):
-        path = Path(data)
+        path = as_path(data, "data")
         own = settings is not None and path.resolve() == Path(settings.dataset).resolve()
         if path.is_file() and not own and not is_known(str(data)):
             return _of_file(model, path, settings)

@@ -233,3 +233,15 @@ def test_commas_in_names_of_classes(write: Write) -> None:
     assert load_dataset(write(as_csv(rows), "a.csv")).label_names == ("Arts, Crafts", "Home, Garden")
     settings = TableSettings(label_separator=",")
     assert len(load_dataset(write(as_csv(rows), "a.csv"), table=settings).label_names) == 4
+
+
+PAIRS = (("rain", "sky"), ("apple", "fruit"))
+
+
+def test_a_first_line_that_looks_like_a_record_is_told(tmp_path: Path) -> None:
+    lines = [f"the {weather} of day {day} was noted,{label}" for day in range(10) for weather, label in PAIRS]
+    (tmp_path / "a.csv").write_text("the rain of some other day was noted,sky\n" + "\n".join(lines))
+    with pytest.warns(UserWarning, match=r"'sky' has a label of the same name.*table.header=false"):
+        load_dataset(tmp_path / "a.csv")
+    both = load_dataset(tmp_path / "a.csv", table=TableSettings(header=False, test_share=0.0))
+    assert len(both.train) == 21

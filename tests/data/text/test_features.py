@@ -21,6 +21,7 @@ from fedalc.data.text.features import (
     text_from_parts,
 )
 from fedalc.data.text.settings import TextSettings
+from fedalc.data.text.terms import Terms
 from fedalc.errors import DataError
 
 WORDS = ["wheat", "corn", "oil", "price", "export", "ship", "grain", "crude", "bank", "loan", "Übung", "Öl", "naïve"]
@@ -191,3 +192,14 @@ def test_texts_without_a_length_are_read() -> None:
 def test_settings_of_the_other_kind_change_nothing(settings: TextSettings, ignored: dict[str, int]) -> None:
     other = fit_text(texts(), settings.model_copy(update=ignored))
     assert same(other.transform(texts()), fit_text(texts(), settings).transform(texts()))
+
+
+def test_counts_are_those_of_scikit_learn() -> None:
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    texts = ["the rain, the Rain", "", "wind and rain, the wind", "unknown"]
+    settings = TextSettings(words=(1, 2), characters=(2, 3))
+    fitted = fit_text(texts[:3], settings)
+    assert isinstance(fitted, VocabularyText)
+    twin = CountVectorizer(analyzer=Terms.of(settings), vocabulary={term: at for at, term in enumerate(fitted.terms)})
+    assert (fitted.counts(texts) != twin.transform(texts)).nnz == 0 and fitted.counts(texts).sum() > 10

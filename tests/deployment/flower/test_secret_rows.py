@@ -240,6 +240,7 @@ def test_the_servers_model_says_that_it_cannot_predict(tmp_path: Path, demo: tup
         fedalc.load_run(folder).model.predict(data.test.features)
     with pytest.raises(FedalcError, match="class embeddings of this model are secret"):
         TrainedModel.load(folder / "model").scores(data.test.features)
+    (tmp_path / "x").write_text("1 1600 0\n 3:1\n")
     with pytest.raises(FedalcError, match="class embeddings of this model are secret"):
         predict_file(folder, tmp_path / "x", Answer(5), form="csv", out=None, broken="refuse", sheet=None,
                      sheet_pictures=0, device="cpu")  # fmt: skip

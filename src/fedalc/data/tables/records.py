@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,12 @@ def read_records(source: Source, columns: Columns, table: TableSettings, separat
         feature_names=columns.features,
         in_order=reader.in_order,
     )
+    if len(columns.labels) == 1 and columns.labels[0] in every.label_names:
+        warnings.warn(
+            f"{source.place}: the column {columns.labels[0]!r} has a label of the same name. If the first line is "
+            "a record and not the names of columns: --set table.header=false",
+            stacklevel=2,
+        )
     if columns.split is None:
         return Read({"train": every}, columns, separator, {})
     splits, left_out = _by_split(every, reader.splits)

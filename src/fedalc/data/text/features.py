@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
@@ -25,9 +25,6 @@ from fedalc.data.text.encoded import EncodedText
 from fedalc.data.text.settings import TextSettings
 from fedalc.data.text.terms import VERSION, Terms
 from fedalc.errors import DataError
-
-if TYPE_CHECKING:
-    from sklearn.feature_extraction.text import CountVectorizer
 
 
 class CountedText(TextFeatures):
@@ -75,14 +72,20 @@ class VocabularyText(CountedText):
         return len(self.terms)
 
     def counts(self, texts: list[str]) -> csr_matrix:
-        return self._vectorizer.transform(texts)
+        # (scikit-learn's CountVectorizer gives the same, but importing it takes longer than a small prediction.)
+        terms, ends, columns, numbers = Terms.of(self.settings), [0], [], []
+        for text in texts:
+            known = Counter(self._places[term] for term in terms(text) if term in self._places)
+            for place in sorted(known):
+                columns.append(place)
+                numbers.append(known[place])
+            ends.append(len(columns))
+        shape = (len(texts), self.feature_count)
+        return csr_matrix((np.array(numbers, dtype=np.int64), np.array(columns, dtype=np.int32), ends), shape)
 
     @cached_property
-    def _vectorizer(self) -> CountVectorizer:
-        from sklearn.feature_extraction.text import CountVectorizer
-
-        places = {term: place for place, term in enumerate(self.terms)}
-        return CountVectorizer(analyzer=Terms.of(self.settings), vocabulary=places)
+    def _places(self) -> dict[str, int]:
+        return {term: place for place, term in enumerate(self.terms)}
 
     def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays = {"terms": np.frombuffer("\n".join(self.terms).encode(), dtype=np.uint8)}
