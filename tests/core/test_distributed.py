@@ -253,7 +253,8 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     one = fedalc.train(settings, folder=tmp_path / "one")
     result = json.loads((tmp_path / "two" / "result.json").read_text())
     assert result["processes"] == 2
-    assert result["metrics"] == pytest.approx(one.metrics, rel=1e-12)
+    sets = {"micro-F1", "macro-F1"}  # need thresholds, and several processes fit none
+    assert result["metrics"] == pytest.approx({k: v for k, v in one.metrics.items() if k not in sets}, rel=1e-12)
     assert {path.name for path in (tmp_path / "two").iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}
 
 
