@@ -110,6 +110,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
             parts = b""
 
 
+@pytest.mark.long
 def test_wandb_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="needs the extra `tracking`")
     secret = Key.fresh()
@@ -148,6 +149,7 @@ def test_wandb_offline(tmp_path: Path) -> None:
     assert not any(line.strip() and line.strip() in everything for line in written.splitlines())
 
 
+@pytest.mark.long
 def test_every_run_of_a_comparison_is_tracked(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra `tracking`")
     small_files(tmp_path / "mine")
@@ -227,6 +229,7 @@ def test_what_a_tracker_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         make_callback("tensorbord", "--track")
 
 
+@pytest.mark.long
 def test_a_search_is_tracked_with_the_settings_that_it_chose(tmp_path: Path) -> None:
     class Keeping(Failing):
         def log_settings(self, settings: Any) -> None:

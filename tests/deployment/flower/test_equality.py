@@ -136,7 +136,9 @@ def test_losses_over_all_labels_with_other_fixed_rows(
     assert_equal(tmp_path, train, parties, method, asking)
 
 
-@pytest.mark.parametrize("design", ["linear", "constant", "random"])
+@pytest.mark.parametrize(
+    "design", ["linear", *(pytest.param(name, marks=pytest.mark.long) for name in ("constant", "random"))]
+)
 @pytest.mark.parametrize("encoder", ["an axis per label", "fewer columns than labels"])
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_newton_steps(
