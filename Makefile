@@ -23,7 +23,7 @@ setup: $(READY)  ## the virtual environment in .venv
 demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it, on texts and on pictures
 	$(BIN)/fedalc compare --preset demo --methods $(DEMO) --name demo --overwrite
 	$(BIN)/fedalc compare --preset demo --dataset mosaics --methods fedavg,fedalc,fedalc-exact --name demo-pictures --overwrite
-	@echo "Next: open runs/demo/report.html, runs/demo-pictures/fedalc-exact-s0/contact-sheet.png; your own data: $(BIN)/fedalc train --dataset FOLDER; all commands: $(BIN)/fedalc --help"
+	@echo "Next: open runs/demo/report.html, runs/demo-pictures/fedalc-exact-s0/contact-sheet.png; your own data: $(BIN)/fedalc train --dataset FILE; all commands: $(BIN)/fedalc --help"
 
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
