@@ -172,6 +172,33 @@ def test_parties_with_files(home: Path) -> None:
     fedalc(home, "train", "--dataset", "demo-files", *given, *few)
 
 
+def test_own_texts(home: Path) -> None:
+    """README's commands for a table of texts, a folder per party included."""
+    lines = ["text,labels"] + [
+        f"{word} number {number} of {place},{word if number % 3 else f'{word};{place}'}"
+        for number in range(20)
+        for word in ("cough", "fever", "rash")
+        for place in ("north", "south")
+    ]
+    (home / "messages.csv").write_text("\n".join(lines), encoding="utf-8")
+    fedalc(home, "data", "check", "messages.csv")
+    fedalc(home, "train", "--dataset", "messages.csv", "--name", "texts")
+    assert "fever" in fedalc(home, "predict", "runs/texts", "fever number 4 of south").splitlines()[1]
+    assert "P@1" in fedalc(home, "evaluate", "runs/texts", "messages.csv")
+    assert "texts" in fedalc(home, "runs")
+    assert "penalty" in fedalc(home, "settings", "server.ridge")
+    grid = ("--grid", "regularizer.lambda=1,10", "--set", "rounds=2", "--name", "swept")
+    fedalc(home, "sweep", "--dataset", "messages.csv", "--method", "fedalc", *grid)
+    for place in ("north", "south"):
+        (home / "clinics" / place).mkdir(parents=True)
+        own = [line for line in lines if f"of {place}" in line]
+        (home / "clinics" / place / "train.csv").write_text("\n".join([lines[0], *own]), encoding="utf-8")
+    fedalc(home, "train", "--dataset", "clinics", "--no-tune", "--name", "parties")
+    assert "rash" in fedalc(home, "predict", "runs/parties", "rash number 7")
+    code = "import fedalc; print(fedalc.FedALCClassifier().fit([[1., 0], [0, 1]] * 9, [0, 1] * 9).predict([[0, 1.]]))"
+    assert python(home, code).strip() == "[1]"
+
+
 def test_export_and_serve(home: Path) -> None:
     if not (home / "runs" / "mine").is_dir():
         fedalc(home, "train", "--dataset", "demo", "--no-tune", "--name", "mine")
