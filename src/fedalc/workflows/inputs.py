@@ -10,6 +10,7 @@ from torch.nn import Module
 
 from fedalc.config.resolve import experiment
 from fedalc.data import Dataset, Images
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.in_memory import dataset_from
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import register_module
@@ -38,6 +39,13 @@ def given_data(first: Any, labels: Any, test: Any, keys: dict[str, Any], data: D
 def _section(keys: Mapping[str, Any], name: str) -> Any:
     """Return a section of the settings, checked, from which data in memory is read."""
     return getattr(experiment({name: keys.get(name, {})}), name)
+
+
+def table_with(table: TableSettings, changes: Mapping[str, Any] | None) -> TableSettings:
+    """Return the settings of tables with these changes, checked."""
+    if changes is not None and not isinstance(changes, Mapping):
+        raise ConfigError(f"expected a dict of settings, found {changes!r:.60}", "table")
+    return experiment({"table": {**table.model_dump(), **changes}}).table if changes else table
 
 
 def refuse_labels(labels: Any, what: str) -> None:
