@@ -113,6 +113,8 @@ class _Finder:
             found = replace(found, labels=self._other_labels(found))
         indicators = len(found.labels) > 1
         if indicators and (names := [name for name in found.labels if self._kind(name) not in ("flags", "empty")]):
+            if not need_labels:  # several columns of names: ignored all the same
+                return replace(found, labels=())
             raise DataError(
                 f"several label columns hold 0 and 1 each, but {names[0]!r} holds other values; a column with names of "
                 "labels stands alone (--label-column)",
@@ -134,7 +136,9 @@ class _Finder:
                 close = difflib.get_close_matches(pattern, self.names, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 raise DataError(
-                    f"there is no column {pattern!r} (table.{setting}): {hint}{_there_are(self.names)}", self.place
+                    f"there is no column {pattern!r} (table.{setting}): {hint}{_there_are(self.names)}; choose with "
+                    f"{_option(setting)}",
+                    self.place,
                 )
             chosen.update(dict.fromkeys(names))
         return tuple(chosen)
@@ -156,7 +160,7 @@ class _Finder:
 
     def _named(self, found: Columns, names: Sequence[str], setting: str) -> tuple[str, ...]:
         matching = [name for name in self._free(found) if name.strip().lower() in names]
-        if len(matching) > 1:
+        if len(matching) > 1 and (self._need_labels or setting != "label_columns"):
             raise DataError(
                 f"{_quoted(matching)} could each be it; choose with {_option(setting)} (the setting table.{setting})",
                 self.place,
