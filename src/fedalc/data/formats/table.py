@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +25,14 @@ from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
 
-class TableFormat(Format):
+class TableFormat(Format, ABC):
     """A format whose files are tables. It declares `source`."""
 
     needed: ClassVar[tuple[str, ...]] = ("train",)
 
+    @abstractmethod
     def source(self, path: Path, table: TableSettings) -> Source:
         """Return the table in a file."""
-        raise NotImplementedError
 
     def read(self, folder: Path, options: ReadOptions) -> Dataset:
         files = self.split_files(folder, needed=self.needed)
