@@ -210,6 +210,23 @@ def test_json_lines_that_cannot_be_read(write: Write, content: str) -> None:
         load_dataset(write(content.encode("latin-1"), "a.jsonl"))
 
 
+SWAPPED = "text,labels\n" + "some words here,sport and games as a whole\nother words,trade of goods\n" * 5
+
+
+@pytest.mark.parametrize("table", [{"text_columns": ("labels",)}, {"label_columns": ("text",)}])
+def test_text_and_labels_are_not_swapped_silently(write: Write, table: dict[str, Any]) -> None:
+    path = write(SWAPPED, "a.csv")
+    with pytest.raises(DataError, match=r"the text would be the column 'labels', which by its name .*--label-column"):
+        load_dataset(path, table=TableSettings(**table))
+    both = TableSettings(text_columns=("labels",), label_columns=("text",), test_share=0)
+    assert load_dataset(path, table=both).label_names == ("other words", "some words here")
+    with pytest.raises(DataError, match="the column 'text' cannot be both labels and something to learn from"):
+        load_dataset(path, table=TableSettings(text_columns=("text",), label_columns=("text",)))
+    named = write("keywords,topic\n" + "red apples and green pears,fruit\nblue skies after some rain,weather\n" * 5, "b.csv")
+    assert load_dataset(named, table=TableSettings(text_columns=("keywords",), test_share=0)).label_count == 2
+    assert load_dataset(named, table=TableSettings(label_columns=("topic",), test_share=0)).label_count == 2
+
+
 def test_settings_that_do_not_fit(write: Write) -> None:
     path = write(as_csv(RECORDS), "a.csv")
     with pytest.raises(DataError, match=r"there is no column 'txt' \(table.text_columns\): did you mean 'text'\?"):
