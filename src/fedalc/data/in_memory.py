@@ -171,10 +171,13 @@ def label_rows(Y: Any, table: TableSettings | None = None, what: str = "Y") -> t
         raise DataError(f"{what}: expected the labels of every record, found {Y!r:.40}") from None
     separator = (table or TableSettings()).label_separator
     number: dict[str, int] = {}
-    rows = [
-        [number.setdefault(label, len(number)) for label in labels_in(cell, None if separator == AUTO else separator)]
-        for cell in cells
-    ]
+    rows = []
+    for record, cell in enumerate(cells):
+        try:
+            labels = labels_in(cell, None if separator == AUTO else separator)
+        except ValueError as error:
+            raise DataError(f"{what}: record {record}: {error}") from None
+        rows.append([number.setdefault(label, len(number)) for label in labels])
     pointers = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
     flat = np.array([label for row in rows for label in row], dtype=np.int64)
     data = np.ones(len(flat), dtype=np.float32)

@@ -201,7 +201,6 @@ WRONG_LINES = {
     '{"x": [1, 2], "labels": "a"}\n{"x": [1], "labels": "a"}\n': r"no column looks like text or numbers",
     LINES + '{"text": {"title": "b"}, "labels": "a"}\n':
         r"a\.jsonl:2: column 'text': expected a text, found an object, \{'title': 'b'\}\. Write .*--text-column",
-    LINES + '{"text": [{"title": "b"}], "labels": "a"}\n': r"a\.jsonl:2: column 'text': expected a text, found a list",
     LINES + '{"text": "b", "labels": [{"name": "a"}]}\n':
         r"a\.jsonl:2: column 'labels': expected a label or a list of labels, found a list, \[\{'name': 'a'\}\]",
     LINES + '{"text": "b", "labels": {"name": "a"}}\n': r"a\.jsonl:2: column 'labels': .*found an object",
@@ -239,6 +238,9 @@ def test_objects_are_not_taken_for_the_longest_text(write: Write) -> None:
     line = '{"meta": {"source": "the archive of a long name"}, "words": "some plain words in a row", "labels": "a"}\n'
     dataset = load_dataset(write(line * 3, "a.jsonl"), table=TableSettings(test_share=0))
     assert dataset.notes[0].startswith("text: column 'words'")
+    path = write('{"parts": [{"title": "b"}], "labels": "a"}\n' * 3, "b.jsonl")
+    with pytest.raises(DataError, match=r"b\.jsonl:1: column 'parts': expected a text, found a list, \[\{'title'"):
+        load_dataset(path, table=TableSettings(text_columns=("parts",)))
 
 
 def test_settings_that_do_not_fit(write: Write) -> None:

@@ -41,6 +41,12 @@ def is_nested(cell: Any) -> bool:
     )
 
 
+def in_words(cell: Any) -> str:
+    """Return what a nested cell is, for a message."""
+    shown = str(cell)
+    return f"{'a list' if is_list(cell) else 'an object'}, {shown[:40]}{'…' * (len(shown) > 40)}"
+
+
 def is_number(cell: Any) -> bool:
     if isinstance(cell, str):
         try:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedalc.data.formats.table_settings import AUTO
-from fedalc.data.tables.cells import as_text, is_list, is_missing
+from fedalc.data.tables.cells import as_text, in_words, is_list, is_missing, is_nested
 
 SEPARATORS = ("|", ";", ",")
 """In the order in which they are looked for: names of labels contain commas more often than bars."""
@@ -44,9 +44,13 @@ def found_separator(column: str, cells: Iterable[Any]) -> str | None:
 
 
 def labels_in(cell: Any, separator: str | None) -> list[str]:
-    """Return the labels of a cell, each once, without white space around them. Raises ValueError for a bad list."""
+    """Return the labels of a cell, each once, without white space around them. Raises ValueError if it has none."""
     if is_missing(cell):
         return []
+    if is_nested(cell):
+        raise ValueError(
+            f'expected a label or a list of labels, found {in_words(cell)}. Write the names alone, such as ["a", "b"]'
+        )
     if is_list(cell):
         names: Iterator[str] = (as_text(item) for item in cell)
     else:

@@ -16,7 +16,7 @@ from fedalc.data.formats.table_settings import AUTO, TableSettings
 from fedalc.data.formats.text_stream import read_text
 from fedalc.data.limits import MOST_LABELS
 from fedalc.data.storage import safe_name
-from fedalc.data.tables.cells import as_flag, as_text, is_list, is_missing, is_nested, kind_of
+from fedalc.data.tables.cells import as_flag, as_text, in_words, is_list, is_missing, is_nested, kind_of
 from fedalc.data.tables.columns import SPLIT_OF, Columns
 from fedalc.data.tables.label_cells import AS_LIST, found_separator, labels_in
 from fedalc.data.tables.source import Block, Source
@@ -156,8 +156,8 @@ class _Reader:
         for row, cell in enumerate(block.cells[name]):
             if not isinstance(cell, str) and is_nested(cell):
                 raise self.source.error(
-                    f"column {name!r}: expected a text, found {_nested(cell)}. Write what is inside as columns of their "
-                    "own, or choose another column: --text-column",
+                    f"column {name!r}: expected a text, found {in_words(cell)}. Write what is inside as columns of "
+                    "their own, or choose another column: --text-column",
                     block,
                     row,
                 )
@@ -247,13 +247,7 @@ class _Reader:
 
     def _numbers_of(self, at: int, block: Block, row: int, separator: str | None, number: dict[str, int]) -> list[int]:
         try:
-            cell = self._cells[at]
-            if is_nested(cell):
-                raise ValueError(
-                    f'expected a label or a list of labels, found {_nested(cell)}. Write the names alone, ["a", "b"], or '
-                    "choose another column: --label-column"
-                )
-            names = labels_in(cell, separator)
+            names = labels_in(self._cells[at], separator)
         except ValueError as error:
             raise self.source.error(f"column {self.columns.labels[0]!r}: {error}", block, row) from None
         for name in names:
@@ -272,10 +266,6 @@ class _Reader:
                     )
         rows = np.asarray([list(cell) for cell in self._cells], dtype=np.float32)
         return csr_matrix(rows), tuple(map(str, range(width)))
-
-
-def _nested(cell: Any) -> str:
-    return f"{'a list' if is_list(cell) else 'an object'}, {str(cell)[:40]}{'…' * (len(str(cell)) > 40)}"
 
 
 def separator_in_words(separator: str | None) -> str:
