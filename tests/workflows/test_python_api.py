@@ -124,3 +124,9 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert "fedalc refit" in capsys.readouterr().err
     fedalc.train(DATA, **SMALL, verbose=False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_none_is_not_the_demo() -> None:
+    for call in (lambda: fedalc.train(None), lambda: fedalc.compare(["fedavg"], None)):
+        with pytest.raises(fedalc.ConfigError, match="data: expected data, found None"):
+            call()

@@ -15,9 +15,17 @@ from fedalc.data.in_memory import dataset_from
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import register_module
 
+NOT_GIVEN: Any = object()
+"""The first argument of `train()`: a variable that happens to be None is a mistake, not a wish for the demo."""
+
 
 def given_data(first: Any, labels: Any, test: Any, keys: dict[str, Any], data: Dataset | None) -> Dataset | None:
     """Return the dataset that the first argument is or describes. A name or path goes into `keys`."""
+    if first is None and labels is None and data is None and "dataset" not in keys:
+        raise ConfigError(
+            'expected data, found None. Give train(X, Y), a data frame, a path, or a name: fedalc.train("demo")', "data"
+        )
+    first = None if first is NOT_GIVEN else first
     if test is not None and (first is None or isinstance(first, str | os.PathLike | Dataset)):
         raise ConfigError("goes with records in memory: train(X, Y, test=(X_test, Y_test))", "test")
     if first is None:

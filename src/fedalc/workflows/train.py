@@ -41,7 +41,7 @@ from fedalc.runs.result import Result, read_result, write_result
 from fedalc.training.base import AnyTraining, listening
 from fedalc.training.callbacks import Callback, checked_callbacks, part_watcher
 from fedalc.training.selection import Training
-from fedalc.workflows.inputs import describe, given_data, own_data, register_own_encoder
+from fedalc.workflows.inputs import NOT_GIVEN, describe, given_data, own_data, register_own_encoder
 from fedalc.workflows.load_model import load_model
 from fedalc.workflows.preflight import check_document_counts, check_kind, check_memory, check_processes
 from fedalc.workflows.progress_bars import progress_shown
@@ -50,7 +50,7 @@ from fedalc.workflows.tune import settled
 
 
 def train(
-    first: Any = None,
+    first: Any = NOT_GIVEN,
     /,
     labels: Any = None,
     *,
@@ -84,7 +84,7 @@ def train(
     if isinstance(first, Experiment):
         if settings is not None:
             raise ConfigError("give one Experiment, not two", "settings")
-        first, settings = None, first
+        first, settings = NOT_GIVEN, first
     if settings is not None and not isinstance(settings, Experiment):
         raise ConfigError(f"expected an Experiment, found {settings!r:.60}; settings are keywords: train(dataset=…)")
     if settings is not None and keys:
