@@ -36,6 +36,9 @@ PYTHON = (
     Usage("a dataset's name with a typo", 'fedalc.train("bibtxe")', "did you mean bibtex"),
     Usage("a path that is not there", 'fedalc.train("my/data")', "no such"),
     Usage("records without labels", "fedalc.train(X)", "train(X, Y)"),
+    Usage("data that is None", "fedalc.train(None)", "expected data, found None"),
+    Usage("measurements in place of labels", "fedalc.train(X, X[:, 0])", "not a label"),
+    Usage("measurements for the classifier", "fedalc.FedALCClassifier().fit(X, X[:, 0])", "learns classes"),
     Usage("fewer labels than records", "fedalc.train(X, Y[:-1])", "Y has 59"),
     Usage("labels coded -1 and 1", "fedalc.train(X, 2 * Y - 1)", "give Y > 0"),
     Usage("a missing value", "fedalc.train(np.where(X > 0.99, np.nan, X), Y)", "row 4, column 2"),
@@ -54,6 +57,7 @@ PYTHON = (
     Usage("a folder that has no run", 'fedalc.load_run("runs/mine")', "runs/mine"),
     Usage("features of another dataset", "run.model.predict(X[:, :3])", "trained on 6 features"),
     Usage("texts for a model of numbers", 'run.model.predict(["a new text"])', "not on raw texts"),
+    Usage("evaluating records without labels", "run.evaluate(X)", "evaluate(X, Y)"),
     Usage("one method where a list belongs", 'fedalc.compare("fedalc", X, Y)', "['fedalc']"),
     Usage(
         "lists of labels for the classifier",
@@ -83,6 +87,12 @@ COMMANDS = (
     Usage(
         "a column that the table lacks", "fedalc train --dataset messages.csv --text-column body", "'text', 'labels'"
     ),
+    Usage(
+        "the label column as text",
+        "fedalc train --dataset messages.csv --text-column labels",
+        "--text-column and --label-column",
+    ),
+    Usage("an object where a text belongs", "fedalc train --dataset nested.jsonl", "nested.jsonl:1: column 'text'"),
     Usage("a share above 1", "fedalc train --dataset messages.csv --test-share 1.5", "should be less than 1"),
     Usage("a path as a name", "fedalc train --dataset demo --name ../mine", "leave out /"),
     Usage("an ε below 0", "fedalc train --dataset demo --epsilon -1", "should be greater than 0"),
@@ -90,6 +100,7 @@ COMMANDS = (
     Usage("resuming what is not a run", "fedalc train --resume nowhere", "not a run folder"),
     Usage("predicting with a run that is not there", "fedalc predict runs/other new.txt", "runs/other: no such folder"),
     Usage("a text for a model of numbers", "fedalc predict runs/mine 'a new text'", "no text for this model"),
+    Usage("both a file and a text", "fedalc predict runs/mine new.txt --text oil", "only one of them"),
     Usage("an output format that does not exist", "fedalc predict runs/mine new.txt --format xml", "csv or jsonl"),
     Usage("an export without its file", "fedalc export runs/mine", "such as --onnx model.onnx"),
     Usage("a port out of range", "fedalc serve runs/mine --port 99999", "0<=x<=65535"),
@@ -106,8 +117,8 @@ COMMANDS = (
     Usage("a size without a number", "fedalc train --dataset demo --memory-budget lots", "write it like 500MB"),
     Usage("a report of what is not a run", "fedalc report messages.csv", "no such folder"),
 )
-"""On the command line, in a folder with `messages.csv` (columns `text` and `labels`), `new.txt`, `bad.key` (random
-bytes), and the run `runs/mine`, which was trained on rows of numbers."""
+"""On the command line, in a folder with `messages.csv` (columns `text` and `labels`), `nested.jsonl`, `new.txt`,
+`bad.key` (random bytes), and the run `runs/mine`, which was trained on rows of numbers."""
 
 
 def given() -> dict[str, Any]:
@@ -139,6 +150,7 @@ def message_in_python(usage: Usage, names: dict[str, Any], folder: Path) -> str:
 def prepare(folder: Path, names: dict[str, Any]) -> None:
     """Write the files that the commands name."""
     (folder / "messages.csv").write_text("text,labels\n" + "one wheat field,wheat\noil ships,oil\n" * 6)
+    (folder / "nested.jsonl").write_text('{"text": {"title": "oil"}, "labels": ["oil"]}\n')
     (folder / "new.txt").write_text("1 6 0\n 0:1 2:0.5\n")
     (folder / "bad.key").write_bytes(bytes(range(40)))
     (folder / "bad.key").chmod(0o600)

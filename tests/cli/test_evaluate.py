@@ -165,6 +165,13 @@ def test_a_table_of_texts(tmp_path: Path) -> None:
     later = json.loads(run("evaluate", "runs/run", "later.csv", "--json", cwd=tmp_path).stdout)
     assert later["records"] == 51 and later["unknown"] == {"labels": 1, "of_records": 1}
     assert later["metrics"]["P@1"] == pytest.approx(100 * 50 / 51)
+    other = (tmp_path / "later.csv").read_text().replace("text,labels", "words,kind").replace(",cooking", ";music")
+    (tmp_path / "other.csv").write_text(other.replace("things;", "things,sports;"))
+    assert "no column 'text'" in run("evaluate", "runs/run", "other.csv", cwd=tmp_path, code=2).stderr
+    columns = ("--text-column", "words", "--label-column", "kind", "--label-separator", ";")
+    found = json.loads(run("evaluate", "runs/run", "other.csv", *columns, "--json", cwd=tmp_path).stdout)
+    assert found["records"] == 51 and found["unknown"]["labels"] == 0 and found["metrics"]["R@3"] == 100
+    assert "fitted on 51 records" in run("calibrate", "runs/run", "other.csv", *columns, cwd=tmp_path).stdout
     assert "fitted on 51 records" in run("calibrate", "runs/run", "later.csv", cwd=tmp_path).stdout
 
 

@@ -40,6 +40,28 @@ def test_a_sentence(folder: Path) -> None:
     assert predicted(folder, "gas " * 400) == ["energy"]  # longer than a file's name may be
 
 
+def test_texts_that_look_like_something_else(folder: Path) -> None:
+    """--text takes any text as one: a path, an option, a number, the name of a file that is there."""
+    (folder / "gas").write_text("corn")
+    texts = ("corn/wheat", "--crude oil", "-", "gas")
+    ended = run("predict", "run", *(f"--text={text}" for text in texts), "--format", "jsonl", cwd=folder)
+    assert [name for name, text in zip(best(ended), texts, strict=True) if text != "-"] == ["farm", "energy", "energy"]
+    assert best(run("predict", "run", "--text", "--crude oil", "--format", "jsonl", cwd=folder)) == ["energy"]
+    assert "1 of 4 texts have no word" in ended.stderr
+    for given in (("corn", "--text", "oil"), ()):
+        assert "only one of them" in run("predict", "run", *given, cwd=folder, code=2).stderr
+    assert "give it with --text" in run("predict", "run", "corn/wheat", cwd=folder, code=2).stderr
+
+
+def test_a_table_with_other_columns(folder: Path) -> None:
+    (folder / "other.csv").write_text("tags,topic,body,subject\nx,y,corn and wheat,one\nx,z,crude oil,two\n")
+    assert predicted(folder, "other.csv", "--text-column", "body") == ["farm", "energy"]
+    (folder / "other.tsv").write_text("one\ttwo\ncorn and wheat\t1\ncrude oil\t2\n")
+    assert predicted(folder, "other.tsv", "--text-column", "one") == ["farm", "energy"]
+    ended = run("predict", "run", "other.csv", "--text-column", "words", cwd=folder, code=2)
+    assert "there is no column 'words'" in ended.stderr and "choose with --text-column" in ended.stderr
+
+
 def test_files_of_texts(folder: Path) -> None:
     (folder / "new.txt").write_text("Corn!\ncheap gas\r\nwheat", encoding="utf-8")
     (folder / "new.txt.gz").write_bytes(gzip.compress(b"corn\ncrude oil\n"))
@@ -89,6 +111,10 @@ def test_a_model_of_features_refuses_a_sentence(folder: Path, monkeypatch: pytes
     line = " ".join(f"{at}:{value}" for at, value in zip(row.indices, row.data, strict=True))
     header = f"1 {row.shape[1]} 2\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{header}0 {line}\n".encode())))
+    assert (
+        "--text: this model was not trained on raw texts"
+        in run("predict", "rows", "--text", "corn", cwd=folder, code=2).stderr
+    )
     ended = run("predict", "rows", "-", "--format", "jsonl", cwd=folder)
     assert json.loads(ended.stdout)["labels"][0]["label"] == 0
 

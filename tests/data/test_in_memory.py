@@ -131,3 +131,17 @@ def test_a_frame_is_read_as_its_csv_is(tmp_path: Path) -> None:
     written = load_dataset(tmp_path / "a.csv", table=TableSettings(test_share=0))
     held = dataset_from(data, table=TableSettings(test_share=0))
     assert written.fingerprint == held.fingerprint and held.label_names == ("urgent", "late")
+
+
+@pytest.mark.parametrize("values", [[0.37, 1.0], np.array([0.25, 2], np.float32), [[0.5], ["a"]]])
+def test_measurements_are_no_labels(values: Any) -> None:
+    with pytest.raises(DataError, match=r"Y: record 0: 0\.\d+ is a measurement, not a label\. .*pandas\.cut"):
+        dataset_from(["one text", "another"], values)
+    assert dataset_from(TEXTS, [1.0, 2.0] * 20).label_names == ("1.0", "2.0")
+    assert dataset_from(TEXTS, ["0.5", "1.5"] * 20).label_names == ("0.5", "1.5")  # text: names of classes
+
+
+def test_measurements_in_a_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", X=NUMBERS, Y=NUMBERS[:, 0])
+    with pytest.raises(DataError, match=r"data\.npz: record 1: column 'Y': 0\.\d+ is a measurement"):
+        load_dataset(tmp_path / "data.npz")

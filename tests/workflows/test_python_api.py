@@ -124,3 +124,31 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert "fedalc refit" in capsys.readouterr().err
     fedalc.train(DATA, **SMALL, verbose=False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_none_is_not_the_demo() -> None:
+    for call in (lambda: fedalc.train(None), lambda: fedalc.compare(["fedavg"], None)):
+        with pytest.raises(fedalc.ConfigError, match="data: expected data, found None"):
+            call()
+
+
+def test_a_folder_that_is_taken_hides_no_other_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data that the run there has not read is read first. Otherwise the folder is refused at once."""
+    (tmp_path / "a.csv").write_text(
+        "text,labels\n" + "".join(f"red apples {n},fruit\nblue sky {n},sky\n" for n in range(9))
+    )
+    (tmp_path / "b.csv").write_text("words\n1\n")
+    fedalc.train(tmp_path / "a.csv", tune=False, folder=tmp_path / "run")
+
+    def again(file: str, **keys: Any) -> str:
+        with pytest.raises(fedalc.FedalcError) as refused:
+            fedalc.train(tmp_path / file, tune=False, folder=tmp_path / "run", **keys)
+        return str(refused.value)
+
+    assert "b.csv: which columns are labels?" in again("b.csv")
+    assert "no such file" in again("c.csv")
+    assert "there is no column 'body'" in again("a.csv", table={"text_columns": "body"})
+    assert "already holds a run" in again("a.csv", table={"test_share": 0.5})
+    assert "resnet18 does not fit" in again("a.csv", table={"test_share": 0.5}, method="fedavg", encoder="resnet18")
+    monkeypatch.setattr("fedalc.workflows.train.load_dataset", None)
+    assert "already holds a run" in again("a.csv")

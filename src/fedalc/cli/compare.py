@@ -9,37 +9,12 @@ import typer
 from rich.console import Console
 
 from fedalc.cli.messages import note_absent_labels, with_resume_hint
-from fedalc.cli.options import (
-    Callbacks,
-    Config,
-    DataDir,
-    Dataset,
-    Device,
-    Encoder,
-    Engine,
-    EpsilonBudget,
-    LabelColumn,
-    LabelSeparator,
-    MemoryBudget,
-    Preset,
-    Quiet,
-    Rounds,
-    Set,
-    TestFile,
-    TestShare,
-    TextColumn,
-    TextEncoder,
-    Track,
-    given,
-    listed,
-    listed_seeds,
-    short_name,
-    table_settings,
-)
+from fedalc.cli.options import Dataset, TrainingOptions, listed, listed_seeds, short_name, with_options
 from fedalc.core.registry import METHODS, ORACLES
 from fedalc.errors import FedalcError, Interrupted
 
 
+@with_options
 def compare(
     methods: Annotated[
         str | None,
@@ -49,40 +24,18 @@ def compare(
         ),
     ] = None,
     dataset: Dataset = None,
-    test: TestFile = None,
-    test_share: TestShare = None,
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: LabelSeparator = None,
-    preset: Preset = None,
-    engine: Engine = None,
-    encoder: Encoder = None,
-    text_encoder: TextEncoder = None,
-    rounds: Rounds = None,
+    *,
+    options: TrainingOptions,
     seeds: Annotated[str, typer.Option(help="comma-separated: 0,1,2")] = "0",
-    device: Device = None,
-    memory_budget: MemoryBudget = None,
-    config: Config = None,
-    set_: Set = None,
-    data_dir: DataDir = None,
-    epsilon_budget: EpsilonBudget = None,
     name: Annotated[str | None, typer.Option(help="name of the folder (default: compare-dataset-preset)")] = None,
     out: Annotated[Path, typer.Option(help="folder for the comparison's folder")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace runs that are finished")] = False,
-    callback: Callbacks = None,
-    track: Track = None,
-    quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them: table, curves and page. Run it again to continue."""
     from fedalc.config.resolve import experiment
 
-    asked = given(
-        dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
-        text_encoder=text_encoder,
-        memory_budget=memory_budget,
-    )  # fmt: skip
-    asked |= table_settings(text_column, label_column, label_separator, test, test_share)
-    settings = experiment(asked, file=config, overrides=set_ or ())
+    asked = options.settings(dataset=dataset)
+    settings = experiment(asked, file=options.config, overrides=options.overrides)
     folder = out / (name or f"compare-{short_name(settings.dataset)}-{settings.preset}")
     from fedalc.report.tables import rich_table
     from fedalc.training.callbacks import Callback, make_callbacks
@@ -94,8 +47,8 @@ def compare(
 
     def follow(method: str, seed: int) -> list[Callback]:
         close_bars()
-        open_bars.extend(make_progress(console, f"{method:14} seed {seed}", quiet))
-        return [*open_bars, *make_callbacks(callback, track)]
+        open_bars.extend(make_progress(console, f"{method:14} seed {seed}", options.quiet))
+        return [*open_bars, *make_callbacks(options.callback, options.track)]
 
     def close_bars() -> None:
         while open_bars:
@@ -106,12 +59,12 @@ def compare(
             None if methods is None else listed(methods, "--methods"),
             seeds=listed_seeds(seeds),
             folder=folder,
-            file=config,
-            overrides=set_ or (),
+            file=options.config,
+            overrides=options.overrides,
             overwrite=overwrite,
-            data_dir=data_dir,
+            data_dir=options.data_dir,
             callbacks=follow,
-            epsilon_budget=epsilon_budget,
+            epsilon_budget=options.epsilon_budget,
             verbose=False,  # the callbacks show it
             **asked,
         )

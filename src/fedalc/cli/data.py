@@ -10,16 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from fedalc.cli.options import (
-    DataDir,
-    LabelColumn,
-    LabelSeparator,
-    Set,
-    TestFile,
-    TestShare,
-    TextColumn,
-    table_settings,
-)
+from fedalc.cli.options import DataDir, Set, TableOptions, with_options
 from fedalc.errors import DataError
 
 if TYPE_CHECKING:
@@ -148,14 +139,11 @@ def _print_folder(folder: Path, console: Console) -> None:
 
 
 @app.command()
+@with_options
 def check(
     name: NameOrFolder,
+    table: TableOptions,
     data_dir: DataDir = None,
-    test: TestFile = None,
-    test_share: TestShare = None,
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: LabelSeparator = None,
     set_: Set = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
@@ -178,8 +166,7 @@ def check(
     from fedalc.data.load import has_pictures
     from fedalc.workflows.progress_bars import print_notes
 
-    given = table_settings(text_column, label_column, label_separator, test, test_share)
-    settings = experiment(given, overrides=set_ or ())
+    settings = experiment(table.settings(), overrides=set_ or ())
     is_folder = _is_folder(name)
     dataset_name = name if is_folder else find(name).name
     notes: list[str] = []

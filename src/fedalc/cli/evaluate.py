@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedalc.cli.options import DataDir
+from fedalc.cli.options import ColumnOptions, DataDir, with_options
 from fedalc.errors import FedalcError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Run = Annotated[Path, typer.Argument(help="folder of a finished run")]
 
 
+@with_options
 def evaluate(
     run: Run,
     data: Annotated[
@@ -28,6 +29,8 @@ def evaluate(
             help="labelled records: a file, or the test set of a folder or dataset (default: the run's own dataset)"
         ),
     ] = None,
+    *,
+    columns: ColumnOptions,
     per_label: Annotated[
         Path | None,
         typer.Option(help="write figures of each label to this file: CSV, or JSON if its name ends with .json"),
@@ -42,7 +45,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model on labelled records: all metrics, and with --per-label those of each label.
 
-    Labels that the model does not know count as missed.
+    Labels that the model does not know count as missed. Columns of a table have the names of the training data, unless
+    you give others.
     """
     _check_run(run)
     from fedalc.core.atomic_files import whole_file
@@ -52,7 +56,7 @@ def evaluate(
 
     check_device(device)
     rule = as_rule(threshold)
-    found = evaluate_folder(run, data, data_dir, device)
+    found = evaluate_folder(run, data, data_dir, device, columns.columns())
     content = json.dumps(found.to_dict(), indent=1, allow_nan=False) if as_json else _table(found)
     with nullcontext(sys.stdout) if out is None else whole_file(out) as stream:
         stream.write(content + "\n")
@@ -60,6 +64,7 @@ def evaluate(
         _write_labels(per_label, found.per_label(rule))
 
 
+@with_options
 def calibrate(
     run: Run,
     data: Annotated[
@@ -69,6 +74,7 @@ def calibrate(
             "folder or dataset"
         ),
     ],
+    columns: ColumnOptions,
     data_dir: DataDir = None,
 ) -> None:
     """Fit a model's probabilities and thresholds on labelled records, and save them with it.
@@ -78,7 +84,7 @@ def calibrate(
     _check_run(run)
     from fedalc.workflows.evaluate import calibrate_folder
 
-    calibration = calibrate_folder(run, data, data_dir)
+    calibration = calibrate_folder(run, data, data_dir, columns.columns())
     own = len(calibration.counts.labels)
     typer.echo(
         f"{run}: probabilities fitted on {calibration.records:,} records; {own:,} of {calibration.label_count:,} "

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -99,40 +102,110 @@ Track = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only the result")]
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """Return the options that the user gave, as settings."""
-    asked = {key: value for key, value in options.items() if value is not None}
-    if "encoder" in asked:
-        asked["encoder"] = {"name": asked["encoder"]}
-    if "text_encoder" in asked:
-        asked["text"] = {"encoder": str(asked.pop("text_encoder").resolve())}  # config.toml can be read from anywhere
-    if "dataset" in asked:
-        asked["dataset"] = absolute_dataset(asked["dataset"])
-    return asked
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Which columns of a table are what."""
+
+    text_column: TextColumn = None
+    label_column: LabelColumn = None
+    label_separator: LabelSeparator = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return the settings of tables that the user gave."""
+        options = {
+            "text_columns": self.text_column or None,
+            "label_columns": self.label_column or None,
+            "label_separator": self.label_separator,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TableOptions(ColumnOptions):
+    """The columns, and what to test on."""
+
+    test: TestFile = None
+    test_share: TestShare = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that the user gave."""
+        table = self.columns()
+        if self.test is not None:
+            table["test"] = str(self.test.resolve())
+        if self.test_share is not None:
+            table["test_share"] = self.test_share
+        return {"table": table} if table else {}
+
+
+@dataclass(frozen=True)
+class TrainingOptions(TableOptions):
+    """Of all commands that train."""
+
+    preset: Preset = None
+    engine: Engine = None
+    encoder: Encoder = None
+    text_encoder: TextEncoder = None
+    rounds: Rounds = None
+    device: Device = None
+    memory_budget: MemoryBudget = None
+    config: Config = None
+    set_: Set = None
+    data_dir: DataDir = None
+    epsilon_budget: EpsilonBudget = None
+    callback: Callbacks = None
+    track: Track = None
+    quiet: Quiet = False
+
+    @property
+    def overrides(self) -> list[str]:
+        return self.set_ or []
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Return the settings that the user gave, also in options that only this command has."""
+        asked = {
+            name: value
+            for name in ("preset", "engine", "encoder", "rounds", "device", "memory_budget")
+            if (value := getattr(self, name)) is not None
+        }
+        asked |= {name: value for name, value in more.items() if value is not None}
+        if "encoder" in asked:
+            asked["encoder"] = {"name": asked["encoder"]}
+        if self.text_encoder is not None:
+            asked["text"] = {"encoder": str(self.text_encoder.resolve())}  # config.toml can be read from anywhere
+        if "dataset" in asked:
+            asked["dataset"] = absolute_dataset(asked["dataset"])
+        return asked | super().settings()
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer. In place of each parameter that is a group of options it has those options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, ColumnOptions)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            kinds = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name])
+                for field in fields(groups[name])
+            ]
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def absolute_dataset(dataset: str) -> str:
     """Return the path of a file or folder in full, so that config.toml can be read from anywhere; a name unchanged."""
     return dataset if is_known(dataset) or not Path(dataset).exists() else str(Path(dataset).resolve())
-
-
-def table_settings(
-    text_column: list[str] | None,
-    label_column: list[str] | None,
-    label_separator: str | None,
-    test: Path | None,
-    test_share: float | None,
-) -> dict[str, Any]:
-    """Return the settings for a table that the user gave."""
-    options = {
-        "text_columns": text_column or None,
-        "label_columns": label_column or None,
-        "label_separator": label_separator,
-        "test": None if test is None else str(test.resolve()),
-        "test_share": test_share,
-    }
-    table = {name: value for name, value in options.items() if value is not None}
-    return {"table": table} if table else {}
 
 
 def short_name(dataset: str) -> str:

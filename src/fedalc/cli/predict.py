@@ -9,21 +9,31 @@ from typing import Annotated
 
 import typer
 
-from fedalc.errors import DataError, FedalcError
+from fedalc.cli.options import ColumnOptions, with_options
+from fedalc.errors import ConfigError, DataError, FedalcError
 
 _FILE_NAME = re.compile(r"\S*(/\S*|\.[A-Za-z]\w{0,6}(\.gz|\.bz2)?)")  # words with a slash, or an ending such as .csv
 
 
+@with_options
 def predict(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     file: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="instances in a data format that fedalc reads; for a model of raw texts: a text, or a .txt file with "
             "one per line; for a picture model: a picture, or a folder or tar archive of pictures; - for standard "
             "input. Labels are ignored"
         ),
-    ],
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text", help="a text, also if it looks like a path or an option: --text=-5 --text=a/b; may be repeated"
+        ),
+    ] = None,
+    *,
+    columns: ColumnOptions,
     top: Annotated[int | None, typer.Option(min=1, help="labels per instance: 5, or with --threshold all")] = None,
     threshold: Annotated[
         str | None,
@@ -57,9 +67,10 @@ def predict(
     (fedalc-exact, fedalc-oneshot), for fedmlh and for oracles. --probabilities and --threshold need a model that was
     calibrated on held-out records, as most runs are (docs/predictions.md).
     """
-    if run.exists() and _is_missing(file, run):  # before loading torch, which takes seconds
-        or_text = "" if _FILE_NAME.fullmatch(file) else " (and no text for this model, which was trained on features)"
-        raise DataError(f"no such file or folder{or_text}", Path(file))
+    if (file is None) == (not text):
+        raise ConfigError("give a file, a text, - for standard input, or --text; only one of them", "FILE")
+    if file is not None and run.exists():  # before loading torch, which takes seconds
+        _refuse_missing(file, run)
     from fedalc.workflows.predict import predict_file
     from fedalc.workflows.prediction_files import Answer
 
@@ -69,7 +80,7 @@ def predict(
         raise FedalcError(f"--broken: refuse or skip, not {broken!r}")
     predict_file(
         run,
-        file,
+        file if file is not None else tuple(text or ()),
         Answer(top, threshold, abstain_below, probabilities),
         form="csv" if form == "csv" else "jsonl",
         out=out,
@@ -78,20 +89,28 @@ def predict(
         sheet_pictures=sheet_pictures,
         device=device,
         text_encoder=text_encoder,
+        columns=columns.columns(),
     )
 
 
-def _is_missing(given: str, run: Path) -> bool:
-    """Return whether a file is meant that is not there: it looks like one, or the model does not read texts."""
+def _refuse_missing(given: str, run: Path) -> None:
+    """Refuse a file that is not there: it looks like one, or the model does not read texts."""
     try:
         if given == "-" or Path(given).exists():
-            return False
+            return
     except (OSError, ValueError):  # too long for a file's name
-        return False
-    if _FILE_NAME.fullmatch(given):
-        return True
+        return
+    reads_texts, looks_like_a_file = _reads_texts(run), _FILE_NAME.fullmatch(given)
+    if reads_texts and looks_like_a_file:
+        raise DataError("no such file or folder; if it is a text, give it with --text", Path(given))
+    if not reads_texts:
+        or_text = "" if looks_like_a_file else " (and no text for this model, which was trained on features)"
+        raise DataError(f"no such file or folder{or_text}", Path(given))
+
+
+def _reads_texts(run: Path) -> bool:
     folder = run / "model" if (run / "model").is_dir() else run
     try:
-        return "text" not in json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        return "text" in json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
-        return False  # loading the model says what is wrong
+        return True  # loading the model says what is wrong

@@ -9,39 +9,17 @@ import typer
 from rich.console import Console
 
 from fedalc.cli.messages import with_resume_hint
-from fedalc.cli.options import (
-    Callbacks,
-    Config,
-    DataDir,
-    Dataset,
-    Device,
-    Encoder,
-    Engine,
-    EpsilonBudget,
-    LabelColumn,
-    LabelSeparator,
-    MemoryBudget,
-    Method,
-    Preset,
-    Quiet,
-    Rounds,
-    Seed,
-    Set,
-    TestFile,
-    TestShare,
-    TextColumn,
-    Track,
-    given,
-    short_name,
-    table_settings,
-)
+from fedalc.cli.options import Dataset, Method, Seed, TrainingOptions, short_name, with_options
 from fedalc.errors import ConfigError, FedalcError, Interrupted
 
 if TYPE_CHECKING:
     from fedalc.workflows.sweep import Sweep
 
 
+@with_options
 def sweep(
+    dataset: Dataset = None,
+    method: Method = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(help="values of a setting: --grid server.ridge=0.1,1,10; all combinations of several are tried"),
@@ -53,46 +31,24 @@ def sweep(
         list[str] | None,
         typer.Option("--range", help="numbers to draw from: --range server.ridge=0.01:10:log, or LOW:HIGH without log"),
     ] = None,
-    dataset: Dataset = None,
-    test: TestFile = None,
-    test_share: TestShare = None,
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: LabelSeparator = None,
-    method: Method = None,
-    preset: Preset = None,
-    engine: Engine = None,
-    encoder: Encoder = None,
-    rounds: Rounds = None,
+    *,
+    options: TrainingOptions,
     seed: Seed = None,
-    device: Device = None,
-    memory_budget: MemoryBudget = None,
-    config: Config = None,
-    set_: Set = None,
-    data_dir: DataDir = None,
-    epsilon_budget: EpsilonBudget = None,
     name: Annotated[str | None, typer.Option(help="name of the folder (default: sweep-dataset-method)")] = None,
     out: Annotated[Path, typer.Option(help="folder for the sweep's folder")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="train these trials again")] = False,
-    callback: Callbacks = None,
-    track: Track = None,
-    quiet: Quiet = False,
 ) -> None:
     """Try many settings of one method and keep the best by validation data. Run it again to continue."""
     from fedalc.config.resolve import experiment
     from fedalc.workflows.search_space import Space, parse_grid, parse_range
 
-    asked = given(
-        dataset=dataset, method=method, preset=preset, engine=engine, encoder=encoder, rounds=rounds, seed=seed,
-        device=device, memory_budget=memory_budget,
-    )  # fmt: skip
-    asked |= table_settings(text_column, label_column, label_separator, test, test_share)
+    asked = options.settings(dataset=dataset, method=method, seed=seed)
     values, ranges = [parse_grid(text) for text in grid or ()], [parse_range(text) for text in range_ or ()]
     names = [pair[0] for pair in (*values, *ranges)]
     if twice := [one for one in names if names.count(one) > 1]:
         raise ConfigError("give all values of a setting at once: --grid NAME=A,B,C", twice[0])
     Space.of(dict(values), dict(ranges))  # refuses before torch is loaded
-    settings = experiment(asked, file=config, overrides=set_ or ())
+    settings = experiment(asked, file=options.config, overrides=options.overrides)
     folder = out / (name or f"sweep-{short_name(settings.dataset)}-{settings.method}")
     from fedalc.training.callbacks import Callback, make_callbacks
     from fedalc.workflows.progress_bars import LiveProgress, PlainProgress, make_progress
@@ -103,8 +59,8 @@ def sweep(
 
     def follow(title: str) -> list[Callback]:
         close_bars()
-        open_bars.extend(make_progress(console, title, quiet))
-        return [*open_bars, *make_callbacks(callback, track)]
+        open_bars.extend(make_progress(console, title, options.quiet))
+        return [*open_bars, *make_callbacks(options.callback, options.track)]
 
     def close_bars() -> None:
         while open_bars:
@@ -116,12 +72,12 @@ def sweep(
             random=random,
             ranges=dict(ranges),
             folder=folder,
-            file=config,
-            overrides=set_ or (),
+            file=options.config,
+            overrides=options.overrides,
             overwrite=overwrite,
-            data_dir=data_dir,
+            data_dir=options.data_dir,
             callbacks=follow,
-            epsilon_budget=epsilon_budget,
+            epsilon_budget=options.epsilon_budget,
             **asked,
         )
     except FedalcError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
 from fedalc.data.dataset import Dataset
-from fedalc.data.formats.table import dataset_of_tables, read_table
+from fedalc.data.formats.table import dataset_of_tables, labelled_records, read_table, without_unlabelled
 from fedalc.data.formats.table_settings import AUTO, TableSettings
 from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.data.tables.build import make_dataset
@@ -61,9 +61,9 @@ def dataset_from(
 
 def _from_tables(X: Any, test: Any, name: str, table: TableSettings, text: TextSettings) -> Dataset:
     parts: dict[str, Any]
-    if isinstance(X, Mapping) and X and all(map(is_frame, X.values())):
+    if frames := _frames_by_split(X):
         parts = {}
-        for key, part in X.items():
+        for key, part in frames.items():
             split = SPLIT_OF.get(str(key).lower())
             if split is None or split in parts:
                 raise DataError(f"{name}: the split {key!r} is not one of train, test and validation, each once")
@@ -84,6 +84,24 @@ def _from_tables(X: Any, test: Any, name: str, table: TableSettings, text: TextS
         split: frame_source(part, f"{name} ({split})" if len(parts) > 1 else name) for split, part in parts.items()
     }
     return dataset_of_tables(name, sources, table, text)
+
+
+def records_to_evaluate(X: Any, Y: Any, table: TableSettings, split: str) -> Records:
+    """Return records with their labels, given in one of the ways that `dataset_from` takes: those of `split`, if a
+    frame has a column of splits or there is a frame for each."""
+    if Y is not None:
+        return without_unlabelled(records_from(X, Y, table, "X", "Y"), table)
+    if not is_frame(X):
+        frames = {SPLIT_OF.get(str(key).lower()): part for key, part in _frames_by_split(X).items()}
+        if split not in frames:
+            raise ConfigError(f"expected labels: {type(X).__name__} has none. Give evaluate(X, Y)", "Y")
+        X = frames[split]
+    return labelled_records(frame_source(X, "data"), table, split)
+
+
+def _frames_by_split(X: Any) -> Mapping[Any, Any]:
+    """Return a mapping (such as a DatasetDict) of frames; empty if it is something else."""
+    return X if isinstance(X, Mapping) and all(map(is_frame, X.values())) else {}
 
 
 def records_from(X: Any, Y: Any, table: TableSettings, x_name: str, y_name: str) -> Records:
@@ -153,10 +171,13 @@ def label_rows(Y: Any, table: TableSettings | None = None, what: str = "Y") -> t
         raise DataError(f"{what}: expected the labels of every record, found {Y!r:.40}") from None
     separator = (table or TableSettings()).label_separator
     number: dict[str, int] = {}
-    rows = [
-        [number.setdefault(label, len(number)) for label in labels_in(cell, None if separator == AUTO else separator)]
-        for cell in cells
-    ]
+    rows = []
+    for record, cell in enumerate(cells):
+        try:
+            labels = labels_in(cell, None if separator == AUTO else separator)
+        except ValueError as error:
+            raise DataError(f"{what}: record {record}: {error}") from None
+        rows.append([number.setdefault(label, len(number)) for label in labels])
     pointers = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
     flat = np.array([label for row in rows for label in row], dtype=np.int64)
     data = np.ones(len(flat), dtype=np.float32)

@@ -11,6 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import column_or_1d
 
 from fedalc.data.matrices import label_matrix
+from fedalc.data.tables.label_cells import CLASSIFY
 from fedalc.errors import DataError
 
 
@@ -51,7 +52,10 @@ def read_target(y: Any) -> tuple[Target, csr_matrix]:
             )
     if not (issparse(y) or hasattr(y, "columns")):
         y = np.asarray(y)
-    check_classification_targets(y)
+    try:
+        check_classification_targets(y)
+    except ValueError as error:
+        raise DataError(f"y: {str(error).split('. Maybe')[0]}. {CLASSIFY}") from None
     if _is_indicator(y):
         columns = getattr(y, "columns", None)
         matrix = label_matrix(y)

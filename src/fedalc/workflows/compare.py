@@ -23,7 +23,7 @@ from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
 from fedalc.models.trained import TrainedModel
 from fedalc.training.base import Callback, checked_callbacks
-from fedalc.workflows.inputs import describe, given_data, own_data, register_own_encoder
+from fedalc.workflows.inputs import NOT_GIVEN, describe, given_data, own_data, register_own_encoder
 from fedalc.workflows.progress_bars import progress_shown
 from fedalc.workflows.run import Run
 from fedalc.workflows.train import image_options, train_or_continue
@@ -89,7 +89,7 @@ def cost(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def compare(
     methods: Sequence[str] | None = None,
-    data: Any = None,
+    data: Any = NOT_GIVEN,
     labels: Any = None,
     *,
     test: Any = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -148,19 +149,28 @@ def calibrated_on(model: P, data: Labelled, seed: int = 0) -> P:
     return replace(model, calibration=calibration)  # type: ignore[type-var]
 
 
-def evaluate_folder(run: Path, data: Any = None, data_dir: Path | str | None = None, device: str = "cpu") -> Evaluation:
-    """Evaluate the model of a run folder, or of a model folder."""
+def evaluate_folder(
+    run: Path,
+    data: Any = None,
+    data_dir: Path | str | None = None,
+    device: str = "cpu",
+    columns: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Evaluate the model of a run folder, or of a model folder. `columns`: settings of tables that are other than in
+    training."""
     model = finished_model(run, device)
     settings = read_settings(run) if (run / "config.toml").exists() else None
     budget = DEFAULT_BUDGET if settings is None else settings.memory_budget
-    return Evaluation(model, labelled(model, data, settings, data_dir), budget)
+    return Evaluation(model, labelled(model, data, settings, data_dir, columns=columns), budget)
 
 
-def calibrate_folder(run: Path, data: Any, data_dir: Path | str | None = None) -> Calibration:
+def calibrate_folder(
+    run: Path, data: Any, data_dir: Path | str | None = None, columns: Mapping[str, Any] | None = None
+) -> Calibration:
     """Fit probabilities and thresholds of the model in a run folder, or a model folder, and save them with it."""
     model = finished_model(run)
     settings = read_settings(run) if (run / "config.toml").exists() else None
-    model = calibrated_on(model, labelled(model, data, settings, data_dir, split="validation"))
+    model = calibrated_on(model, labelled(model, data, settings, data_dir, "validation", columns=columns))
     is_run = (run / "model").is_dir()
     with only_writer(run) if is_run else nullcontext():
         model.save(run / "model" if is_run else run)

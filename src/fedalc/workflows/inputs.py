@@ -10,13 +10,22 @@ from torch.nn import Module
 
 from fedalc.config.resolve import experiment
 from fedalc.data import Dataset, Images
+from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.in_memory import dataset_from
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import register_module
 
+NOT_GIVEN: Any = object()
+"""The first argument of `train()`: a variable that happens to be None is a mistake, not a wish for the demo."""
+
 
 def given_data(first: Any, labels: Any, test: Any, keys: dict[str, Any], data: Dataset | None) -> Dataset | None:
     """Return the dataset that the first argument is or describes. A name or path goes into `keys`."""
+    if first is None and labels is None and data is None and "dataset" not in keys:
+        raise ConfigError(
+            'expected data, found None. Give train(X, Y), a data frame, a path, or a name: fedalc.train("demo")', "data"
+        )
+    first = None if first is NOT_GIVEN else first
     if test is not None and (first is None or isinstance(first, str | os.PathLike | Dataset)):
         raise ConfigError("goes with records in memory: train(X, Y, test=(X_test, Y_test))", "test")
     if first is None:
@@ -38,6 +47,13 @@ def given_data(first: Any, labels: Any, test: Any, keys: dict[str, Any], data: D
 def _section(keys: Mapping[str, Any], name: str) -> Any:
     """Return a section of the settings, checked, from which data in memory is read."""
     return getattr(experiment({name: keys.get(name, {})}), name)
+
+
+def table_with(table: TableSettings, changes: Mapping[str, Any] | None) -> TableSettings:
+    """Return the settings of tables with these changes, checked."""
+    if changes is not None and not isinstance(changes, Mapping):
+        raise ConfigError(f"expected a dict of settings, found {changes!r:.60}", "table")
+    return experiment({"table": {**table.model_dump(), **changes}}).table if changes else table
 
 
 def refuse_labels(labels: Any, what: str) -> None:

@@ -6,8 +6,10 @@ import re
 import sys
 import tomllib
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from scipy.sparse import csr_matrix
 
@@ -26,12 +28,20 @@ _LINES = re.compile(r"\.(txt|text)(\.gz|\.bz2)?", re.IGNORECASE)
 _HEADER = re.compile(rb"\s*\d+\s+(\d+)\s+\d+\s*")  # of the XML repository: instances, features, labels
 
 
-def read_features(model: Predictor, given: str, table: TableSettings | None = None) -> csr_matrix:
-    """Return a row of features for each instance: of a file, of standard input (`-`), or for a single text.
+def read_features(
+    model: Predictor, given: Path | str | Sequence[str], table: TableSettings | None = None
+) -> csr_matrix:
+    """Return a row of features for each instance: of a file, of standard input (`-`), for a single text, or for each
+    text of a sequence.
 
     `table`: which columns of a table are what, as in training.
     """
     table = table or TableSettings()
+    if not isinstance(given, Path | str):
+        if model.text is None:
+            raise DataError("--text: this model was not trained on raw texts: it cannot read a text")
+        return of_texts(model.text, list(given))
+    given = str(given)
     if given == STANDARD_INPUT:
         with TemporaryDirectory(prefix="fedalc-") as folder:
             file = Path(folder) / "standard-input.txt"
@@ -52,13 +62,15 @@ def read_features(model: Predictor, given: str, table: TableSettings | None = No
     return of_texts(model.text, [given])
 
 
-def table_of(run: Path) -> TableSettings:
-    """Return which columns of a table were what in training. (Reading all settings would load torch.)"""
-    file = run / "config.toml"
+def table_of(run: Path, columns: Mapping[str, Any] | None = None) -> TableSettings:
+    """Return which columns of a table were what in training, with these changes. (Reading all settings would load
+    torch.)"""
+    file, changes = run / "config.toml", dict(columns or {})
     if not file.is_file():  # the folder of a model alone
-        return TableSettings()
+        return TableSettings.model_validate(changes)
     try:
-        return TableSettings.model_validate(tomllib.loads(file.read_text(encoding="utf-8")).get("table", {}))
+        known = tomllib.loads(file.read_text(encoding="utf-8")).get("table", {})
+        return TableSettings.model_validate({**known, **changes})
     except (OSError, ValueError, RecursionError) as error:
         raise FedalcError(f"{file}: its section [table] cannot be read: {error}") from None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -29,7 +30,7 @@ from fedalc.workflows.prediction_files import (
 
 def predict_file(
     run: Path,
-    file: Path | str,
+    file: Path | str | Sequence[str],
     answer: Answer,
     *,
     form: Format,
@@ -39,14 +40,16 @@ def predict_file(
     sheet_pictures: int,
     device: str,
     text_encoder: Path | None = None,
+    columns: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the labels of instances to `out` or to standard output.
 
-    `file`: of instances, or `-` for standard input, or for a model of raw texts a text. `text_encoder`: where the
-    sentence encoder of training now is.
+    `file`: of instances, or `-` for standard input, or for a model of raw texts a text, or a sequence of texts (which
+    are never taken for files). `text_encoder`: where the sentence encoder of training now is. `columns`: settings of
+    tables that are other than in training.
     The first pictures go to `sheet`, if given. Notes and progress go to standard error.
     """
-    model = light_model(run, file, device)
+    model = light_model(run, file if isinstance(file, Path | str) else "", device)
     size = model.picture_size
     if size is None and sheet is not None:
         raise FedalcError("--sheet: this model was trained on features, not on pictures")
@@ -58,7 +61,7 @@ def predict_file(
         if not isinstance(model.text, EncodedText):
             raise FedalcError("--text-encoder: this model was not trained on the rows of a sentence encoder")
         model.text.look_in(text_encoder)
-    table = table_of(run)
+    table = table_of(run, columns)
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(note: str) -> None:
@@ -67,12 +70,12 @@ def predict_file(
     first = FirstPictures(sheet_pictures if sheet is not None else 0)
     with nullcontext(sys.stdout) if out is None else whole_file(out) as stream:
         writer = PredictionWriter(stream, model.label_names, form)
-        if size is None:
+        if size is None or not isinstance(file, Path | str):
             with (
                 counting(notes, "instances", shown=notes.is_terminal) as progress,
                 watching(lambda what, done, total: progress(done, total, what)),
             ):
-                predictions = predict_rows(model, str(file), answer, table)
+                predictions = predict_rows(model, file, answer, table)
             writer.write(predictions)
         else:
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:

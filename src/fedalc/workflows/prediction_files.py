@@ -81,8 +81,10 @@ def _without_abstained(best: Predictions, sets: LabelSets) -> Predictions:
     return Predictions(best.instances, labels, scores, probabilities, sets.abstained)
 
 
-def predict_rows(model: Predictor, given: str, answer: Answer, table: TableSettings | None = None) -> Predictions:
-    """Predict on a text, or on all instances of a file at once."""
+def predict_rows(
+    model: Predictor, given: Path | str | Sequence[str], answer: Answer, table: TableSettings | None = None
+) -> Predictions:
+    """Predict on a text, on texts, or on all instances of a file at once."""
     features = read_features(model, given, table)
     return predictions_for(model, features, answer, range(features.shape[0]))
 

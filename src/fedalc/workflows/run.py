@@ -36,15 +36,33 @@ class Run:
         """The metrics on the test set, in percent."""
         return dict(self.result["metrics"])
 
-    def evaluate(self, data: Any = None, data_dir: Path | str | None = None) -> Evaluation:
-        """Evaluate the model on labelled records: a `Dataset` or its name or folder (the test data), a `Split`, or a
-        file; by default the run's own dataset. Labels that the model does not know count as missed."""
-        return Evaluation(self.model, labelled(self.model, data, self.settings, data_dir), self.settings.memory_budget)
+    def evaluate(
+        self,
+        data: Any = None,
+        labels: Any = None,
+        *,
+        table: Mapping[str, Any] | None = None,
+        data_dir: Path | str | None = None,
+    ) -> Evaluation:
+        """Evaluate the model on labelled records: `evaluate(X, Y)` with texts or features as for `train`, a data frame
+        that has both, a `Dataset` or its name or folder (the test data), a `Split`, or a file; by default the run's own
+        dataset. Labels that the model does not know count as missed. `table`: settings of columns that are other than
+        in training, such as `{"text_columns": "body"}`."""
+        found = labelled(self.model, data, self.settings, data_dir, labels=labels, columns=table)
+        return Evaluation(self.model, found, self.settings.memory_budget)
 
-    def calibrate(self, data: Any, data_dir: Path | str | None = None) -> Run:
+    def calibrate(
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        table: Mapping[str, Any] | None = None,
+        data_dir: Path | str | None = None,
+    ) -> Run:
         """Return the run with probabilities and thresholds fitted on labelled records that the model was not trained
-        on; if the run has a folder, its model is saved with them. `data`: as for `evaluate`, but validation data."""
-        data = labelled(self.model, data, self.settings, data_dir, split="validation")
+        on; if the run has a folder, its model is saved with them. `data`, `labels`: as for `evaluate`, but validation
+        data."""
+        data = labelled(self.model, data, self.settings, data_dir, "validation", labels=labels, columns=table)
         run = replace(self, model=calibrated_on(self.model, data))
         if self.folder is not None:
             with only_writer(self.folder):

@@ -41,7 +41,7 @@ from fedalc.runs.result import Result, read_result, write_result
 from fedalc.training.base import AnyTraining, listening
 from fedalc.training.callbacks import Callback, checked_callbacks, part_watcher
 from fedalc.training.selection import Training
-from fedalc.workflows.inputs import describe, given_data, own_data, register_own_encoder
+from fedalc.workflows.inputs import NOT_GIVEN, describe, given_data, own_data, register_own_encoder
 from fedalc.workflows.load_model import load_model
 from fedalc.workflows.preflight import check_document_counts, check_kind, check_memory, check_processes
 from fedalc.workflows.progress_bars import progress_shown
@@ -50,7 +50,7 @@ from fedalc.workflows.tune import settled
 
 
 def train(
-    first: Any = None,
+    first: Any = NOT_GIVEN,
     /,
     labels: Any = None,
     *,
@@ -84,7 +84,7 @@ def train(
     if isinstance(first, Experiment):
         if settings is not None:
             raise ConfigError("give one Experiment, not two", "settings")
-        first, settings = None, first
+        first, settings = NOT_GIVEN, first
     if settings is not None and not isinstance(settings, Experiment):
         raise ConfigError(f"expected an Experiment, found {settings!r:.60}; settings are keywords: train(dataset=…)")
     if settings is not None and keys:
@@ -146,8 +146,7 @@ def _train(
         reset_peak()
         if folder is not None and resume:
             settings = settings.model_copy(update={"table": settings.table.completed(read_settings(folder).table)})
-        if folder is not None and distributed.is_first():
-            check_folder(folder, settings, resume, overwrite)
+        taken = None if folder is None else _taken(folder, settings, resume, overwrite)
         if data is None:
             # Several processes wait until the first one has read the pictures.
             options = image_options(settings, callbacks, wait=distributed.here().count > 1)
@@ -161,6 +160,9 @@ def _train(
         if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
         check_document_counts(settings, data)
+        if taken is not None:
+            check_kind(for_labels(settings, data.label_count), data)
+            raise taken
         if settings.clients != "parties" or settings.method in ORACLES:
             data = replace(data, train=data.train.in_one_place)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
@@ -177,6 +179,29 @@ def _train(
         training.prepare()  # refuses what cannot be trained, before anything is written
         training.check_budget(resume)
         return fill_folder(training, resume, overwrite)
+
+
+def _taken(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> Taken | None:
+    """Check the run's folder. If it holds a run on other data, return that as an error to raise after this data was
+    read: a mistake in it is more worth knowing."""
+    if not distributed.is_first():
+        return None
+    try:
+        check_folder(folder, settings, resume, overwrite)
+    except Taken as error:
+        if resume or _same_data(settings, folder):
+            raise
+        return error
+    return None
+
+
+def _same_data(settings: Experiment, folder: Path) -> bool:
+    """Return whether the run in a folder has read this data, in the same way."""
+    try:
+        before = read_settings(folder)
+    except FedalcError:  # of another version, or damaged
+        return False
+    return before.dataset == settings.dataset and settings.table.completed(before.table) == before.table
 
 
 def fill_folder(

@@ -199,6 +199,11 @@ WRONG_LINES = {
     LINES + "[" * 100_000 + "\n": r"a\.jsonl:2: nested more than 64 levels deep",
     LINES + '{"text": "b", "labels": "\xff"}\n': r"a\.jsonl:2: is not UTF-8 text; save it as UTF-8",
     '{"x": [1, 2], "labels": "a"}\n{"x": [1], "labels": "a"}\n': r"no column looks like text or numbers",
+    LINES + '{"text": {"title": "b"}, "labels": "a"}\n':
+        r"a\.jsonl:2: column 'text': expected a text, found an object, \{'title': 'b'\}\. Write .*--text-column",
+    LINES + '{"text": "b", "labels": [{"name": "a"}]}\n':
+        r"a\.jsonl:2: column 'labels': expected a label or a list of labels, found a list, \[\{'name': 'a'\}\]",
+    LINES + '{"text": "b", "labels": {"name": "a"}}\n': r"a\.jsonl:2: column 'labels': .*found an object",
     '{"x": [1, 2], "labels": "a"}\n' * 1000 + '{"x": [1], "labels": "b"}\n':
         r"a\.jsonl:1001: column 'x': is a list of 1, not of 2 numbers$|has 1 features, but records before it 2$",
 }  # fmt: skip
@@ -208,6 +213,34 @@ WRONG_LINES = {
 def test_json_lines_that_cannot_be_read(write: Write, content: str) -> None:
     with pytest.raises(DataError, match=WRONG_LINES[content]):
         load_dataset(write(content.encode("latin-1"), "a.jsonl"))
+
+
+SWAPPED = "text,labels\n" + "some words here,sport and games as a whole\nother words,trade of goods\n" * 5
+
+
+@pytest.mark.parametrize("table", [{"text_columns": ("labels",)}, {"label_columns": ("text",)}])
+def test_text_and_labels_are_not_swapped_silently(write: Write, table: dict[str, Any]) -> None:
+    path = write(SWAPPED, "a.csv")
+    with pytest.raises(DataError, match=r"the text would be the column 'labels', which by its name .*--label-column"):
+        load_dataset(path, table=TableSettings(**table))
+    both = TableSettings(text_columns=("labels",), label_columns=("text",), test_share=0)
+    assert load_dataset(path, table=both).label_names == ("other words", "some words here")
+    with pytest.raises(DataError, match="the column 'text' cannot be both labels and something to learn from"):
+        load_dataset(path, table=TableSettings(text_columns=("text",), label_columns=("text",)))
+    named = write(
+        "keywords,topic\n" + "red apples and green pears,fruit\nblue skies after some rain,weather\n" * 5, "b.csv"
+    )
+    assert load_dataset(named, table=TableSettings(text_columns=("keywords",), test_share=0)).label_count == 2
+    assert load_dataset(named, table=TableSettings(label_columns=("topic",), test_share=0)).label_count == 2
+
+
+def test_objects_are_not_taken_for_the_longest_text(write: Write) -> None:
+    line = '{"meta": {"source": "the archive of a long name"}, "words": "some plain words in a row", "labels": "a"}\n'
+    dataset = load_dataset(write(line * 3, "a.jsonl"), table=TableSettings(test_share=0))
+    assert dataset.notes[0].startswith("text: column 'words'")
+    path = write('{"parts": [{"title": "b"}], "labels": "a"}\n' * 3, "b.jsonl")
+    with pytest.raises(DataError, match=r"b\.jsonl:1: column 'parts': expected a text, found a list, \[\{'title'"):
+        load_dataset(path, table=TableSettings(text_columns=("parts",)))
 
 
 def test_settings_that_do_not_fit(write: Write) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +25,14 @@ from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
 
-class TableFormat(Format):
+class TableFormat(Format, ABC):
     """A format whose files are tables. It declares `source`."""
 
     needed: ClassVar[tuple[str, ...]] = ("train",)
 
+    @abstractmethod
     def source(self, path: Path, table: TableSettings) -> Source:
         """Return the table in a file."""
-        raise NotImplementedError
 
     def read(self, folder: Path, options: ReadOptions) -> Dataset:
         files = self.split_files(folder, needed=self.needed)
@@ -50,24 +51,21 @@ class TableFormat(Format):
         return dataset_of_tables(name, sources, options.table, options.text, names)
 
     def read_file(self, path: Path, options: ReadOptions) -> Parsed:
-        """Read features, with labels if there are any."""
-        read = read_table(self.source(path, options.table), options.table, need_labels=False)
-        records = _all_of(read)
+        """Read features, with labels if there are any. Splits are ignored."""
+        table = options.table.model_copy(update={"split_column": None})
+        records = read_table(self.source(path, table), table, need_labels=False).splits["train"]
         if records.features is None:
             raise DataError("holds texts, where features are expected", path)
         return Parsed(Split(records.features, records.labels), records.feature_names, records.label_names)
 
-    def read_labelled(self, path: Path, table: TableSettings) -> Records:
-        """Read all records of a file with their labels, as they are: texts are not turned into features."""
-        records = _all_of(read_table(self.source(path, table), table))
-        labelled = np.flatnonzero(records.labels.getnnz(axis=1))
-        drop = table.unlabelled == "drop" and len(labelled) < len(records)
-        return records.rows(labelled) if drop else records
+    def read_labelled(self, path: Path, table: TableSettings, split: str) -> Records:
+        """Read the records of a file as `labelled_records` does."""
+        return labelled_records(self.source(path, table), table, split)
 
     def read_texts(self, path: Path, table: TableSettings) -> Sequence[str]:
         """Read the texts of records to predict on. Labels and splits are ignored."""
         table = table.model_copy(update={"label_columns": None, "split_column": None})
-        texts = _all_of(read_table(self.source(path, table), table, need_labels=False)).texts
+        texts = read_table(self.source(path, table), table, need_labels=False).splits["train"].texts
         if texts is None:
             raise DataError("has no column of texts, and the model was trained on texts", path)
         return texts
@@ -111,11 +109,22 @@ def read_table(
     return read_records(source, columns, table)
 
 
-def _all_of(read: Read) -> Records:
-    """Return the records of a file to predict on: of all splits, if a column says which."""
-    if len(read.splits) != 1:
-        raise DataError("has several splits; set table.split_column=none to use all records")
-    return next(iter(read.splits.values()))
+def labelled_records(source: Source, table: TableSettings, split: str) -> Records:
+    """Read records with their labels, as they are: texts are not turned into features. All of them, or those of `split`
+    if a column says which."""
+    if table.split_column not in (None, AUTO, *source.columns):  # that of the training records
+        table = table.model_copy(update={"split_column": None})
+    splits = read_table(source, table).splits
+    if len(splits) > 1 and split not in splits:
+        raise DataError(f"none of its records is of the split {split!r}: it has {', '.join(splits)}", source.place)
+    return without_unlabelled(splits[split] if split in splits else next(iter(splits.values())), table)
+
+
+def without_unlabelled(records: Records, table: TableSettings) -> Records:
+    """Return the records that have a label, or all if the settings keep the others."""
+    labelled = np.flatnonzero(records.labels.getnnz(axis=1))
+    drop = table.unlabelled == "drop" and len(labelled) < len(records)
+    return records.rows(labelled) if drop else records
 
 
 def dataset_of_tables(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +32,19 @@ def is_missing(cell: Any) -> bool:
 
 def is_list(cell: Any) -> bool:
     return isinstance(cell, list | tuple | set | frozenset | np.ndarray)
+
+
+def is_nested(cell: Any) -> bool:
+    """Return whether a cell is an object with fields of its own, or a list of objects or lists."""
+    return isinstance(cell, Mapping) or (
+        is_list(cell) and any(isinstance(item, Mapping | list | tuple) for item in cell)
+    )
+
+
+def in_words(cell: Any) -> str:
+    """Return what a nested cell is, for a message."""
+    shown = str(cell)
+    return f"{'a list' if is_list(cell) else 'an object'}, {shown[:40]}{'…' * (len(shown) > 40)}"
 
 
 def is_number(cell: Any) -> bool:
@@ -75,6 +88,8 @@ def _is_plain_number(value: Any) -> bool:
 
 def is_free_text(cells: Sequence[Any]) -> bool:
     """Return whether a column of texts holds sentences rather than names."""
+    if any(map(is_nested, cells)):
+        return False
     return average_length(cells) >= _LONG_TEXT and sum(" " in as_text(cell).strip() for cell in cells) * 2 > len(cells)
 
 

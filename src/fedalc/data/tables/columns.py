@@ -105,14 +105,20 @@ class _Finder:
             labels=self._given(table.label_columns, "label_columns", needed=need_labels),
             split=self._split(),
         )
+        if both := [name for name in (*found.text, *found.features) if name in found.labels]:
+            raise DataError(f"the column {both[0]!r} cannot be both labels and something to learn from", self.place)
         if not found.labels and find_labels:
             found = replace(found, labels=self._named(found, LABELS, "label_columns") or self._prefixed(found))
         if not found.text and not found.features:
             found = self._with_input(found)
         if not found.labels and need_labels:
             found = replace(found, labels=self._other_labels(found))
+        if need_labels and found.text != table.text_columns and _of_names(found.labels, (*BODIES, *TITLES)):
+            self._refuse_swapped(found)
         indicators = len(found.labels) > 1
         if indicators and (names := [name for name in found.labels if self._kind(name) not in ("flags", "empty")]):
+            if not need_labels:  # several columns of names: ignored all the same
+                return replace(found, labels=())
             raise DataError(
                 f"several label columns hold 0 and 1 each, but {names[0]!r} holds other values; a column with names of "
                 "labels stands alone (--label-column)",
@@ -134,7 +140,9 @@ class _Finder:
                 close = difflib.get_close_matches(pattern, self.names, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 raise DataError(
-                    f"there is no column {pattern!r} (table.{setting}): {hint}{_there_are(self.names)}", self.place
+                    f"there is no column {pattern!r} (table.{setting}): {hint}{_there_are(self.names)}; choose with "
+                    f"{_option(setting)}",
+                    self.place,
                 )
             chosen.update(dict.fromkeys(names))
         return tuple(chosen)
@@ -156,7 +164,7 @@ class _Finder:
 
     def _named(self, found: Columns, names: Sequence[str], setting: str) -> tuple[str, ...]:
         matching = [name for name in self._free(found) if name.strip().lower() in names]
-        if len(matching) > 1:
+        if len(matching) > 1 and (self._need_labels or setting != "label_columns"):
             raise DataError(
                 f"{_quoted(matching)} could each be it; choose with {_option(setting)} (the setting table.{setting})",
                 self.place,
@@ -215,8 +223,18 @@ class _Finder:
         except (OSError, ValueError):  # too long for a name, or a null character in it
             return False
 
+    def _refuse_swapped(self, found: Columns) -> None:
+        """Refuse a text column that by its name holds the labels, while another column would become the labels."""
+        if taken := _of_names(found.text, LABELS):
+            raise DataError(
+                f"the text would be the column {taken!r}, which by its name holds labels. If that is right, say which "
+                f"column is which: --text-column and --label-column. {_there_are(self.names)}",
+                self.place,
+            )
+
     def _other_labels(self, found: Columns) -> tuple[str, ...]:
         """Return the label columns that no name tells: several columns of 0 and 1, or the only column left."""
+        self._refuse_swapped(found)
         left = [name for name in self._free(found) if name.strip().lower() not in _NUMBERING]
         flags = [name for name in left if self._kind(name) == "flags"]
         if len(flags) > 1:
@@ -228,6 +246,11 @@ class _Finder:
             f"{_there_are(self.names)}",
             self.place,
         )
+
+
+def _of_names(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the first column that has one of these names."""
+    return next((column for column in columns if column.strip().lower() in names), None)
 
 
 def _option(setting: str) -> str:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from fedalc.data.formats.table_settings import AUTO
-from fedalc.data.tables.cells import as_text, is_list, is_missing
+from fedalc.data.tables.cells import as_text, in_words, is_list, is_missing, is_nested
 
 SEPARATORS = ("|", ";", ",")
 """In the order in which they are looked for: names of labels contain commas more often than bars."""
@@ -19,6 +21,10 @@ AS_LIST = "[]"
 """The cells are lists as Python, JSON or numpy write them: ['a', 'b'], ["a", "b"], ['a' 'b']."""
 _SEVERAL = {"labels", "tags", "topics", "categories", "classes", "targets", "subjects", "keywords", "genres"}
 """Names of columns that hold several labels, so that a comma in a cell separates two."""
+CLASSIFY = (
+    "fedalc learns classes: sort the values into ranges (pandas.cut); or, if these numbers are names of classes, give "
+    "them as text: Y.astype(str)"
+)
 _ITEM = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,'"\[\]]+)\s*(,|(?=\s|\]|['"]))\s*""", re.DOTALL)
 
 
@@ -44,9 +50,16 @@ def found_separator(column: str, cells: Iterable[Any]) -> str | None:
 
 
 def labels_in(cell: Any, separator: str | None) -> list[str]:
-    """Return the labels of a cell, each once, without white space around them. Raises ValueError for a bad list."""
+    """Return the labels of a cell, each once, without white space around them. Raises ValueError if it has none."""
     if is_missing(cell):
         return []
+    if is_nested(cell):
+        raise ValueError(
+            f'expected a label or a list of labels, found {in_words(cell)}. Write the names alone, such as ["a", "b"]'
+        )
+    for value in cell if is_list(cell) else (cell,):
+        if isinstance(value, float | np.floating) and not is_missing(value) and not float(value).is_integer():
+            raise ValueError(f"{value:g} is a measurement, not a label. {CLASSIFY}")
     if is_list(cell):
         names: Iterator[str] = (as_text(item) for item in cell)
     else:

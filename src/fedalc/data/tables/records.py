@@ -16,7 +16,7 @@ from fedalc.data.formats.table_settings import AUTO, TableSettings
 from fedalc.data.formats.text_stream import read_text
 from fedalc.data.limits import MOST_LABELS
 from fedalc.data.storage import safe_name
-from fedalc.data.tables.cells import as_flag, as_text, is_list, is_missing, kind_of
+from fedalc.data.tables.cells import as_flag, as_text, in_words, is_list, is_missing, is_nested, kind_of
 from fedalc.data.tables.columns import SPLIT_OF, Columns
 from fedalc.data.tables.label_cells import AS_LIST, found_separator, labels_in
 from fedalc.data.tables.source import Block, Source
@@ -137,7 +137,7 @@ class _Reader:
     def add(self, block: Block) -> None:
         columns = self.columns
         if columns.text:
-            parts = [[as_text(cell) for cell in block.cells[name]] for name in columns.text]
+            parts = [self._texts(name, block) for name in columns.text]
             self.texts += parts[0] if len(parts) == 1 else ["\n".join(texts) for texts in zip(*parts, strict=True)]
         if columns.files is not None:
             self.texts += [self._file(name, block, row) for row, name in enumerate(block.cells[columns.files])]
@@ -151,6 +151,17 @@ class _Reader:
         if columns.split is not None:
             self.splits += [as_text(cell).strip().lower() for cell in block.cells[columns.split]]
         self.count += block.size
+
+    def _texts(self, name: str, block: Block) -> list[str]:
+        for row, cell in enumerate(block.cells[name]):
+            if not isinstance(cell, str) and is_nested(cell):
+                raise self.source.error(
+                    f"column {name!r}: expected a text, found {in_words(cell)}. Write what is inside as columns of "
+                    "their own, or choose another column: --text-column",
+                    block,
+                    row,
+                )
+        return [as_text(cell) for cell in block.cells[name]]
 
     def _file(self, name: Any, block: Block, row: int) -> str:
         folder = Path(self.source.place).parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -28,7 +29,7 @@ class Block:
     """The line in the file on which each record starts, if it has lines."""
 
 
-class Source:
+class Source(ABC):
     """A table. `blocks` starts from the beginning each time. A cell is a string, number, list, array or None."""
 
     def __init__(self, place: Path | str) -> None:
@@ -36,12 +37,13 @@ class Source:
         """Where the records are, for messages."""
 
     @property
+    @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """The names of all columns."""
 
+    @abstractmethod
     def blocks(self, columns: Collection[str]) -> Iterator[Block]:
         """Yield these columns of all records."""
-        raise NotImplementedError
 
     def sample(self) -> dict[str, list[Any]]:
         """Return the first records, column by column."""
