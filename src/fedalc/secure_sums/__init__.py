@@ -9,10 +9,10 @@ from __future__ import annotations
 from fedalc.secure_sums.disclosures import Disclosures
 from fedalc.secure_sums.fixed_point import decoded, encoded, largest
 from fedalc.secure_sums.in_process import InProcess
-from fedalc.secure_sums.party import Identity, PartySum, Question
+from fedalc.secure_sums.party import Identity, PartySum, Question, question_digest
 from fedalc.secure_sums.primitives import check_installed
 from fedalc.secure_sums.refusals import NotEnough, Refused
-from fedalc.secure_sums.server import ServerSum, default_threshold
+from fedalc.secure_sums.server import ServerSum, default_threshold, threshold_of
 
 __all__ = [
     "Disclosures",
@@ -28,4 +28,6 @@ __all__ = [
     "default_threshold",
     "encoded",
     "largest",
+    "question_digest",
+    "threshold_of",
 ]

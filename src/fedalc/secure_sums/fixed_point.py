@@ -29,8 +29,8 @@ def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
         raise Refused("its vector has numbers that are not finite")
     if most > float((1 << 62) // parties):
         raise Refused(
-            f"overflow: a number of its vector is {most / 2.0**bits:.3g}, and with {bits} bits after the point and "
-            f"{parties} parties at most {largest(bits, parties):.3g} fits; use fewer bits (secure_sums.bits)"
+            f"overflow: with {bits} bits after the point and {parties} parties, numbers up to "
+            f"{largest(bits, parties):.3g} fit, and its vector has a larger one; use fewer bits (secure_sums.bits)"
         )
     return scaled.astype(np.int64).view(np.uint64)
 

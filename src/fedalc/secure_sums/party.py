@@ -71,6 +71,11 @@ class Question:
         return digest("question", self.content, self.length.to_bytes(8, "little"), self.bits.to_bytes(8, "little"))
 
 
+def question_digest(kind: str, *parts: bytes) -> bytes:
+    """Return a digest for `Question`: of a kind of question and the bytes that it consists of."""
+    return digest(f"question/{kind}", *parts)
+
+
 def keys_of(identity: Identity, seq: int, seeds: dict[str, bytes]) -> Keys:
     commitment = digest("self mask", identity.name.encode(), seeds["self"])
     sealing, masking = (public_key(seeds[purpose], purpose) for purpose in (SEALING, MASKING))

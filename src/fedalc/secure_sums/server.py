@@ -6,6 +6,8 @@ simply not added; the sum goes on while enough are left.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fedalc.secure_sums.messages import (
@@ -38,8 +40,13 @@ def default_threshold(parties: int) -> int:
     return parties // 2 + 1
 
 
+def threshold_of(share: float | None, parties: int) -> int | None:
+    """Return how many parties are a share of them (`secure_sums.threshold`): more than half in any case."""
+    return None if share is None else max(default_threshold(parties), math.ceil(share * parties))
+
+
 class ServerSum:
-    """`threshold`: how many parties are needed to unmask, as a function of how many take part.
+    """`threshold`: how many parties are needed to unmask. None: the fewest that are more than half of those in the sum.
 
     Memory: one vector and about 200 bytes for each pair of parties, whatever the vector's length.
     """
