@@ -15,7 +15,7 @@ from tests.fuzz.harness import Reader
 
 PLACE = "FEDALC_FUZZ_PLACE"
 """An environment variable: where folders of workers go, so that their parent can clear up after a killed one."""
-_MODULES = ("texts", "tables", "pictures", "archives", "settings", "runs", "collection", "wire", "deployment")
+_MODULES = ("texts", "tables", "pictures", "archives", "settings", "runs", "collection", "wire", "deployment", "sums")
 _BUILDERS: dict[str, Callable[[], Reader]] = {}
 
 

@@ -58,6 +58,7 @@ def check(settings: Experiment) -> None:
             "regularizer.search",
         )
     _check_aggregation(settings)
+    _check_secure_sums(settings)
     _check_set_loss(settings)
     _check_secret_rows(settings)
     _check_solver(settings)
@@ -84,6 +85,28 @@ def _check_aggregation(settings: Experiment) -> None:
             'they are sent; use encoder.norm = "group" or "frozen", or mean',
             "server.aggregation",
         )
+
+
+def _check_secure_sums(settings: Experiment) -> None:
+    """Check what sums need that the server cannot look into."""
+    if not settings.secure_sums.on:
+        return
+    facts, rule = method_facts(settings.method), settings.server.aggregation
+    fixed = "use a method with fixed ones, such as fedalc-exact, fedalc-oneshot, fedalc-fixed or fedavg-fixed"
+    for possible, problem in (
+        (settings.engine != "fused", 'engine "fused" adds all clients up at once; use engine = "clients"'),
+        (not facts.trains_rows, f"{settings.method} trains class embeddings, each at its party alone; {fixed}"),
+        (not facts.secret_rows, f"{settings.method} has rows that only their owners may know; {fixed}"),
+        (
+            rule == "mean",
+            f'server.aggregation = "{rule}" compares the changes of single parties, which the server does not see; use '
+            "mean. secure_sums.norm has each party cut its own change, which holds back honest ones only",
+        ),
+        (not settings.tuning.search, "the search compares sums of many settings; leave it out (--no-tune)"),
+        (settings.clients != "users", 'users are not parties; use clients = "labels" or "parties"'),
+    ):
+        if not possible:
+            raise ConfigError(problem, "secure_sums.on")
 
 
 def _check_sample(settings: Experiment) -> None:
@@ -140,6 +163,7 @@ def _check_oracle(settings: Experiment) -> None:
         "privacy.mechanism": settings.privacy.mechanism,
         "collection.correlations": settings.collection.correlations,
         "embeddings.secret": settings.embeddings.secret or None,
+        "secure_sums.on": settings.secure_sums.on or None,
     }
     for field, given in label_settings.items():
         if given is not None:

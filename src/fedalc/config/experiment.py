@@ -44,6 +44,7 @@ from fedalc.config.schema import (
     PresetName,
     PrivacySettings,
     RegularizerSettings,
+    SecureSumSettings,
     SelectionSettings,
     ServerSettings,
     Settings,
@@ -101,6 +102,7 @@ class Experiment(Settings):
     encoder: EncoderSettings = EncoderSettings()
     client: ClientSettings = ClientSettings()
     server: ServerSettings = ServerSettings()
+    secure_sums: SecureSumSettings = SecureSumSettings()
     embeddings: EmbeddingSettings = EmbeddingSettings()
     hashing: HashingSettings = HashingSettings()
     regularizer: RegularizerSettings = RegularizerSettings()

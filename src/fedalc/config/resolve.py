@@ -165,6 +165,8 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
         values.setdefault("collection", {}).setdefault("identity", "content")
     if "epsilon" in values.get("privacy", {}):
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
+    if values.get("secure_sums", {}).get("on"):
+        values.setdefault("engine", "clients")  # fused adds all clients up before anyone could mask anything
     _choose_aggregation(values, method)
     all_labels = client.get("loss", "hinge") != "hinge"
     encoder.setdefault("output", "raw" if all_labels else "unit")
@@ -185,10 +187,11 @@ def _choose_optimizer(values: dict[str, Any]) -> None:
 
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:
-    """Real parties may send false values, simulated ones do not. A method that solves one objective needs the mean."""
+    """Real parties may send false values, simulated ones do not. A method that solves one objective needs the mean,
+    and so do secure sums."""
     server = values.setdefault("server", {})
-    solves = solves_one_objective(method, server.get("optimizer"))
-    server.setdefault("aggregation", "clip" if values.get("engine") == "flower" and not solves else "mean")
+    mean = solves_one_objective(method, server.get("optimizer")) or values.get("secure_sums", {}).get("on")
+    server.setdefault("aggregation", "clip" if values.get("engine") == "flower" and not mean else "mean")
 
 
 def _one_of(known: tuple[str, ...], value: Any, field: str) -> str:

@@ -173,6 +173,20 @@ class ServerSettings(Settings):
     """multi-krum: share of parties that may lie."""
 
 
+class SecureSumSettings(Settings):
+    """Sums that the server cannot look into (docs/secure-sums.md). With real parties, `fedalc deploy run` turns them on
+    where they fit."""
+
+    on: bool = False
+    """Mask what each party sends, so that the server learns sums over at least three parties only."""
+    threshold: Annotated[float, Field(gt=0.5, le=1)] | None = None
+    """Share of the parties that are needed to unmask a sum. none: the smallest number above half of them."""
+    bits: Annotated[int, Field(ge=8, le=60)] = 40
+    """Numbers are rounded to multiples of 2^-bits. More bits leave room for smaller numbers only."""
+    norm: NotNegative = 0.0
+    """Each party cuts its change of θ to this length before it masks it. 0: it does not."""
+
+
 class EmbeddingSettings(Settings):
     """How the class embeddings W start, and who knows them (docs/exact.md)."""
 

@@ -8,6 +8,7 @@ from fedalc.engines.base import Engine, RoundResult
 from fedalc.engines.by_party import PartyByParty
 from fedalc.engines.fused import FusedEngine
 from fedalc.engines.per_client import ClientsEngine
+from fedalc.engines.secure import SecureSums
 from fedalc.errors import ConfigError
 from fedalc.methods import Method
 
@@ -19,6 +20,8 @@ def make_engine(settings: Experiment, federation: Federation, method: Method) ->
     if settings.engine not in ENGINES:
         raise ConfigError("flower runs with real parties: start it with `fedalc deploy run`", "engine")
     engine = ENGINES[settings.engine](federation, method, settings)
+    if settings.secure_sums.on:
+        return SecureSums(engine, federation, method, settings)
     if settings.server.aggregation == "mean":
         return engine
     return PartyByParty(engine, federation, method, settings)

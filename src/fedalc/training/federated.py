@@ -91,7 +91,8 @@ def begin_training(
     ledger = Ledger() if knowledge is None else Ledger(knowledge.bytes_down, knowledge.bytes_up)
     needs_row = not method.one_round or settings.embeddings.secret
     if not method.trains_rows and needs_row and engine.clients_keep_rows:
-        rows = 1 if method.set_loss is None else 0 if method.has_axes else method.label_count
+        alone = method.set_loss is None and not settings.secure_sums.on  # else all parties get all rows
+        rows = 1 if alone else 0 if method.has_axes else method.label_count
         ledger.rows_once(model.W, len(federation.clients), rows)
     return FederatedTraining(
         settings, federation, engine_for, knowledge, method, engine, model, optimizer, average, ledger

@@ -1,0 +1,161 @@
+"""Runs another engine party by party and adds up what the parties send by secure sums, with real keys and masks.
+
+The result is that of the plain mean, rounded to fixed point, and the bytes are those that travel. All parties take part
+in every sum, so that every sum is over the same ones; without a participant a party adds zeros.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.config.experiment import Experiment
+from fedalc.data.federation import Federation
+from fedalc.engines.aggregation.lengths import norm
+from fedalc.engines.base import Engine, RoundResult, no_rows
+from fedalc.engines.sums import Sums
+from fedalc.engines.traffic import Ledger, payload_bytes
+from fedalc.engines.vectors import flattened, half_of, unflattened, whole_of
+from fedalc.errors import ConfigError
+from fedalc.methods import Method
+from fedalc.models.encoders import Chance
+from fedalc.models.model import Model
+from fedalc.secure_sums import (
+    Disclosures,
+    Identity,
+    InProcess,
+    PartySum,
+    Question,
+    ServerSum,
+    decoded,
+    question_digest,
+    threshold_of,
+)
+
+LEAST_PARTIES = 3
+
+
+class SecureSums(Engine):
+    """Runs `inner`, which has all clients in this process, once per party (`federation.party_of`)."""
+
+    def __init__(self, inner: Engine, federation: Federation, method: Method, settings: Experiment) -> None:
+        self.inner = inner
+        self.federation = federation
+        self.method = method
+        self.settings = settings
+        self.parties = np.unique(federation.party_of[federation.clients]).tolist()
+        if len(self.parties) < LEAST_PARTIES:
+            raise ConfigError(
+                f"a sum over {len(self.parties)} parties shows single ones; at least {LEAST_PARTIES} are needed",
+                "secure_sums.on",
+            )
+        secret = secrets.token_bytes(64)  # the parties' key has no other use in a simulation
+        self._identities = {party: Identity(f"party {party:09}", "simulation", secret) for party in self.parties}
+        self._disclosures = {identity.name: Disclosures({}) for identity in self._identities.values()}
+        self._seq = 0
+
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        like, weight_of = model.theta + model.statistics, self._weights(model, participants)
+
+        def vector(party: int, clients: np.ndarray) -> np.ndarray:
+            sent = self.inner.run(model, clients, chance, round_number)
+            weight = weight_of[party]
+            parts = [*cut(sent.change, self.settings.secure_sums.norm), *sent.statistics]
+            return flattened((weight * part for part in parts), weight * sent.loss, weight)
+
+        length = sum(tensor.numel() for tensor in like) + 2
+        about = [*like, torch.tensor(round_number)]
+        total, traffic = self._sum("train", about, model.theta, length, participants, vector)
+        traffic.down += len(self.parties) * payload_bytes(like)
+        tensors, (loss, weight) = unflattened(total, [tensor.double() for tensor in like])
+        mean = [(tensor / (weight or 1.0)).to(one) for tensor, one in zip(tensors, like, strict=True)]
+        count = len(model.theta)
+        change, statistics = mean[:count], mean[count:]
+        rows = no_rows(model.W)
+        return RoundResult(change, *rows, loss / (weight or 1.0), traffic, weight > 0, statistics)
+
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
+        weight_of = self._weights(model, participants)
+
+        def vector(party: int, clients: np.ndarray) -> np.ndarray:
+            product, _ = self.inner.curvature(model, direction, clients, round_number)
+            return flattened([weight_of[party] * product], weight_of[party])
+
+        about = [*model.theta, direction]
+        total, traffic = self._sum("curvature", about, about, direction.numel() + 1, participants, vector)
+        traffic.down += len(self.parties) * payload_bytes(about)
+        (product,), (weight,) = unflattened(total, [direction.double()])
+        return (product / weight).to(direction), traffic
+
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        size, W = model.encoder.width, model.W
+        gram_size = size if self.method.sends_gram else 0
+
+        def vector(party: int, clients: np.ndarray) -> np.ndarray:
+            found = self.inner.sums(model, clients)
+            return flattened([half_of(found.gram), found.cross], found.constant, found.pairs)
+
+        half = W.new_zeros(gram_size * (gram_size + 1) // 2)
+        cross = W.new_zeros(size, W.shape[1])
+        length = half.numel() + cross.numel() + 2
+        total, traffic = self._sum("sums", [W], [], length, participants, vector)
+        (half, cross), (constant, pairs) = unflattened(total, [half, cross])
+        return Sums(whole_of(half, gram_size), cross, constant, round(pairs), traffic)
+
+    def _weights(self, model: Model, participants: np.ndarray) -> dict[int, float]:
+        """Return P_k, the sum of p_u over a party's participants."""
+        counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        p = self.method.weights(counts, self.federation.label_of[participants]).double().cpu().numpy()
+        party_of = self.federation.party_of[participants]
+        return {party: float(p[party_of == party].sum()) for party in self.parties}
+
+    def _sum(
+        self,
+        kind: str,
+        content: Iterable[Tensor],
+        subject: Iterable[Tensor],
+        length: int,
+        participants: np.ndarray,
+        vector: Callable[[int, np.ndarray], np.ndarray],
+    ) -> tuple[np.ndarray, Ledger]:
+        """Return the sum of the parties' vectors, and what it took beside the question. `vector`: of a party and its
+        participants."""
+        self._seq += 1
+        asked, secure = participants.astype("<i8").tobytes(), self.settings.secure_sums
+        question = Question(
+            question_digest(kind, asked, *map(_bytes, content)),
+            question_digest(kind, asked, *map(_bytes, subject)),
+            length,
+            secure.bits,
+        )
+        party_of = self.federation.party_of[participants]
+        number_of = {identity.name: party for party, identity in self._identities.items()}
+
+        def vector_of(name: str) -> np.ndarray:
+            clients = participants[party_of == number_of[name]]
+            return vector(number_of[name], clients) if len(clients) else np.zeros(length)
+
+        parties = {identity.name: PartySum(identity, self._seq) for identity in self._identities.values()}
+        server = ServerSum("simulation", self._seq, threshold_of(secure.threshold, len(parties)))
+        exchange = InProcess(server, parties, self._disclosures)
+        total = decoded(exchange.total(question, vector_of), secure.bits)
+        if server.problems:  # in one process nobody is lost: a number did not fit
+            name, problem = next(iter(server.problems.items()))
+            raise ConfigError(f"{name}: {problem}", "secure_sums")
+        return total, Ledger(exchange.down, exchange.up)
+
+
+def cut(change: list[Tensor], longest: float) -> list[Tensor]:
+    """Return the change, cut to a length (`secure_sums.norm`). 0: as it is."""
+    length = norm(change)
+    return [tensor * (longest / length) for tensor in change] if 0 < longest < length else change
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()

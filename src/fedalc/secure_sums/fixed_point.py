@@ -1,0 +1,40 @@
+"""Numbers of a secure sum: whole multiples of 2^-bits, modulo 2^64. Their sum is exact, whatever the order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedalc.secure_sums.refusals import Refused
+
+MOST_BITS = 60
+
+
+def largest(bits: int, parties: int) -> float:
+    """Return the largest number that a party may add, so that the sum of all of them cannot overflow."""
+    return float((1 << 62) // parties) / 2.0**bits
+
+
+def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
+    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits.
+
+    >>> encoded(np.array([0.5, -0.25]), 2, 3).view(np.int64).tolist()
+    [2, -1]
+    """
+    if not 0 <= bits <= MOST_BITS:
+        raise Refused(f"fixed point with {bits} bits after the point; valid are 0 to {MOST_BITS}")
+    scaled = np.ldexp(np.asarray(numbers, dtype=np.float64).ravel(), bits)
+    np.rint(scaled, out=scaled)
+    most = max(float(scaled.max(initial=0.0)), -float(scaled.min(initial=0.0)))
+    if not np.isfinite(most):
+        raise Refused("its vector has numbers that are not finite")
+    if most > float((1 << 62) // parties):
+        raise Refused(
+            f"overflow: with {bits} bits after the point and {parties} parties, numbers up to "
+            f"{largest(bits, parties):.3g} fit, and its vector has a larger one; use fewer bits (secure_sums.bits)"
+        )
+    return scaled.astype(np.int64).view(np.uint64)
+
+
+def decoded(total: np.ndarray, bits: int) -> np.ndarray:
+    """Return the real numbers of a sum, in double precision."""
+    return np.ldexp(total.view(np.int64).astype(np.float64), -bits)

@@ -1,0 +1,163 @@
+"""Whatever drops out, a secure sum is the plain fixed-point sum over those that are left, bit for bit, or refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedalc.errors import FedalcError
+from fedalc.secure_sums import NotEnough, Refused, decoded, default_threshold, encoded, largest
+from fedalc.secure_sums.party import STEPS
+from tests.secure_sums.deployment import BITS, Deployment, plain, vectors_of
+
+
+@given(
+    count=st.integers(3, 7),
+    lost=st.dictionaries(st.integers(0, 6), st.sampled_from(STEPS), max_size=6),
+    length=st.integers(0, 40),
+    seed=st.integers(0, 1000),
+    order=st.randoms(use_true_random=False),
+    more=st.integers(0, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_dropouts_leave_the_plain_sum_or_a_refusal(
+    count: int, lost: dict[int, str], length: int, seed: int, order: object, more: int
+) -> None:
+    threshold = min(count, default_threshold(count) + more)
+    deployment = Deployment(count, threshold=threshold)
+    lost = {number: step for number, step in lost.items() if number < count}
+    deployment.lost = {(step, deployment.names[number]) for number, step in lost.items()}
+    shuffled = list(deployment.parties.items())
+    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    deployment.parties = dict(shuffled)
+    vectors = vectors_of(deployment.names, length, seed)
+
+    left_after = {
+        step: [n for n in range(count) if lost.get(n) not in STEPS[: STEPS.index(step) + 1]] for step in STEPS
+    }
+    in_roster = len(left_after["keys"])
+    needed = max(3, threshold)
+    enough = threshold <= in_roster < 2 * threshold or in_roster == count
+    enough = enough and all(len(left_after[step]) >= needed for step in ("keys", "shares", "masked"))
+    enough = enough and all(len(left_after[step]) >= threshold for step in ("agree", "unmask"))
+    if not enough:
+        with pytest.raises(NotEnough):
+            deployment.sum_of(vectors)
+        return
+    total = deployment.sum_of(vectors)
+    survivors = [deployment.names[number] for number in left_after["masked"]]
+    assert list(deployment.server.survivor_names) == survivors
+    assert np.array_equal(total, plain((vectors[name] for name in survivors), in_roster))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_party_lost_at_each_step(step: str) -> None:
+    deployment = Deployment(5)
+    deployment.lost = {(step, "party 02")}
+    vectors = vectors_of(deployment.names, 1000)
+    total = deployment.sum_of(vectors)
+    is_in = step in ("agree", "unmask")
+    left = [name for name in deployment.names if name != "party 02" or is_in]
+    assert np.array_equal(total, plain((vectors[name] for name in left), 5 if step != "keys" else 4))
+    assert deployment.server.problems == {"party 02": "no answer in time"}
+
+
+def test_the_sum_in_numbers_by_hand() -> None:
+    deployment = Deployment(3)
+    vectors = dict(zip(deployment.names, np.array([[1.5, -2.0], [0.25, 0.0], [-3.0, 2.0**-21]]), strict=True))
+    total = decoded(deployment.sum_of(vectors), BITS)
+    assert total.tolist() == [-1.25, -2.0]  # 2^-21 rounds to the even neighbour, 0
+
+
+def test_masked_vectors_look_like_noise_and_change_every_time() -> None:
+    vectors = {name: np.zeros(4096) for name in Deployment(4).names}
+    seen = []
+    for _ in range(2):
+        deployment = Deployment(4)
+        original = deployment.server.add_masked
+        deployment.server.add_masked = lambda name, masked, bad, add=original: (  # type: ignore[method-assign,misc]
+            seen.append(masked.copy()),
+            add(name, masked, bad),
+        )
+        assert not deployment.sum_of(vectors).any()
+    assert len({part.tobytes() for part in seen}) == 8
+    for part in seen:
+        bits = np.unpackbits(part.view(np.uint8)).mean()
+        assert abs(bits - 0.5) < 5 * 0.5 / np.sqrt(4097 * 64)
+
+
+def test_the_order_of_the_masked_vectors_does_not_matter() -> None:
+    vectors = vectors_of(Deployment(6).names, 100)
+    backwards = Deployment(6)
+    names = backwards.server.begin_masking
+    backwards.server.begin_masking = lambda q: tuple(reversed(names(q)))  # type: ignore[method-assign]
+    assert np.array_equal(backwards.sum_of(vectors), Deployment(6).sum_of(vectors))
+
+
+def test_fewer_than_three_parties_are_refused() -> None:
+    with pytest.raises(NotEnough, match="2 parties sent keys; a secure sum needs 3"):
+        Deployment(2).sum_of(vectors_of(["party 00", "party 01"]))
+
+
+def test_a_survivor_that_is_lost_with_three_parties_ends_the_sum() -> None:
+    deployment = Deployment(3)
+    deployment.lost = {("masked", "party 01")}
+    with pytest.raises(NotEnough, match="2 parties sent masked vectors; this secure sum needs 3"):
+        deployment.sum_of(vectors_of(deployment.names))
+
+
+def test_overflow_is_refused_by_name() -> None:
+    deployment = Deployment(4)
+    vectors = vectors_of(deployment.names)
+    vectors["party 03"][2] = 2.0 * largest(BITS, 4)
+    total = deployment.sum_of(vectors)
+    assert "overflow" in deployment.server.problems["party 03"]
+    assert "secure_sums.bits" in deployment.server.problems["party 03"]
+    assert np.array_equal(total, plain((vectors[name] for name in deployment.names[:3]), 4))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
+    with pytest.raises(Refused, match="not finite"):
+        encoded(np.array([1.0, bad]), 10, 3)
+
+
+@given(st.integers(3, 50), st.integers(0, 60), st.lists(st.floats(-1, 1), min_size=1, max_size=5))
+def test_the_largest_numbers_of_all_parties_do_not_overflow(parties: int, bits: int, shares: list[float]) -> None:
+    most = largest(bits, parties)
+    numbers = np.array(shares) * most
+    total = parties * encoded(numbers, bits, parties).view(np.int64).astype(object)
+    assert all(abs(one) < 2**63 for one in total)
+    with pytest.raises(Refused, match="overflow"):
+        encoded(np.array([most * 1.001 + 1]), bits, parties)
+
+
+def test_fixed_point_outside_its_range_is_refused() -> None:
+    with pytest.raises(Refused, match="valid are 0 to 60"):
+        encoded(np.zeros(1), 61, 3)
+
+
+def test_a_vector_of_another_length_is_refused() -> None:
+    deployment = Deployment(4)
+    vectors = vectors_of(deployment.names, 6)
+    vectors["party 01"] = np.zeros(5)
+    deployment.sum_of(vectors)
+    assert "its vector has 5 numbers, and the question says 6" in deployment.server.problems["party 01"]
+
+
+def test_the_saved_state_has_no_parties_key_and_is_whole() -> None:
+    deployment = Deployment(3)
+    deployment.sum_of(vectors_of(deployment.names))
+    for name, party in deployment.parties.items():
+        saved = party.saved()
+        assert deployment.identities[name].secret.hex() not in saved
+        assert type(party).restored(party.identity, saved).saved() == saved
+        assert "secret" not in repr(party.identity)
+
+
+def test_without_the_libraries_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.secure_sums.primitives.Shamir", None)
+    with pytest.raises(FedalcError, match=r"pip install 'fedalc\[flower\]'"):
+        Deployment(3)
