@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.console import Console
 from fedalc.cli.messages import note_absent_labels, with_resume_hint
 from fedalc.cli.options import (
     Callbacks,
+    Collection,
     Config,
     DataDir,
     Dataset,
@@ -30,6 +33,7 @@ from fedalc.cli.options import (
     TextColumn,
     TextEncoder,
     Track,
+    collection_settings,
     given,
     listed,
     listed_seeds,
@@ -37,7 +41,10 @@ from fedalc.cli.options import (
     table_settings,
 )
 from fedalc.core.registry import METHODS, ORACLES
-from fedalc.errors import FedalcError, Interrupted
+from fedalc.errors import ConfigError, FedalcError, Interrupted
+
+if TYPE_CHECKING:
+    from fedalc.config.experiment import Experiment
 
 
 def compare(
@@ -65,6 +72,7 @@ def compare(
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
+    collection: Collection = None,
     epsilon_budget: EpsilonBudget = None,
     name: Annotated[str | None, typer.Option(help="name of the folder (default: compare-dataset-preset)")] = None,
     out: Annotated[Path, typer.Option(help="folder for the comparison's folder")] = Path("runs"),
@@ -74,15 +82,14 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them: table, curves and page. Run it again to continue."""
-    from fedalc.config.resolve import experiment
-
     asked = given(
         dataset=dataset, preset=preset, engine=engine, encoder=encoder, rounds=rounds, device=device,
         text_encoder=text_encoder,
         memory_budget=memory_budget,
     )  # fmt: skip
     asked |= table_settings(text_column, label_column, label_separator, test, test_share)
-    settings = experiment(asked, file=config, overrides=set_ or ())
+    asked |= collection_settings(collection)
+    settings = _settings_of_one(asked, config, set_ or (), METHODS if methods is None else listed(methods, "--methods"))
     folder = out / (name or f"compare-{short_name(settings.dataset)}-{settings.preset}")
     from fedalc.report.tables import rich_table
     from fedalc.training.callbacks import Callback, make_callbacks
@@ -128,3 +135,15 @@ def compare(
     console.print(rich_table([dict(result) for result in comparison.results]))
     pictures = f"curves: {folder / 'curves.png'}    precision by traffic: {folder / 'bytes.png'}"
     console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _settings_of_one(
+    asked: Mapping[str, Any], config: Path | None, overrides: Sequence[str], methods: Iterable[str]
+) -> Experiment:
+    """Return the settings of the first method that they allow: all have the same dataset and preset."""
+    from fedalc.config.resolve import experiment
+
+    for method in methods:
+        with suppress(ConfigError):
+            return experiment({**asked, "method": method}, file=config, overrides=overrides)
+    return experiment(asked, file=config, overrides=overrides)

@@ -76,6 +76,14 @@ MemoryBudget = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="folder with the datasets (default: $FEDALC_DATA, then ./data)")]
 Config = Annotated[Path | None, typer.Option(help="TOML file with settings")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
+Collection = Annotated[
+    str | None,
+    typer.Option(
+        help="how the server learns about label sets; join: all of them (default); sums: set sizes only, for exact "
+        "methods; psi: pairs of labels, for few labels",
+        autocompletion=_completing(["join", "sums", "psi"]),
+    ),
+]
 EpsilonBudget = Annotated[
     float | None,
     typer.Option(min=1e-6, help="refuse the run if all runs on this data together would spend more than this ε"),
@@ -141,10 +149,13 @@ def short_name(dataset: str) -> str:
     return path.name.partition(".")[0] or path.name if path.is_file() else path.name
 
 
-def label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:
-    """Return the settings for these files, with full paths. The settings name the key file; they never hold the key."""
+def collection_settings(
+    by: str | None, correlations: Path | None = None, key: Path | None = None
+) -> dict[str, dict[str, str]]:
+    """Return the settings of [collection], files with full paths. They name the key file; they never hold the key."""
     files = {"correlations": correlations, "key": key}
     collection = {name: str(file.resolve()) for name, file in files.items() if file is not None}
+    collection |= {} if by is None else {"by": by}
     return {"collection": collection} if collection else {}
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedalc.cli.messages import note_absent_labels, with_resume_hint
 from fedalc.cli.options import (
     Callbacks,
+    Collection,
     Config,
     DataDir,
     Dataset,
@@ -32,8 +33,8 @@ from fedalc.cli.options import (
     TextColumn,
     TextEncoder,
     Track,
+    collection_settings,
     given,
-    label_files,
     short_name,
     table_settings,
 )
@@ -60,6 +61,7 @@ def train(
     config: Config = None,
     set_: Set = None,
     data_dir: DataDir = None,
+    collection: Collection = None,
     correlations: Annotated[
         Path | None,
         typer.Option(help="label correlations from `fedalc collect server`, instead of collecting"),
@@ -98,7 +100,7 @@ def train(
         text_encoder=text_encoder, device=device, memory_budget=memory_budget, name=name,
     )  # fmt: skip
     asked |= table_settings(text_column, label_column, label_separator, test, test_share)
-    asked |= label_files(correlations, key)
+    asked |= collection_settings(collection, correlations, key)
     if epsilon is not None:
         asked["privacy"] = {"epsilon": epsilon}
     if resume is not None:
