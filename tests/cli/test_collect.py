@@ -242,8 +242,10 @@ def test_audit_prints_what_it_found(place: Path) -> None:
     assert rows["sha256"].split("│")[3].strip() != "0"
     assert rows["hmac-sha512"].split("│")[3].strip() == "0"
     assert "label frequencies" in out and "labels per instance" in out
+    assert "Found with --collection sums" in out and "sums of pairs" in out
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
-    assert "hmac-sha256" in run("audit", "data", "a.msg")
+    of_files = run("audit", "data", "a.msg")
+    assert "hmac-sha256" in of_files and "--collection sums" not in of_files
     run("collect", "client", "data", "--key", "key", "--algorithm", "hmac-sha512", "--out", "b.msg", "--client", "b")
     run("collect", "client", "data", "--key", "key", "--out", "c.msg", "--client", "c")
     assert "hmac-sha256" in run("audit", "data", "a.msg", "b.msg", "c.msg")  # those made as most are

@@ -216,6 +216,8 @@ IDLE = [
     ("method=fedalc-fixed fixed.form=full", "fixed.neighbours", "1", "5"),
     ("method=fedavg", "collection.algorithm", "sha256", "hmac-md5"),
     ("method=fedalc", "collection.quantum", "0.1", "0.5"),
+    ("method=fedalc-oneshot", "collection.records", "100", "200"),
+    ("method=fedalc-oneshot", "collection.collisions", "0.1", "0.2"),
     ("method=fedalc", "privacy.delta", "0.1", "0.01"),
     ("method=fedalc privacy.mechanism=none", "privacy.epsilon", "1", "9"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.clip", "1", "9"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -18,6 +19,9 @@ from fedalc.config.schema import (
 )
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 from fedalc.errors import ConfigError, FedalcError
+
+if TYPE_CHECKING:
+    from fedalc.data.dataset import Split
 
 key_app = typer.Typer(
     help="Make and use the key that the clients share: new, labels, name-model.", rich_markup_mode="rich"
@@ -281,6 +285,18 @@ def audit(
     console.print(table)
     for line in attacks.describe(attempts[0].learnt):
         console.print(line)
+    if not files:
+        _attack_sums(console, split, names)
+
+
+def _attack_sums(console: Console, split: Split, names: Sequence[str]) -> None:
+    from fedalc.labels.collection.sums_attack import attack_sums
+
+    console.print("\nFound with --collection sums (instances: of how many it can tell whether they were collected):")
+    table = Table("the attacker sees", "and has", "label sets", "instances")
+    for attempt in attack_sums(split, names):
+        table.add_row(attempt.seen, attempt.weapon, attempt.label_sets, attempt.instances)
+    console.print(table)
 
 
 def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, key: Path | None) -> CollectionSettings:

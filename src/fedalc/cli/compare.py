@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,7 +13,10 @@ from rich.console import Console
 from fedalc.cli.messages import note_absent_labels, with_resume_hint
 from fedalc.cli.options import Dataset, TrainingOptions, listed, listed_seeds, short_name, with_options
 from fedalc.core.registry import METHODS, ORACLES
-from fedalc.errors import FedalcError, Interrupted
+from fedalc.errors import ConfigError, FedalcError, Interrupted
+
+if TYPE_CHECKING:
+    from fedalc.config.experiment import Experiment
 
 
 @with_options
@@ -32,10 +37,9 @@ def compare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace runs that are finished")] = False,
 ) -> None:
     """Train several methods and compare them: table, curves and page. Run it again to continue."""
-    from fedalc.config.resolve import experiment
-
     asked = options.settings(dataset=dataset)
-    settings = experiment(asked, file=options.config, overrides=options.overrides)
+    several = METHODS if methods is None else listed(methods, "--methods")
+    settings = _settings_of_one(asked, options.config, options.overrides, several)
     folder = out / (name or f"compare-{short_name(settings.dataset)}-{settings.preset}")
     from fedalc.report.tables import rich_table
     from fedalc.training.callbacks import Callback, make_callbacks
@@ -81,3 +85,15 @@ def compare(
     console.print(rich_table([dict(result) for result in comparison.results]))
     pictures = f"curves: {folder / 'curves.png'}    precision by traffic: {folder / 'bytes.png'}"
     console.print(f"{pictures}    page: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _settings_of_one(
+    asked: Mapping[str, Any], config: Path | None, overrides: Sequence[str], methods: Iterable[str]
+) -> Experiment:
+    """Return the settings of the first method that they allow: all have the same dataset and preset."""
+    from fedalc.config.resolve import experiment
+
+    for method in methods:
+        with suppress(ConfigError):
+            return experiment({**asked, "method": method}, file=config, overrides=overrides)
+    return experiment(asked, file=config, overrides=overrides)

@@ -79,6 +79,14 @@ MemoryBudget = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="folder with the datasets (default: $FEDALC_DATA, then ./data)")]
 Config = Annotated[Path | None, typer.Option(help="TOML file with settings")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, as key=value: --set server.ema=0.9")]
+Collection = Annotated[
+    str | None,
+    typer.Option(
+        help="how the server learns about label sets; join: all of them (default); sums: set sizes only, for exact "
+        "methods; psi: pairs of labels, for few labels",
+        autocompletion=_completing(["join", "sums", "psi"]),
+    ),
+]
 EpsilonBudget = Annotated[
     float | None,
     typer.Option(min=1e-6, help="refuse the run if all runs on this data together would spend more than this ε"),
@@ -151,6 +159,7 @@ class TrainingOptions(TableOptions):
     config: Config = None
     set_: Set = None
     data_dir: DataDir = None
+    collection: Collection = None
     epsilon_budget: EpsilonBudget = None
     callback: Callbacks = None
     track: Track = None
@@ -174,7 +183,7 @@ class TrainingOptions(TableOptions):
             asked["text"] = {"encoder": str(self.text_encoder.resolve())}  # config.toml can be read from anywhere
         if "dataset" in asked:
             asked["dataset"] = absolute_dataset(asked["dataset"])
-        return asked | super().settings()
+        return asked | collection_settings(self.collection) | super().settings()
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -214,10 +223,13 @@ def short_name(dataset: str) -> str:
     return path.name.partition(".")[0] or path.name if path.is_file() else path.name
 
 
-def label_files(correlations: Path | None, key: Path | None) -> dict[str, Any]:
-    """Return the settings for these files, with full paths. The settings name the key file; they never hold the key."""
+def collection_settings(
+    by: str | None, correlations: Path | None = None, key: Path | None = None
+) -> dict[str, dict[str, str]]:
+    """Return the settings of [collection], files with full paths. They name the key file; they never hold the key."""
     files = {"correlations": correlations, "key": key}
     collection = {name: str(file.resolve()) for name, file in files.items() if file is not None}
+    collection |= {} if by is None else {"by": by}
     return {"collection": collection} if collection else {}
 
 

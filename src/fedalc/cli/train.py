@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedalc.cli.messages import note_absent_labels, with_resume_hint
-from fedalc.cli.options import Dataset, Method, Seed, TrainingOptions, label_files, short_name, with_options
+from fedalc.cli.options import Dataset, Method, Seed, TrainingOptions, collection_settings, short_name, with_options
 from fedalc.core.distributed import started_as
 from fedalc.errors import FedalcError, Interrupted
 
@@ -51,7 +51,7 @@ def train(
     from fedalc.runs.folder import SHEET, read_settings
 
     asked = options.settings(dataset=dataset, method=method, seed=seed, name=name)
-    asked |= label_files(correlations, key)
+    asked |= collection_settings(options.collection, correlations, key)
     if epsilon is not None:
         asked["privacy"] = {"epsilon": epsilon}
     if resume is not None:

@@ -276,7 +276,37 @@ def _check_tuning(settings: Experiment) -> None:
             raise ConfigError(f"the search {problem}; leave it out (--no-tune)", "tuning.search")
 
 
+def _check_how_collected(settings: Experiment) -> None:
+    """Check what collecting without a join of label sets needs (docs/set-sizes.md)."""
+    collection, facts, by = settings.collection, method_facts(settings.method), settings.collection.by
+    if by == "join" or not settings.uses_labels:
+        return
+    for possible, problem in (
+        (
+            by != "sums" or not facts.uses_labels,
+            f"{settings.method} learns from how often labels occur together, which sums do not show; use join, or with "
+            "few labels psi",
+        ),
+        (
+            by != "psi" or not settings.tells_shares,
+            'psi counts pairs of labels, and client.set_size = "exact" needs the size of each label set; use sums, or '
+            'client.set_size = "expected"',
+        ),
+        (collection.correlations is None, "correlations from a file are joined already; leave one of the two out"),
+        (is_keyed(collection.algorithm), f"{collection.algorithm} uses no key, so the server could guess; use an hmac"),
+        (
+            settings.privacy.mechanism is None,
+            f"noise needs label sets cut to privacy.labels_per_instance, and nobody has these with {by}; use join, or "
+            "leave out epsilon",
+        ),
+        (settings.engine != "flower", f"real parties collect by join; {by} is for simulations"),
+    ):
+        if not possible:
+            raise ConfigError(problem, "collection.by")
+
+
 def _check_collection(settings: Experiment) -> None:
+    _check_how_collected(settings)
     collection, privacy = settings.collection, settings.privacy
     label_settings = {"privacy.mechanism": privacy.mechanism, "collection.correlations": collection.correlations}
     for field, given in label_settings.items():

@@ -116,6 +116,9 @@ def default_choice(
     if tune and pictures:
         raise ConfigError("the search is for rows of features, not for pictures; leave out --tune", "tuning.search")
     plain = {*PLAIN, "images", "tuning"} | ({"clients"} if requested.get("clients") == "parties" else set())
+    collection = requested.get("collection")
+    if isinstance(collection, Mapping) and collection.get("by") == "sums":  # which is for the exact methods alone
+        plain |= {"collection"}
     if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)

@@ -254,8 +254,17 @@ class FixedSettings(Settings):
 
 
 class CollectionSettings(Settings):
-    """How the server learns which labels occur together: keyed digests of instances, joined (docs/privacy.md)."""
+    """How the server learns about label sets: keyed digests of instances, joined, or less (docs/privacy.md)."""
 
+    by: Literal["join", "sums", "psi"] = "join"
+    """join: the server joins digests and has all label sets. sums: it adds up bucket counts and has none, for methods
+    that do not need to know which labels occur together. psi: it learns only how often each pair of labels occurs
+    together, by private set intersection, for few labels (docs/set-sizes.md)."""
+    records: Count | None = None
+    """sums: a bound on the number of records, for the size of the tables. none: the number of records of all labels
+    together."""
+    collisions: Annotated[float, Field(gt=0, le=0.5, allow_inf_nan=False)] = 0.005
+    """sums: the share of records whose number of labels may come out too large, with as many records as the bound."""
     algorithm: Algorithm = "hmac-sha256"
     """Hash function for the digests. Those without hmac take no key, so that the server can guess."""
     digest_bytes: Annotated[int, Field(ge=8, le=64)] = 16

@@ -84,6 +84,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
             "embeddings.secret": (True,),
         },
     ),
+    ("collection.records collection.collisions", {"collection.by": ("sums",)}),
     ("collection.quantum", {"collection.identity": ("embedding",)}),
     ("privacy.epsilon privacy.delta privacy.noise", {"privacy.mechanism": ("counts", "gradients")}),
     ("privacy.labels_per_instance", {"privacy.mechanism": ("counts",)}),

@@ -28,6 +28,15 @@ _EXACT_IN_FLOAT32 = 1 << 24
 
 
 @dataclass(frozen=True)
+class LabelCounts:
+    """What sums show of the label sets: `counts` is n, `mean_set_size` the mean number of labels of an instance, if a
+    method asked for it (docs/set-sizes.md)."""
+
+    counts: np.ndarray
+    mean_set_size: float | None = None
+
+
+@dataclass(frozen=True)
 class Correlations:
     """`instances` is N, `counts` n (one per label), `together` c (labels × labels, sparse, symmetric, no diagonal)."""
 

@@ -28,7 +28,8 @@ from fedalc.labels.collection.identity import SharedEncoder, make_hasher
 from fedalc.labels.collection.join import Joined
 from fedalc.labels.collection.results import Collected
 from fedalc.labels.collection.simulate import Collection, collect
-from fedalc.labels.correlations import Correlations
+from fedalc.labels.collection.sums import SetSize, count
+from fedalc.labels.correlations import Correlations, LabelCounts
 from fedalc.labels.privacy import (
     PrivateLabelSets,
     Release,
@@ -57,7 +58,7 @@ CONTINUOUS = (
 class LabelKnowledge:
     """`labels` is what a method learns from. The other fields say how it was collected and what privacy was spent."""
 
-    labels: Correlations | PrivateLabelSets
+    labels: Correlations | LabelCounts | PrivateLabelSets
     set_sizes: np.ndarray | None = None  # m of every instance, if the server tells the clients
     holders: np.ndarray | None = None  # how many parties have each (instance, label) pair, if the server tells them
     bytes_up: int = 0
@@ -121,8 +122,23 @@ def learn_labels(
             'the numbers of rows mean nothing to another party; use "content": equal records are the same',
             "collection.identity",
         )
+    if settings.collection.by == "sums":
+        return _by_sums(settings, train, names, shared, parties)
     collection = collect(settings.collection, train.features, train.labels, names, shared, parties)
     return protected(settings, collection, looks, phase)
+
+
+def _by_sums(
+    settings: Experiment, train: Split, names: Sequence[str], shared: SharedEncoder, parties: np.ndarray | None
+) -> LabelKnowledge:
+    """Return what sums over the clients show: n, and m or its mean, as the settings need it."""
+    set_size: SetSize = "ignored" if settings.client.loss == "hinge" else settings.client.set_size
+    senders = numbered(train.users) if settings.clients == "users" and train.users is not None else parties
+    counted = count(settings.collection, train.features, train.labels, names, shared, set_size, senders)
+    holders = None if parties is None else counted.holders  # a record at several users counts for each
+    known = LabelCounts(counted.counts, counted.mean_set_size)
+    up, down = counted.bytes_up, counted.bytes_down
+    return LabelKnowledge(known, counted.set_sizes, holders, up, down, counted.facts)
 
 
 def protected(settings: Experiment, collection: Collection, looks: int, phase: str = "fit") -> LabelKnowledge:

@@ -22,7 +22,7 @@ from fedalc.core.blocks import DEFAULT_BUDGET, blocks
 from fedalc.core.nearest import Search
 from fedalc.core.seeds import torch_generator
 from fedalc.errors import ConfigError
-from fedalc.labels.correlations import Correlations
+from fedalc.labels.correlations import Correlations, LabelCounts
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.labels.privacy import PrivateLabelSets
 from fedalc.methods.losses import SET_LOSSES, SetLoss
@@ -205,19 +205,23 @@ class Method(MethodFacts, ABC):
 
     @cached_property
     def _per_label(self) -> Tensor:
-        """1 / E[m | u], where E[m | u] = 1 + Σ_v c_uv / n_u is the mean size of the label sets that contain u."""
+        """1 / E[m | u], where E[m | u] = 1 + Σ_v c_uv / n_u is the mean size of the label sets that contain u. Without
+        c, the mean size of all label sets takes its place."""
         if self.told is not None:
             return self._tensor(self.told.shares)
-        pairs = self._correlations
+        pairs = self._known_counts
+        if isinstance(pairs, LabelCounts):
+            assert pairs.mean_set_size is not None
+            return self._tensor(np.full(self.label_count, 1 / pairs.mean_set_size))
         return self._tensor(1 / (1 + np.asarray(pairs.together.sum(axis=1)).ravel() / np.maximum(pairs.counts, 1)))
 
     @property
     def _counts(self) -> np.ndarray:
-        return self._correlations.counts.astype(np.float64)
+        return self._known_counts.counts.astype(np.float64)
 
     @property
-    def _correlations(self) -> Correlations:
-        assert self.knowledge is not None and isinstance(self.knowledge.labels, Correlations)
+    def _known_counts(self) -> Correlations | LabelCounts:
+        assert self.knowledge is not None and not isinstance(self.knowledge.labels, PrivateLabelSets)
         return self.knowledge.labels
 
     def _tensor(self, values: np.ndarray) -> Tensor:
@@ -248,7 +252,7 @@ class Method(MethodFacts, ABC):
 
     def from_labels(self, build: Callable[[Correlations], Regularizer]) -> Objective:
         """Build a regularizer from the label correlations. If each step is private, wrap it in a PrivateGradient."""
-        if self.knowledge is None:
+        if self.knowledge is None or isinstance(self.knowledge.labels, LabelCounts):
             raise ConfigError(
                 f"{self.settings.method} uses label correlations: declare uses_labels = True in its class"
             )

@@ -89,6 +89,14 @@ class Hasher:
             raise FedalcError(f"{self.algorithm} uses no key, so there is nothing secret to draw from; use hmac-sha256")
         return self._key.mac("sha512", DOMAIN + purpose.encode())
 
+    def numbers(self, purpose: str, contents: Iterable[bytes]) -> np.ndarray:
+        """Return eight numbers of 64 bits for each content that only holders of the key can compute."""
+        if self._key is None:
+            raise FedalcError(f"{self.algorithm} uses no key, so the server could compute these too; use hmac-sha256")
+        mac, domain = self._key.mac, DOMAIN + purpose.encode() + b"\0"
+        joined = b"".join([mac("sha512", domain + content) for content in contents])
+        return np.frombuffer(joined, dtype="<u8").reshape(-1, 8)
+
     def _digests(self, domain: bytes, contents: Iterable[bytes]) -> np.ndarray:
         name = self._hash_name
         if self._key is not None:

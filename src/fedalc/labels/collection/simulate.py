@@ -10,6 +10,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.config.schema import CollectionSettings
+from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.identity import Identity, SharedEncoder, make_hasher
 from fedalc.labels.collection.join import distinct, holder_counts, join, set_sizes
 from fedalc.labels.collection.messages import messages_with
@@ -39,10 +40,8 @@ def collect(
 
     `parties`: the number of each instance's party, if parties may have the same label.
     """
-    hasher, identity = make_hasher(settings), Identity(settings, encoder)
-    kind = identity.name(features)
-    records = [str(row) for row in range(features.shape[0])]
-    digests = hasher.instances(identity.canonical(features, records), kind)
+    hasher = make_hasher(settings)
+    digests, kind = hashed(settings, hasher, features, encoder)
     sent = messages_with(hasher, kind, "all clients", digests, labels, names)
     joined = join([sent], max_labels=max(1, labels.shape[1]))
     # The simulation has the key, so it knows which label a pseudonym stands for.
@@ -68,6 +67,15 @@ def collect(
         bytes_up += len(np.unique(claim)) * sent.pseudonyms.shape[1]
         bytes_down = 4 * messages
     return Collection(_with_columns(joined.label_sets, columns), sizes, bytes_up, bytes_down, facts, holders)
+
+
+def hashed(
+    settings: CollectionSettings, hasher: Hasher, features: csr_matrix, encoder: SharedEncoder
+) -> tuple[np.ndarray, str]:
+    """Return the digest of every instance, and the name of the identity."""
+    identity = Identity(settings, encoder)
+    kind, records = identity.name(features), [str(row) for row in range(features.shape[0])]
+    return hasher.instances(identity.canonical(features, records), kind), kind
 
 
 def _with_columns(matrix: csr_matrix, columns: np.ndarray) -> csr_matrix:
