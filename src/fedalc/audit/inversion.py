@@ -53,7 +53,7 @@ QUESTIONS = (
     Question("hinge, round 1", "the first change of θ with the paper's loss (fedalc)", ("method=fedalc",)),
     Question("hinge, rounds 8-10", "three later changes, taken together", ("method=fedalc",), 10, 8),
     Question(
-        "square, round 1", "the first change of fedalc-exact, from θ = 0: a label's mean", ("method=fedalc-exact",)
+        "square, round 1", "the first of fedalc-exact, from θ = 0: a label's mean record", ("method=fedalc-exact",)
     ),
     Question("square, rounds 1-3", "its first three changes, taken together", ("method=fedalc-exact",), 3),
     Question("one round of sums", "Σ x xᵀ/m and the sum of each label (fedalc-oneshot)", ("method=fedalc-oneshot",), sums=True),
@@ -66,7 +66,7 @@ QUESTIONS = (
     ),
     Question(
         "chosen θ, 12 rounds",
-        "a hostile server: a random θ in each round, hinge loss, raw output",
+        "a hostile server: random θ in each round (hinge, raw output)",
         ("method=fedavg-fixed", 'encoder.output="raw"', "client.margin=1.0"),
         12,
         chosen=True,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalc.audit.answers import ALONE, RULE, Notes
+from fedalc.audit.answers import ALONE, RULE, Notes, from_words
 from fedalc.audit.reconstruct import principal, reconstruct
 from fedalc.audit.targets import Target
 from fedalc.models.model import Model
@@ -65,3 +65,10 @@ def duals(W: Tensor) -> Tensor:
     products = rows @ rows.T if few else rows.T @ rows
     inverse = torch.linalg.pinv(products, hermitian=True)
     return (rows.T @ inverse if few else inverse @ rows.T).to(W)
+
+
+def guess_from_words(words: np.ndarray, bits: int, W: Tensor, label: int, count: int) -> np.ndarray:
+    """Try the same on a vector modulo 2⁶⁴ as a party sends it: features × D numbers in fixed point, masked or not."""
+    change = from_words(words, bits, (-1, W.shape[1]))
+    own = change @ duals(W)[:, [label]].double().cpu().numpy()
+    return reconstruct([principal(change, count + 1), own], count)

@@ -24,13 +24,14 @@ OFTEN = 0.1  # the part of all rows on lines, from which these are no coincidenc
 def reconstruct(mixtures: Iterable[np.ndarray], count: int) -> np.ndarray:
     """Return the best guess of `count` records, count × features, from matrices of features × mixtures.
 
-    Every matrix is tried by itself, and in several ways. The server does not know the records, so it prefers a guess
-    with signs of being exact, and of these the sparsest: mixtures of records have more features than records.
+    Every matrix is tried by itself, and in several ways. The server does not know the records, so it goes by signs:
+    exact solutions first, then those that are never negative, as features of texts are, and of these the sparsest,
+    because mixtures of records have more features than records.
     """
     found = [each for mixture in mixtures for each in _guesses(np.asarray(mixture, dtype=np.float64), count)]
     if not found:
         return np.zeros((count, 0))
-    return min(found, key=lambda each: (not each[0], _density(each[1])))[1]
+    return min(found, key=lambda each: (not each[0], _is_negative(each[1]), _density(each[1])))[1]
 
 
 def _guesses(mixture: np.ndarray, count: int) -> Iterator[tuple[bool, np.ndarray]]:
@@ -45,7 +46,7 @@ def _guesses(mixture: np.ndarray, count: int) -> Iterator[tuple[bool, np.ndarray
         yield exact, np.repeat(_signed(basis.T), count, axis=0)
         return
     lines, often = _lines(basis)
-    ways = (_extremes(basis), _independent(basis)) if lines is None else (lines,)
+    ways = (lines,) if often else (lines, _extremes(basis), _independent(basis))
     for directions in ways:
         if directions is not None:
             found = _signed(np.linalg.lstsq(directions.T, basis.T, rcond=None)[0])
@@ -157,6 +158,11 @@ def _density(records: np.ndarray) -> float:
     """Return the mean of ‖x‖₁/‖x‖₂: the root of the number of features, if all are alike."""
     lengths = np.linalg.norm(records, axis=1)
     return float((np.abs(records).sum(axis=1) / np.maximum(lengths, 1e-300)).mean())
+
+
+def _is_negative(records: np.ndarray) -> bool:
+    """Return whether a considerable part of any record is negative."""
+    return bool((np.minimum(records, 0) ** 2).sum(axis=1).max() > 1e-6)
 
 
 def matched(guesses: np.ndarray, records: np.ndarray) -> np.ndarray:

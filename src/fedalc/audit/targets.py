@@ -13,7 +13,7 @@ from fedalc.data.dataset import Split
 from fedalc.errors import DataError
 
 SIZES = (1, 2, 3, 10)
-EACH = 3  # labels of each size
+EACH = 2  # labels of each size
 
 
 @dataclass(frozen=True)
