@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import click
 import typer
 
-from fedalc.cli.collect import audit, collect_app, key_app
+from fedalc.cli.audit import audit
+from fedalc.cli.collect import collect_app, key_app
 from fedalc.cli.compare import compare
 from fedalc.cli.data import app as data_app
 from fedalc.cli.deploy import app as deploy_app

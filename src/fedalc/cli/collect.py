@@ -1,14 +1,12 @@
-"""`fedalc key …`, `fedalc collect …`, `fedalc audit`: collect label sets with files, test what the server learns."""
+"""`fedalc key …`, `fedalc collect …`: collect label sets with files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedalc.cli.options import DataDir, EpsilonBudget
 from fedalc.config.schema import (
@@ -21,7 +19,7 @@ from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 from fedalc.errors import ConfigError, FedalcError
 
 if TYPE_CHECKING:
-    from fedalc.data.dataset import Split
+    pass
 
 key_app = typer.Typer(
     help="Make and use the key that the clients share: new, labels, name-model.", rich_markup_mode="rich"
@@ -242,61 +240,6 @@ def server(
             "--set collection.missing_labels=allow",
             markup=False,
         )
-
-
-def audit(
-    candidates: Annotated[
-        str, typer.Argument(help="the instances that the server suspects: a file, a folder or a dataset's name")
-    ],
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="message files to attack (default: make some with every algorithm)")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option("--key", help="attack with this key, as if a client had leaked it")
-    ] = None,
-    size: Annotated[
-        int,
-        typer.Option(min=SMALLEST_SIDE, max=LARGEST_SIDE, help="pictures: side in pixels at which they were hashed"),
-    ] = 96,
-    data_dir: DataDir = None,
-) -> None:
-    """Attack the collection as a curious server: guess instances and label names, and list what the join reveals."""
-    from fedalc.data import ImageOptions
-    from fedalc.data.load import load_held
-    from fedalc.labels.collection import audit as attacks
-
-    split, names = load_held(candidates, data_dir, ImageOptions(size))
-    console = Console(highlight=False, soft_wrap=True)
-    if files:
-        attempts, notes = attacks.attack_files(files, split, names, key)
-        for note in notes:
-            console.print(f"refused: {note}", markup=False)
-    elif key is not None:
-        raise ConfigError("--key needs message files; without files the audit also tries a stolen key of its own")
-    else:
-        attempts = attacks.attack_every_mode(split, names)
-    totals = attempts[0].found
-    table = Table("messages", "the server has", "instances", "names", "names by frequency")
-    for attempt in attempts:
-        found = attempt.found
-        numbers = (found.instances, found.labels, attempt.by_frequency)
-        table.add_row(attempt.messages, attempt.weapon, *(f"{number:,}" for number in numbers))
-    console.print(f"Found of {totals.of_instances:,} instances and {totals.of_labels:,} label names:")
-    console.print(table)
-    for line in attacks.describe(attempts[0].learnt):
-        console.print(line)
-    if not files:
-        _attack_sums(console, split, names)
-
-
-def _attack_sums(console: Console, split: Split, names: Sequence[str]) -> None:
-    from fedalc.labels.collection.sums_attack import attack_sums
-
-    console.print("\nFound with --collection sums (instances: of how many it can tell whether they were collected):")
-    table = Table("the attacker sees", "and has", "label sets", "instances")
-    for attempt in attack_sums(split, names):
-        table.add_row(attempt.seen, attempt.weapon, attempt.label_sets, attempt.instances)
-    console.print(table)
 
 
 def _settings(algorithm: str, digest_bytes: int, identity: str, quantum: float, key: Path | None) -> CollectionSettings:
