@@ -18,12 +18,16 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.clientapp import ClientApp
 
 from fedalc.core.plugins import load_inherited_plugins
+from fedalc.data.text.agreed import DocumentCounter, NotAgreed
 from fedalc.deployment.flower.answers import sign_off
 from fedalc.deployment.flower.compared_rows import read_compared_rows
+from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
+from fedalc.deployment.flower.party import hashed
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_ranking import ranked
-from fedalc.deployment.flower.questions import apart, read_question, shared_encoder
+from fedalc.deployment.flower.party_texts import check_own, counted_documents
+from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
 from fedalc.deployment.flower.wire import (
     BadMessage,
     pack,
@@ -66,8 +70,13 @@ def answers(function: Answer) -> Callable[[Message, Context], Message]:
 @app.query("hello")
 @answers
 def hello(message: Message, context: Context) -> RecordDict:
-    """Say who this party is: its labels' pseudonyms, and how many instances it has of each."""
-    party, settings, question = read_question(message, context)
+    """Say who this party is: its labels' pseudonyms, and how many instances it has of each. With texts whose features
+    parties have yet to agree on, only how many it has."""
+    try:
+        party, settings, question = read_question(message, context)
+    except NotAgreed:
+        return _texts(message, context)
+    check_own(message.content, party, settings.text)
     _, out = apart(party, settings, question["share"])
     labels = party.holding.split.labels
     introduction = {
@@ -79,6 +88,23 @@ def hello(message: Message, context: Context) -> RecordDict:
         "names": list(party.holding.names) if party.shares_names else [],
     }
     return RecordDict({"introduction": ConfigRecord(introduction)})
+
+
+def _texts(message: Message, context: Context) -> RecordDict:
+    """Say that this party has texts, and its name."""
+    settings, question, _ = checked_task(message, context)
+    party = party_of(context, settings, question, hashed)
+    return RecordDict({TEXTS: ConfigRecord({"client": party.name})})
+
+
+@app.query("document_counts")
+@answers
+def document_counts(message: Message, context: Context) -> RecordDict:
+    """Send in how many of its documents each term is, as a keyed digest, or each bucket of a hash."""
+    settings, question, _ = checked_task(message, context)
+    counter = DocumentCounter(settings.text)
+    party = party_of(context, settings, question, lambda hasher: counter)
+    return counted_documents(party, counter, context, question["run"])
 
 
 @app.query("label_sets")

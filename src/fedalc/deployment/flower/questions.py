@@ -14,8 +14,9 @@ from flwr.app import Context, Message
 from fedalc.config.experiment import Experiment
 from fedalc.data.images.images import Images
 from fedalc.deployment.flower.limits import Limits, check_memory
-from fedalc.deployment.flower.party import SHARES, Party, held_out
+from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_texts import text_of
 from fedalc.deployment.flower.party_trials import check_trial
 from fedalc.deployment.flower.wire import (
     SEARCH,
@@ -36,16 +37,30 @@ def read_question(
     message: Message, context: Context, **more: type | tuple[type, type]
 ) -> tuple[Party, Experiment, dict[str, Any]]:
     """Return the party, the settings and the question. The settings come first: they say how pictures are read."""
+    settings, question, limits = checked_task(message, context, **more)
+    text = text_of(message, context, settings, question["run"], limits)
+    return party_of(context, settings, question, text), settings, question
+
+
+def checked_task(
+    message: Message, context: Context, **more: type | tuple[type, type]
+) -> tuple[Experiment, dict[str, Any], Limits]:
+    """Return the settings, the question, and the party's limits, by which both were checked."""
     node_config = context.node_config
     settings, question = read_task(message.content, str(node_config.get("device", "cpu")), share=float, **more)
     limits = Limits.from_node_config(node_config)
     limits.check_settings(settings)
     _check_share(question["share"])
     _check_run(message, context, question, limits)
-    images = replace(image_options(settings), tell=log.warning)
     if settings.text.encoder is not None:  # never read a folder that the server names
-        raise BadMessage("asks for features of a sentence encoder; parties hash texts (text.kind)")
-    party = Party.from_node_config(node_config, images, question["run"], settings.text)
+        raise BadMessage("asks for features of a sentence encoder, which a party does not read (text.kind)")
+    return settings, question, limits
+
+
+def party_of(context: Context, settings: Experiment, question: dict[str, Any], text: TextOf) -> Party:
+    """Read the party's data, if these settings suit it. `text`: how its texts become features."""
+    images = replace(image_options(settings), tell=log.warning)
+    party = Party.from_node_config(context.node_config, images, question["run"], text)
     if settings.embeddings.secret and party.collection.key is None:
         raise BadMessage("has secret rows (embeddings.secret), and this party has no key to turn them with")
     if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests
@@ -59,7 +74,7 @@ def read_question(
         raise BadMessage(
             f"asks for pictures of {size} pixels a side (images.size), and this party's have {features.size} (--size)"
         )
-    return party, settings, question
+    return party
 
 
 def _check_run(message: Message, context: Context, question: dict[str, Any], limits: Limits) -> None:
