@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import fedalc
-from fedalc.config.resolve import experiment
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.load import load_dataset
 from fedalc.data.text.agreed import agreed_text
 from fedalc.data.text.features import VocabularyText, fit_text
 from fedalc.data.text.settings import TextSettings
-from fedalc.deployment.twin import in_one_process
 from fedalc.errors import ConfigError, DataError
-from fedalc.labels.collection.keys import Key
-from fedalc.models.trained import TrainedModel
 from tests.commands import run as command
-from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import LINEAR, RUN_ID, asked, overrides, run
 
 WORDS = {"fever": "hot brow", "cough": "dry throat", "rash": "red skin"}
 ALL = TableSettings(test_share=0.0)
@@ -93,40 +85,3 @@ def test_train_and_predict_a_text(tmp_path: Path, clinics: Path) -> None:
     command("train", "--dataset", "clinics", "--no-tune", "--out", ".", "--name", "mine", cwd=tmp_path)
     said = command("predict", "mine", "the throat is dry", cwd=tmp_path)
     assert "cough" in said.stdout.splitlines()[-1] + said.stdout
-
-
-TEXT = {"text.kind": "hashing", "text.idf": False, "text.buckets": 256, "clients": "parties", "dtype": "float64"}
-
-
-def test_the_deployment_of_texts_is_their_simulation(tmp_path: Path, clinics: Path) -> None:
-    """Each party hashes its texts itself, and the model that the server keeps reads texts."""
-    key = tmp_path / "key"
-    Key(bytes(range(7, 47))).write(key)
-    nodes: dict[int, dict[str, Any]] = {
-        node: {"data": str(clinics / party), "client": party, "key": str(key), "fewest": 1, "share-names": True}
-        for node, party in {1: "north", 2: "south"}.items()
-    }
-    settings = LINEAR | TEXT
-    found = run(LocalGrid(nodes), tmp_path / "run", asked("fedalc-oneshot", settings, **{"num-parties": 2}))
-    literal_settings = experiment({"method": "fedalc-oneshot", "engine": "clients"}, overrides=overrides(settings))
-    data = load_dataset(clinics, table=ALL, text=literal_settings.text)
-    literal = in_one_process(literal_settings, data.train, data.label_names, key, RUN_ID)
-    literal.run_round()
-    torch.testing.assert_close(found.model.theta, literal.model.theta, rtol=1e-10, atol=1e-12)
-    assert found.label_names and set(found.label_names) == set(WORDS)
-    labels = TrainedModel.load(tmp_path / "run" / "model").predict(["the throat is dry", "red skin"])
-    assert [found.label_names[best] for best in np.asarray(labels[0])[:, 0]] == ["cough", "rash"]
-
-
-def test_a_party_with_texts_refuses_a_vocabulary(
-    tmp_path: Path, clinics: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    key = tmp_path / "key"
-    Key(bytes(range(7, 47))).write(key)
-    nodes: dict[int, dict[str, Any]] = {
-        node: {"data": str(clinics / party), "client": party, "key": str(key), "fewest": 1}
-        for node, party in {1: "north", 2: "south"}.items()
-    }
-    with pytest.raises(fedalc.FedalcError, match="0 have introduced themselves"):
-        run(LocalGrid(nodes), tmp_path / "run", asked("fedavg", {}, **{"num-parties": 2, "wait": 0.0}))
-    assert "--set text.kind=hashing --set text.idf=false" in caplog.text

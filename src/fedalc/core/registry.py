@@ -47,7 +47,7 @@ class Registry(Mapping[str, Any]):
         self.check_name(name)
         if (name in self._builtin and not self._is_builtin(name, item)) or name in self.reserved:
             raise ConfigError(f"fedalc has its own {name!r}: choose another name for your {self.kind}")
-        accepted = _imported(self.accept)(item)
+        accepted = imported(self.accept)(item)
         known = self._registered.get(name)
         if known is not None and _origin(known) != _origin(accepted):
             raise ConfigError(f"{_origin(known)} is registered as the {self.kind} {name!r}: choose another name")
@@ -90,12 +90,12 @@ class Registry(Mapping[str, Any]):
 
     def _load(self, name: str) -> Any:
         if name in self._builtin:
-            return _imported(self._builtin[name])
+            return imported(self._builtin[name])
         if name not in self._entry_points:
             raise KeyError(name)
         point = self._entry_points[name]
         try:
-            return _imported(self.accept)(point.load())
+            return imported(self.accept)(point.load())
         except Exception as error:
             raise FedalcError(f"the {self.kind} {name!r} of {point.value!r} cannot be loaded: {error}") from error
 
@@ -110,7 +110,8 @@ def _origin(item: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _imported(home: str) -> Any:
+def imported(home: str) -> Any:
+    """Return what "module:attribute" names."""
     module, _, attribute = home.partition(":")
     return getattr(import_module(module), attribute)
 

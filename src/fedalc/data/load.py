@@ -176,7 +176,7 @@ def load_held(
     name_or_path: str | Path,
     data_dir: Path | str | None = None,
     images: ImageOptions | None = None,
-    text: TextSettings | None = None,
+    text: TextSettings | TextFeatures | None = None,
 ) -> tuple[Split, tuple[str, ...]]:
     """Return a party's data and its label names: a file, the train file of a folder, or a known dataset's train split.
 

@@ -93,10 +93,15 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
 
 def check_document_counts(settings: Experiment, data: Dataset) -> None:
     """Refuse differential privacy beside numbers of documents that parties share without noise."""
-    shared = data.text is not None and data.train.parties is not None and needs_counts(data.text.settings)
-    if shared and settings.privacy.mechanism is not None:
+    if data.text is not None and data.train.parties is not None and needs_counts(data.text.settings):
+        refuse_exact_numbers(settings)
+
+
+def refuse_exact_numbers(settings: Experiment) -> None:
+    """The same for parties that do share numbers of documents."""
+    if settings.privacy.mechanism is not None and settings.text.epsilon is None:
         raise ConfigError(
             "ε does not cover the numbers of documents that parties share for a vocabulary or for idf; use "
-            "text.kind=hashing and text.idf=false, which need none",
+            "text.kind=hashing with text.idf=false, which needs none, or with text.epsilon, which adds noise to them",
             "privacy",
         )

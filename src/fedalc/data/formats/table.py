@@ -19,7 +19,7 @@ from fedalc.data.tables.build import make_dataset
 from fedalc.data.tables.columns import Columns, find_columns
 from fedalc.data.tables.records import Read, Records, read_records, separator_in_words
 from fedalc.data.tables.source import Source
-from fedalc.data.text.agreed import needs_counts
+from fedalc.data.text.agreed import NotAgreed, needs_counts
 from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
@@ -78,9 +78,9 @@ class TableFormat(Format, ABC):
             raise DataError("has no records for training", path)
         agrees = isinstance(options.text, TextSettings) and needs_counts(options.text)
         if records["train"].texts is not None and agrees:
-            raise DataError(
-                "holds texts: real parties agree on no vocabulary; they hash texts, without document frequencies: "
-                "--set text.kind=hashing --set text.idf=false",
+            raise NotAgreed(
+                "holds texts, and their features (text.kind, text.idf) depend on all parties' documents, on which real "
+                "parties agree first; nobody has to with text.kind=hashing and text.idf=false",
                 path,
             )
         names = label_list(path.parent)

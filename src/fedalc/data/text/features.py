@@ -9,55 +9,23 @@ The result is the same for any number of processes, and on any machine.
 from __future__ import annotations
 
 import heapq
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 
-from fedalc.data.text.base import COUNTING, TURNING, TextFeatures, refuse_single
+from fedalc.data.text.base import COUNTING, TextFeatures, refuse_single
 from fedalc.data.text.blocks import by_blocks
+from fedalc.data.text.counted import CountedText, idf_of, placed_counts
 from fedalc.data.text.counts import BucketCounts, DocumentCounts, TermCounts
 from fedalc.data.text.encoded import EncodedText
+from fedalc.data.text.keyed import KEYED, KeyedVocabularyText
 from fedalc.data.text.settings import TextSettings
 from fedalc.data.text.terms import VERSION, Terms
 from fedalc.errors import DataError
-
-
-class CountedText(TextFeatures):
-    """Terms counted in each text, weighted by the two settings sublinear and idf."""
-
-    def __init__(self, settings: TextSettings, idf: np.ndarray | None) -> None:
-        self.settings = settings
-        self.idf = idf  # float32, per feature
-
-    @abstractmethod
-    def counts(self, texts: list[str]) -> csr_matrix:
-        """Return how often the texts have each feature's terms."""
-
-    def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
-        """Return texts × features as float32. Rows are not scaled. Memory: the result twice, and a few blocks of
-        texts per process."""
-        refuse_single(texts)
-        rows = [part for _, part in by_blocks(TURNING, self._weighted, texts, workers)]
-        return vstack(rows, format="csr") if rows else csr_matrix((0, self.feature_count), dtype=np.float32)
-
-    def _weighted(self, texts: list[str]) -> csr_matrix:
-        counts = self.counts(texts)
-        # Products of two float32 are rounded once: the same on every machine, whatever its logarithm's last bit.
-        weights = counts.data.astype(np.float32)
-        if self.settings.sublinear:
-            numbers, places = np.unique(np.abs(counts.data), return_inverse=True)
-            weights = np.sign(weights) * (1 + np.log(numbers.astype(np.float64))).astype(np.float32)[places]
-        if self.idf is not None:
-            weights *= self.idf[counts.indices]
-        return csr_matrix((weights, counts.indices.astype(np.int32), counts.indptr), shape=counts.shape)
-
-    def facts(self) -> dict[str, Any]:
-        return {"version": VERSION, "settings": self.settings.model_dump(mode="json")}
 
 
 class VocabularyText(CountedText):
@@ -72,16 +40,7 @@ class VocabularyText(CountedText):
         return len(self.terms)
 
     def counts(self, texts: list[str]) -> csr_matrix:
-        # (scikit-learn's CountVectorizer gives the same, but importing it takes longer than a small prediction.)
-        terms, ends, columns, numbers = Terms.of(self.settings), [0], [], []
-        for text in texts:
-            known = Counter(self._places[term] for term in terms(text) if term in self._places)
-            for place in sorted(known):
-                columns.append(place)
-                numbers.append(known[place])
-            ends.append(len(columns))
-        shape = (len(texts), self.feature_count)
-        return csr_matrix((np.array(numbers, dtype=np.int64), np.array(columns, dtype=np.int32), ends), shape)
+        return placed_counts(texts, Terms.of(self.settings), self._places.get, self.feature_count)
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -142,7 +101,7 @@ def count_documents(texts: Iterable[str], settings: TextSettings, workers: int |
 def text_from_counts(counts: DocumentCounts, settings: TextSettings) -> TextFeatures:
     """Return the features for these numbers of documents, of one place or summed over parties."""
     if isinstance(counts, BucketCounts):
-        return HashedText(settings, _idf(counts.documents, counts.buckets) if settings.idf else None)
+        return HashedText(settings, idf_of(counts.documents, counts.buckets) if settings.idf else None)
     most = settings.largest_share * counts.documents
     usable = (item for item in counts.items() if settings.least_documents <= item[1] <= most)
     kept = sorted(heapq.nsmallest(settings.most_terms, usable, key=lambda item: (-item[1], item[0])))
@@ -153,7 +112,7 @@ def text_from_counts(counts: DocumentCounts, settings: TextSettings) -> TextFeat
         )
     numbers = np.array([count for _, count in kept])
     return VocabularyText(
-        settings, tuple(term for term, _ in kept), _idf(counts.documents, numbers) if settings.idf else None
+        settings, tuple(term for term, _ in kept), idf_of(counts.documents, numbers) if settings.idf else None
     )
 
 
@@ -172,6 +131,8 @@ def text_from_parts(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], 
         if idf is not None and len(idf) != settings.buckets:
             raise ValueError(f"{len(idf)} idf for {settings.buckets} buckets")
         return HashedText(settings, idf)
+    if KEYED in facts:
+        return KeyedVocabularyText.from_parts(settings, arrays["digests"], idf, facts[KEYED])
     if arrays["terms"].dtype != np.uint8 or arrays["terms"].ndim != 1:
         raise ValueError(f"terms: {arrays['terms'].ndim} dimensions of {arrays['terms'].dtype}")
     terms = tuple(arrays["terms"].tobytes().decode().split("\n"))
@@ -186,10 +147,6 @@ def _checked_idf(idf: np.ndarray) -> np.ndarray:
     if idf.dtype != np.float32 or idf.ndim != 1 or not np.isfinite(idf).all():
         raise ValueError(f"idf: {idf.ndim} dimensions of {idf.dtype}, or not finite")
     return idf
-
-
-def _idf(documents: int, with_term: np.ndarray) -> np.ndarray:
-    return (1 + np.log((1 + documents) / (1 + with_term.astype(np.float64)))).astype(np.float32)
 
 
 def _with_term(texts: list[str], terms: Terms) -> Counter[str]:

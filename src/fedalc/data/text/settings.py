@@ -48,6 +48,13 @@ class TextSettings(Settings):
     """A term that occurs n times in a text counts 1 + log n instead of n."""
     idf: bool = True
     """Rare terms count more: times 1 + log((1 + documents) / (1 + documents with the term))."""
+    epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Of hashed texts at several parties: ε of a document in the numbers of documents that a party shares for idf
+    (docs/privacy.md). none: no noise."""
+    delta: Annotated[float, Field(ge=1e-15, le=0.1)] = 1e-5
+    """With epsilon: δ."""
+    terms_per_document: Count = 50
+    """With epsilon: a document counts in at most this many buckets, drawn at random."""
     encoder: str | None = None
     """Folder of a sentence encoder (docs/text.md). Sets kind = "encoder"."""
     batch: Count = 32
@@ -69,6 +76,10 @@ class TextSettings(Settings):
                 'kind = "encoder" needs the folder of one: text.encoder (--text-encoder FOLDER)'
                 if self.encoder is None
                 else f"an encoder's folder goes with kind = encoder, not {self.kind}"
+            )
+        if self.epsilon is not None and self.kind != "hashing":
+            raise ValueError(
+                'epsilon needs kind = "hashing": noise hides in how many documents a term is, not that there is one'
             )
         if self.words is None and self.characters is None:
             raise ValueError("words and characters are both none: no terms are left")

@@ -1,6 +1,7 @@
 """Engine `flower`: the clients are parties on other machines, reached over the network with Flower.
 
-client_app.py, party.py, limits.py, contributions.py, party_memory.py   a party's side
+client_app.py, questions.py, work.py        a party's answers, and how it reads and checks what it is asked
+party.py, limits.py, contributions.py, party_memory.py   its data, and what it accepts
 server_app.py, run_config.py, training.py   a run at the server, from its settings to its folder
 census.py, introductions.py, roster.py      which parties take part, and what the server learns about their labels
 engine.py, totals.py, measuring.py          one round of training; evaluation at the parties

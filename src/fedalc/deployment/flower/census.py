@@ -6,6 +6,7 @@ The server sees pseudonyms of labels and keyed digests of instances, and joins e
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.tensor_folder import load_folder, save_folder
+from fedalc.deployment.flower.agreement import TEXT, Agreement
 from fedalc.deployment.flower.collecting import collect
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.held_out_records import HeldOutRecords, restored_holders
@@ -25,6 +27,7 @@ from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.shared_labels import holders_by_party
+from fedalc.deployment.flower.text_census import introduced
 from fedalc.deployment.flower.wire import SEARCH, for_parties, task
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
@@ -45,7 +48,7 @@ class Census:
     `share`: the share of its instances that each party keeps out of training for evaluation. `run`: the run id that
     digests and pseudonyms are hashed for; "" in a run of an early version without run ids. `ranking`: the held-out
     records, if parties rank labels for them; None also in runs of earlier versions. `search`: if the run searches for
-    settings, those that it began with, as parties know them."""
+    settings, those that it began with, as parties know them. `text`: what parties with texts agreed on."""
 
     roster: Roster
     knowledge: LabelKnowledge | None
@@ -55,6 +58,7 @@ class Census:
     ranking: HeldOutRecords | None = None
     search: str = ""
     holders: dict[int, np.ndarray] = field(default_factory=dict)
+    text: Agreement | None = None
 
     def about(self, labels: np.ndarray) -> dict[str, Any]:
         """Return the part of a question that names the labels it is about."""
@@ -69,6 +73,7 @@ class Census:
         if self.knowledge is not None:
             assert isinstance(self.knowledge.labels, Correlations)
             tensors |= self.knowledge.labels.tensors()
+        tensors |= {} if self.text is None else self.text.tensors()
         return tensors if self.ranking is None else tensors | self.ranking.tensors()
 
     def facts(self) -> dict[str, Any]:
@@ -84,7 +89,8 @@ class Census:
             }
         ranking = None if self.ranking is None else self.ranking.facts()
         facts = {"roster": self.roster.facts(), "share": self.share, "run": self.run}
-        return facts | {"knowledge": knowledge, "ranking": ranking} | searching(self.search)
+        text = {} if self.text is None else {TEXT: self.text.facts()}
+        return facts | {"knowledge": knowledge, "ranking": ranking} | searching(self.search) | text
 
     def save(self, run: Path) -> None:
         """Write it into a run folder, once, so that a resumed run need not ask again."""
@@ -116,7 +122,8 @@ class Census:
             knowledge = LabelKnowledge(labels, **saved)
         ranking = None if facts.get("ranking") is None else HeldOutRecords.restored(tensors, facts["ranking"])
         run, search = str(facts.get("run", "")), str(facts.get(SEARCH, ""))
-        return cls(roster, knowledge, sizes, facts["share"], run, ranking, search, restored_holders(tensors))
+        text = Agreement.restored(tensors, facts[TEXT]) if TEXT in facts else None
+        return cls(roster, knowledge, sizes, facts["share"], run, ranking, search, restored_holders(tensors), text)
 
 
 def question(settings: Experiment, share: float, run: str, search: str = "") -> RecordDict:
@@ -137,9 +144,10 @@ def take_census(
     run: str,
     most_labels: int = MOST_LABELS_PER_PARTY,
     ranks: bool = False,
+    charge: Callable[[], None] = lambda: None,
 ) -> Census:
     """Ask all connected nodes. Each party keeps `share` of its instances out of training. `ranks`: whether parties will
-    rank labels for these.
+    rank labels for these. `charge`: see `introduced`.
 
     With noised counts (`privacy`), the census has only these: exact numbers of instances are neither kept nor logged,
     and the noised ones are logged later (`who_is_in`).
@@ -151,7 +159,8 @@ def take_census(
             "below 1, the list of participants shows how many instances a label has, which noise should hide; use 1",
             "client.sample",
         )
-    known = _few_enough_labels(parties, _distinct_names(parties.gather()), most_labels)
+    came, text = introduced(parties, settings, charge)
+    known = _few_enough_labels(parties, _distinct_names(came), most_labels)
     known = _same_features(parties, known)
     known = _enough_drawn(parties, settings, known)
     shared = settings.clients == "parties"
@@ -163,7 +172,7 @@ def take_census(
         roster, _ = _roster(parties, known, shared)
         parties.say(who_is_in(roster))
         ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
-        return Census(roster, None, {}, share, run, ranking, search)
+        return Census(roster, None, {}, share, run, ranking, search, text=text)
     messages = _label_sets(parties, settings, share, run, known)
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
@@ -200,7 +209,7 @@ def take_census(
     else:
         parties.say(who_is_in(roster))
     ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
-    return Census(roster, knowledge, sizes, share, run, ranking, search, holders)
+    return Census(roster, knowledge, sizes, share, run, ranking, search, holders, text)
 
 
 def who_is_in(roster: Roster) -> str:

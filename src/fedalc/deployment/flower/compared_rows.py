@@ -13,7 +13,7 @@ from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
 from fedalc.deployment.flower.wire import unpack_all_rows, unpack_axes
 
 if TYPE_CHECKING:
-    from fedalc.deployment.flower.client_app import Work
+    from fedalc.deployment.flower.work import Work
 
 RECORD = "all-rows"
 COPIES = 4  # of the scores of a block: the scores, their loss, and the derivatives of both

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from fedalc.core.atomic_files import append_text
 from fedalc.deployment.flower.exchange import Exchange, Reply
-from fedalc.deployment.flower.introductions import Introduction, read_introduction
+from fedalc.deployment.flower.introductions import HELLO, Introduction, read_introduction
 from fedalc.deployment.flower.punctuality import Punctuality
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.wire import BadMessage
@@ -156,7 +156,7 @@ class Parties:
         began = time.monotonic()
         new = [node for node in sorted(nodes) if self._turned_away.get(node, (began, ""))[0] <= began]
         introductions: dict[int, Introduction] = {}
-        exchange = self.exchange("query.hello", round_number)
+        exchange = self.exchange(HELLO, round_number)
         for node in new:
             exchange.send(node, self.hello())
         for reply in exchange.replies():

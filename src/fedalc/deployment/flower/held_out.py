@@ -15,11 +15,12 @@ from fedalc.data.catalog.datasets import is_known
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.load import held_out_file, load_dataset, load_held
-from fedalc.data.text.agreed import needs_counts
+from fedalc.data.text.agreed import NotAgreed, needs_counts
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.features import fit_text
 from fedalc.data.text.settings import TextSettings
 from fedalc.deployment.flower.roster import Roster
-from fedalc.errors import DataError
+from fedalc.errors import ConfigError, DataError
 from fedalc.workflows.preflight import check_kind
 from fedalc.workflows.train import image_options
 
@@ -32,15 +33,25 @@ class ServerData(Dataset):
         """Allow empty splits."""
 
 
-def read_held_out(source: str, settings: Experiment) -> tuple[Split, tuple[str, ...]]:
+def read_held_out(
+    source: str, settings: Experiment, text: TextFeatures | TextSettings | None = None
+) -> tuple[Split, tuple[str, ...]]:
     """Return instances and label names. `source`: a file, a folder (its test file, else its train file), or the name
-    of a known dataset (its test data). They are pictures if the settings are for pictures."""
-    split, names = _read(source, image_options(settings), settings.text)
+    of a known dataset (its test data). They are pictures if the settings are for pictures. `text`: what parties agreed
+    on, if they have texts."""
+    try:
+        split, names = _read(source, image_options(settings), settings.text if text is None else text)
+    except NotAgreed:
+        raise ConfigError(
+            "the server cannot turn texts into features: terms are hashed with the parties' key. Leave it out, and "
+            "parties evaluate on records of their own (--held-out-share), or use text.kind=hashing",
+            "held-out",
+        ) from None
     check_kind(settings, Dataset("held-out", split))
     return split, names
 
 
-def _read(source: str, images: ImageOptions, text: TextSettings) -> tuple[Split, tuple[str, ...]]:
+def _read(source: str, images: ImageOptions, text: TextFeatures | TextSettings) -> tuple[Split, tuple[str, ...]]:
     if is_known(source):
         dataset = load_dataset(source, images=images)
         return dataset.test, dataset.label_names
@@ -53,7 +64,7 @@ def server_data(
     roster: Roster,
     held_out: tuple[Split, tuple[str, ...]] | None,
     say: Callable[[str], None],
-    text: TextSettings | None = None,
+    text: TextFeatures | TextSettings | None = None,
 ) -> ServerData:
     """Match the labels of held-out data by pseudonym (hexadecimal), or by name if parties share names.
 
@@ -63,8 +74,9 @@ def server_data(
     features, labels = roster.feature_count, roster.label_count
     nothing = Split(csr_matrix((0, features), dtype=np.float32), csr_matrix((0, labels), dtype=np.float32))
     test = nothing if held_out is None else _matched(roster, *held_out, say)
-    hashed = text is not None and text.kind == "hashing" and not needs_counts(text) and text.buckets == features
-    fitted = fit_text((), text) if text is not None and hashed else None
+    if isinstance(text, TextSettings):  # nobody had to agree
+        text = fit_text((), text) if text.kind == "hashing" and not needs_counts(text) else None
+    fitted = None if text is None or text.feature_count != features else text
     return ServerData("parties", nothing, test, roster.names, text=fitted)
 
 

@@ -11,13 +11,17 @@ from fedalc.deployment.flower.wire import BadMessage, config
 from fedalc.errors import DataError
 from fedalc.labels.collection.messages import PSEUDONYM_BYTES, check_client_name
 
+HELLO = "query.hello"
 MOST = 1 << 31  # instances of a label, or features
 LONGEST = 1000  # characters of a label's name
+TEXTS = "texts"  # the record of a party with texts, before parties agree on features
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """`labels` are pseudonyms; `counts` and `held_out` count instances; `names` is empty or has one per label."""
+    """`labels` are pseudonyms; `counts` and `held_out` count instances; `names` is empty or has one per label.
+
+    A party that `has_texts`, whose features parties have yet to agree on, says only its name."""
 
     client: str
     labels: list[bytes]
@@ -25,9 +29,12 @@ class Introduction:
     held_out: list[int]
     features: int
     names: list[str]
+    has_texts: bool = False
 
 
 def read_introduction(content: RecordDict) -> Introduction:
+    if TEXTS in content:
+        return _with_texts(content)
     wanted: dict[str, type | tuple[type, type]] = {
         "client": str,
         "labels": (list, bytes),
@@ -39,10 +46,7 @@ def read_introduction(content: RecordDict) -> Introduction:
     exactly(content, {"introduction": wanted})
     said = config(content, "introduction", wanted)
     labels, size = said["labels"], len(said["labels"])
-    try:
-        check_client_name(said["client"])
-    except DataError as error:
-        raise BadMessage(str(error)) from None
+    _check_name(said["client"])
     if not size or len(set(labels)) != size or any(len(label) != PSEUDONYM_BYTES for label in labels):
         raise BadMessage("no labels, a label twice, or one that is not a pseudonym")
     for key in ("counts", "held-out"):
@@ -57,6 +61,20 @@ def read_introduction(content: RecordDict) -> Introduction:
     if said["names"] and (len(said["names"]) != size or not all(_is_name(name) for name in said["names"])):
         raise BadMessage("names are not one per label, or not printable")
     return Introduction(said["client"], labels, said["counts"], said["held-out"], said["features"], said["names"])
+
+
+def _with_texts(content: RecordDict) -> Introduction:
+    exactly(content, {TEXTS: ("client",)})
+    client = config(content, TEXTS, {"client": str})["client"]
+    _check_name(client)
+    return Introduction(client, [], [], [], 0, [], has_texts=True)
+
+
+def _check_name(client: str) -> None:
+    try:
+        check_client_name(client)
+    except DataError as error:
+        raise BadMessage(str(error)) from None
 
 
 def _is_name(name: str) -> bool:

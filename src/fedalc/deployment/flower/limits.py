@@ -42,6 +42,8 @@ BOUNDS = {
     "encoder.random_features": Bound(1, 65_536, "memory"),
     "hashing.tables": Bound(1, 256, "memory: an encoder for each table"),
     "hashing.buckets": Bound(1, 10_000_000, "memory"),
+    "text.buckets": Bound(1, 10_000_000, "memory: features of hashed texts"),
+    "text.most_terms": Bound(1, 10_000_000, "memory: terms of a vocabulary that parties agree on"),
     "labels": Bound(1, 10_000_000, "memory: rows of W, where a party compares all labels"),
     "trials": Bound(1, 8, "settings that a search may try in one run, apart from penalties and rounds"),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
@@ -102,6 +104,8 @@ class Limits:
             self.check("encoder.hidden", width)
         self.check("hashing.tables", settings.hashing.tables)
         self.check("hashing.buckets", settings.hashing.buckets)
+        self.check("text.buckets", settings.text.buckets)
+        self.check("text.most_terms", settings.text.most_terms)
         self.check("block_rows", settings.block_rows)
 
     def check_steps(self, settings: Experiment, counts: np.ndarray) -> None:

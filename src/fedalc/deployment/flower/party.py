@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fedalc.config.schema import CollectionSettings, ImageSettings
 from fedalc.data.dataset import Split
 from fedalc.data.images.images import ImageOptions
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.hashing import Hasher
@@ -27,8 +28,13 @@ SHARES = tuple(twentieths / 20 for twentieths in range(11))
 move the limit between two of them and so single out one instance. Deciding by a secret digest would hide nothing: the
 server receives the digests of the training instances, and so sees which are missing."""
 
-HASHED = TextSettings(kind="hashing", idf=False)
-"""Features of texts on which nobody has to agree."""
+TextOf = Callable[[Hasher], TextSettings | TextFeatures]
+"""From a party's hasher, how its texts become features. Keyed terms need it."""
+
+
+def hashed(hasher: Hasher) -> TextSettings:
+    """Return features of texts on which nobody has to agree."""
+    return TextSettings(kind="hashing", idf=False)
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,13 @@ class Party:
         config: Mapping[str, Any],
         images: ImageOptions | None = None,
         run: str = "",
-        text: TextSettings = HASHED,
+        text: TextOf = hashed,
     ) -> Party:
         """Read data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
 
         `run`: the id of the run that digests and pseudonyms are for. `images`: how to read pictures. The party chooses
         their size: if the server could, it could make the party write new small copies with every message. `text`: how
-        texts become features, which the server's settings say.
+        texts become features, which the server's settings say, and perhaps what parties agreed on.
         """
         if "data" not in config:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
@@ -70,15 +76,15 @@ class Party:
         if (collection.identity == "record") != (records is not None):
             raise ConfigError("give identity record and a file of records together, or neither", "records")
         data_dir = config.get("data-dir")
+        hasher = make_hasher(collection, run)
         holding = load_holding(
             str(config["data"]),
             None if config.get("labels") is None else str(config["labels"]),
             None if records is None else Path(str(records)),
             None if data_dir is None else Path(str(data_dir)),
             replace(images or ImageOptions(), size=picture_size(config)),
-            text,
+            text(hasher),
         )
-        hasher = make_hasher(collection, run)
         order = byte_order(hasher.labels(holding.names))
         ordered = Holding(
             Split(holding.split.features, holding.split.labels[:, order]),

@@ -19,7 +19,7 @@ from fedalc.evaluation.owner_hits import RANKED_BY, count_hits
 from fedalc.models.scoring import Scorer
 
 if TYPE_CHECKING:
-    from fedalc.deployment.flower.client_app import Work
+    from fedalc.deployment.flower.work import Work
 
 WEIGHTS = "weights"  # the record, and its array
 MOST_WEIGHTINGS = 16  # in one message; a search sends one for each label power

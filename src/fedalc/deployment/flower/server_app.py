@@ -16,16 +16,18 @@ from fedalc.config.resolve import for_labels
 from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.plugins import load_inherited_plugins
+from fedalc.data.text.agreed import needs_counts
 from fedalc.deployment.flower.census import Census, question, take_census
 from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
 from fedalc.deployment.flower.search import CensusKeeper, PartyPart
+from fedalc.deployment.flower.text_census import tell
 from fedalc.deployment.flower.training import PartyTraining
 from fedalc.engines.aggregation import described
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.knowledge import planned_charge
-from fedalc.labels.privacy.accounts import check_run, deployment_account
+from fedalc.labels.privacy.accounts import charge_documents, check_run, deployment_account
 from fedalc.runs.folder import check_folder, read_settings
 from fedalc.training.base import Callback
 from fedalc.training.federated import planned_looks
@@ -65,21 +67,28 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     # Before any party is asked:
     if account.budget is not None and settings.uses_labels and settings.privacy.mechanism is not None:
         check_run(account, planned_charge(settings, account, planned_looks(settings, 1), folder), folder, resume)
-    held_out = None if deployment.held_out is None else read_held_out(deployment.held_out, settings)
     census = Census.load(folder) if resume else None
+    waits = settings.text.kind == "hashing" and needs_counts(settings.text)  # for what parties agree on
+    held_out = None if deployment.held_out is None or waits else read_held_out(deployment.held_out, settings)
     share = deployment.share if census is None else census.share
     run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
     say(f"run id: {run or 'none (the run began without one)'}")
     search = "" if census is None else census.search
     parties = Parties(grid, deployment.patience, partial(question, settings, share, run, search), say)
+    if census is not None and census.text is not None:
+        tell(parties, census.text)
     ranks = deployment.ranks or settings.tuning.search
-    census = census or take_census(parties, settings, share, run, deployment.most_labels, ranks)
+    charge = partial(charge_documents, account, settings.text, folder, run)
+    census = census or take_census(parties, settings, share, run, deployment.most_labels, ranks, charge)
     least, count = deployment.patience.go_on_with, len(census.roster.parties)
     if count < least:
         raise TooFew(
             f"{count} parties with labels of their own are left, and at least {least} are needed (min-parties)"
         )
-    data = server_data(census.roster, held_out, say, settings.text)
+    text = settings.text if census.text is None else census.text.features(settings.text)
+    if waits and deployment.held_out is not None:
+        held_out = read_held_out(deployment.held_out, settings, text)
+    data = server_data(census.roster, held_out, say, text)
     if settings.embeddings.secret:  # `key name-model` finds out by pseudonyms whether it has the right key
         data = replace(data, label_names=tuple(census.roster.pseudonyms_in_hex))
     # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.

@@ -16,6 +16,7 @@ from fedalc.deployment.flower.held_out import ServerData
 from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.measuring import PartyEvaluation
 from fedalc.deployment.flower.ranking import BestAtParties, PartyRanking
+from fedalc.engines.traffic import Ledger
 from fedalc.evaluation.evaluate import evaluate
 from fedalc.labels.privacy.accounts import deployment_account
 from fedalc.labels.privacy.ledger import Account
@@ -101,6 +102,8 @@ class PartyTraining(Training):
     def _begin_phase(self, train: Split) -> FederatedTraining:
         federated = begin_training(self.settings, self.census.roster, self._strategy, self.census.knowledge)
         federated.ledger.up += 0 if self.census.ranking is None else self.census.ranking.bytes_up
+        if (text := self.census.text) is not None:
+            federated.ledger.add(Ledger(up=text.bytes_up, down=text.bytes_down))
         return federated
 
     def _strategy(self, method: Method) -> FlowerEngine:

@@ -9,6 +9,7 @@ from fedalc.data.dataset import Split
 from fedalc.data.images.images import ImageOptions
 from fedalc.data.label_names import repeated_name
 from fedalc.data.load import load_held
+from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
 
@@ -28,7 +29,7 @@ def load_holding(
     records: Path | None = None,
     data_dir: Path | None = None,
     images: ImageOptions | None = None,
-    text: TextSettings | None = None,
+    text: TextSettings | TextFeatures | None = None,
 ) -> Holding:
     """Load a party's data.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedalc.core.tensor_folder import load_facts
 from fedalc.data.label_names import repeated_name
+from fedalc.data.text.keyed import KeyedVocabularyText
 from fedalc.errors import DataError, FedalcError
 from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.holding import read_lines
@@ -38,12 +39,20 @@ def pseudonyms(hasher: Hasher, names: Sequence[str]) -> list[str]:
     return [row.tobytes().hex() for row in hasher.labels(names)]
 
 
+def terms_key(hasher: Hasher) -> bytes:
+    """Return the key of a run's terms (`data.text.keyed`). Only holders of the parties' key can compute it."""
+    return hasher.secret("terms")
+
+
 def named(model: TrainedModel, hasher: Hasher, names: Sequence[str]) -> tuple[TrainedModel, int]:
     """Return the model with its pseudonyms replaced by these names, and how many labels got a name. Secret rows are
-    turned, so that the model can predict."""
+    turned, and the key of keyed terms is put in, so that the model can predict."""
+    locked = isinstance(model.text, KeyedVocabularyText) and model.text.is_locked
+    if isinstance(model.text, KeyedVocabularyText) and locked:
+        model = replace(model, text=model.text.unlocked(terms_key(hasher)))
     name_of = dict(zip(pseudonyms(hasher, names), names, strict=True))
     labels_named = sum(label in name_of for label in model.label_names)
-    if not labels_named:
+    if not labels_named and not locked:  # names that parties share are there already
         raise FedalcError(
             "none of these names belongs to a label of the model: check the key, the run id, the algorithm and the "
             "names"

@@ -12,8 +12,11 @@ from scipy.sparse import csr_matrix
 from fedalc.config.schema import PRIVACY_LEDGER
 from fedalc.core.atomic_files import write_text
 from fedalc.data.dataset import Dataset
+from fedalc.data.text.settings import TextSettings
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.messages import Protocol
+from fedalc.labels.privacy.accounting import epsilon_of
+from fedalc.labels.privacy.documents import documents_release
 from fedalc.labels.privacy.ledger import GONE_ON, Account, Charge, GoneOn, Ledger, default_path, new_id
 
 CHARGED = "privacy.json"
@@ -63,6 +66,17 @@ def charge_run(account: Account, charge: Charge, folder: Path | None) -> None:
     account.ledger.add(charge, account.budget)
     if folder is not None:
         account.ledger.go_on(charge.id, state, new)
+
+
+def charge_documents(account: Account, text: TextSettings, folder: Path, run: str) -> None:
+    """Charge the noise of numbers of documents, before parties are asked for them. Parties draw it once per run id, so
+    that the same run id is charged once."""
+    if text.epsilon is None:
+        return
+    release = documents_release(text)
+    spent, where = epsilon_of([release], text.delta), str(folder.resolve())
+    charge = account.charge("numbers of documents", text.delta, spent, release, run=where)
+    account.ledger.add(replace(charge, id=f"documents {run}"), account.budget)
 
 
 def check_run(account: Account, charge: Charge, folder: Path | None, resume: bool) -> None:

@@ -1,0 +1,125 @@
+"""What parties agree on before they turn texts into features: numbers of documents, and for a vocabulary its terms.
+
+The server adds up the parties' numbers and sends the sum back, with a party's introduction (`query.hello`). It knows
+terms by keyed digests only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedalc.data.text.counted import idf_of
+from fedalc.data.text.features import HashedText
+from fedalc.data.text.keyed import DIGEST_BYTES, KeyedVocabularyText, is_ascending
+from fedalc.data.text.settings import TextSettings
+from fedalc.deployment.flower.introductions import MOST
+from fedalc.deployment.flower.wire import BadMessage, config, pack, record_bytes, unpack
+
+TEXT, FACTS = "text", "text-facts"  # the records
+MOST_DOCUMENTS = 1 << 45
+"""Of all parties."""
+_PREFIX = "text."
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """`numbers`: of the documents, of all `documents` of all parties, that have a term in each bucket, or each of
+    `terms`. `terms`: keyed digests, ascending; None if terms are hashed. `check`: the check value of their key.
+    `bytes_up`, `bytes_down`: what it took to agree."""
+
+    documents: int
+    numbers: np.ndarray
+    terms: np.ndarray | None = None
+    check: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def features(self, settings: TextSettings, key: bytes | None = None) -> KeyedVocabularyText | HashedText:
+        """Return what turns texts into these features. `key`: that of the terms; without it no text can be read."""
+        idf = idf_of(self.documents, self.numbers) if settings.idf else None
+        if self.terms is None:
+            return HashedText(settings, idf)
+        text = KeyedVocabularyText(settings, self.terms, idf, self.check)
+        return text if key is None else text.unlocked(key)
+
+    def records(self) -> RecordDict:
+        """Return it as records of a message."""
+        arrays = {"numbers": self.numbers} | ({} if self.terms is None else {"terms": self.terms})
+        facts = ConfigRecord({"documents": self.documents, "check": self.check})
+        return RecordDict({TEXT: pack(arrays), FACTS: facts})
+
+    @property
+    def sent_bytes(self) -> int:
+        record = self.records()[TEXT]
+        assert isinstance(record, ArrayRecord)
+        return record_bytes(record)
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = {"numbers": torch.from_numpy(self.numbers)}
+        tensors |= {} if self.terms is None else {"terms": torch.from_numpy(self.terms)}
+        return {_PREFIX + name: tensor for name, tensor in tensors.items()}
+
+    def facts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("documents", "check", "bytes_up", "bytes_down")}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Agreement:
+        terms = tensors.get(f"{_PREFIX}terms")
+        return cls(
+            numbers=tensors[f"{_PREFIX}numbers"].numpy(), terms=None if terms is None else terms.numpy(), **facts
+        )
+
+
+def read_agreement(content: RecordDict, settings: TextSettings) -> Agreement:
+    """Return the agreement of a message, if an honest sum of numbers could be it."""
+    facts = config(content, FACTS, {"documents": int, "check": str})
+    documents, numbers, terms = read_numbers(content, TEXT, facts["documents"], settings)
+    if terms is not None:
+        if len(terms) > settings.most_terms:
+            raise BadMessage(f"{len(terms)} terms, and text.most_terms is {settings.most_terms}")
+        most = settings.largest_share * documents
+        if int(numbers.min()) < settings.least_documents or int(numbers.max()) > most:
+            raise BadMessage("terms in fewer documents than text.least_documents, or more than text.largest_share")
+    return Agreement(documents, numbers, terms, facts["check"][:DIGEST_BYTES])
+
+
+def read_numbers(
+    content: RecordDict, record: str, documents: int, settings: TextSettings
+) -> tuple[int, np.ndarray, np.ndarray | None]:
+    """Return the numbers of documents in a record, and the digests of the terms that they are of, if they are of terms.
+    No documents, more than there can be, and terms of none are refused."""
+    if not 0 < documents < MOST_DOCUMENTS:
+        raise BadMessage(f"{str(documents)[:20]} documents, which cannot be")
+    numbers, terms = _arrays(content, record, settings)
+    least = 0 if terms is None else 1
+    if not len(numbers) or int(numbers.min()) < least or int(numbers.max()) > documents:
+        raise BadMessage(f"numbers of documents that are not {least} to {documents}, the number of all of them")
+    if terms is not None and (len(terms) != len(numbers) or not is_ascending(terms)):
+        raise BadMessage("terms that are not ascending, or not one number of documents for each")
+    return documents, numbers, terms
+
+
+def read_noised(
+    content: RecordDict, record: str, documents: int, settings: TextSettings
+) -> tuple[int, np.ndarray, None]:
+    """The same of numbers with noise, which may be below 0 or above the number of all documents."""
+    numbers, _ = _arrays(content, record, settings)
+    if max(abs(documents), int(np.abs(numbers).max())) >= MOST:
+        raise BadMessage("numbers of documents that no noise makes")
+    return documents, numbers, None
+
+
+def _arrays(content: RecordDict, record: str, settings: TextSettings) -> tuple[np.ndarray, np.ndarray | None]:
+    count = settings.buckets if settings.kind == "hashing" else None
+    wanted: dict[str, Any] = {"numbers": ("int64", (count,))}
+    if settings.kind != "hashing":
+        wanted["terms"] = ("uint8", (None, DIGEST_BYTES))
+    arrays = unpack(content, record, wanted)
+    return arrays["numbers"], arrays.get("terms")

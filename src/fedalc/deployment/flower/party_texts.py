@@ -1,0 +1,202 @@
+"""At a party: count its documents, and turn its texts into the features that parties agreed on.
+
+The agreement comes with the question who the party is, once. The party keeps it in its state folder, one file per run
+id (without that folder, in Flower's context of the run), and its digest among what a run may not change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from scipy.sparse import csr_matrix
+
+from fedalc.config.experiment import Experiment
+from fedalc.data.cache import store_arrays
+from fedalc.data.text.agreed import DocumentCounter, needs_counts
+from fedalc.data.text.base import TextFeatures, listed_texts
+from fedalc.data.text.features import VocabularyText
+from fedalc.data.text.keyed import key_check, term_digests
+from fedalc.data.text.settings import TextSettings
+from fedalc.deployment.flower.agreement import FACTS, TEXT, Agreement, read_agreement
+from fedalc.deployment.flower.introductions import HELLO
+from fedalc.deployment.flower.limits import Limits
+from fedalc.deployment.flower.party import Party, TextOf
+from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.wire import BadMessage, unpack
+from fedalc.errors import FedalcError
+from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.messages import byte_order
+from fedalc.labels.collection.pseudonyms import terms_key
+from fedalc.labels.privacy.documents import noised_documents
+from fedalc.labels.privacy.generator import SecureGenerator
+
+KEPT_RUNS = 8  # agreements of this many runs; a server must not fill the disk
+WORTH_KEEPING = 500  # texts whose features are kept from one message to the next
+ROWS = "text-features.npz"
+COUNTS = "counts"  # the name under which a party keeps its noised numbers
+
+
+def counted_documents(party: Party, counter: DocumentCounter, context: Context, run: str) -> RecordDict:
+    """Return in how many of the party's documents each term is, as a keyed digest, or each bucket."""
+    features, settings = party.holding.split.features, counter.settings
+    if counter.fitted is None or not needs_counts(counter.asked):
+        raise BadMessage("asks for numbers of documents, and this party has no texts, or nobody needs them")
+    if settings.epsilon is not None:
+        return _noised(features, settings, context, run).records()
+    numbers = features.getnnz(axis=0).astype(np.int64)
+    if not isinstance(counter.fitted, VocabularyText):
+        return Agreement(features.shape[0], numbers).records()
+    key = terms_key(party.hasher)
+    terms = [counter.fitted.terms[column] for column in np.flatnonzero(numbers).tolist()]
+    digests = term_digests(key, terms)
+    order = byte_order(digests)
+    return Agreement(features.shape[0], numbers[numbers > 0][order], digests[order], key_check(key)).records()
+
+
+def _noised(features: csr_matrix, settings: TextSettings, context: Context, run: str) -> Agreement:
+    """Draw noise once for a run: the mean of several draws would be the number without noise."""
+    known = _kept(context, run, COUNTS)
+    if known is None:
+        known = Agreement(*noised_documents(features, settings, SecureGenerator.system()))
+        _keep(context, run, COUNTS, known)
+    return known
+
+
+def text_of(message: Message, context: Context, settings: Experiment, run: str, limits: Limits) -> TextOf:
+    """Return how the party's texts become features: by the settings, or as parties agreed."""
+    text = settings.text
+    agreement = _agreement(message, context, text, run, limits) if needs_counts(text) else None
+    if agreement is None:
+        return lambda hasher: text
+
+    def agreed(hasher: Hasher) -> TextFeatures:
+        try:
+            features = agreement.features(text, None if agreement.terms is None else terms_key(hasher))
+        except FedalcError as error:
+            raise BadMessage(f"terms that parties agreed on: {error}") from None
+        folder = context.node_config.get("state")
+        return features if folder is None else KeptRows(features, Path(str(folder)), _digest(agreement, text))
+
+    return agreed
+
+
+def check_own(content: RecordDict, party: Party, text: TextSettings) -> None:
+    """Refuse an agreement that does not count this party's own documents."""
+    if TEXT not in content:
+        return
+    if text.epsilon is not None:
+        return  # noise may have made them smaller
+    agreement, features = read_agreement(content, text), party.holding.split.features
+    if len(agreement.numbers) != features.shape[1]:
+        return  # this party has no texts
+    if features.shape[0] > agreement.documents or (features.getnnz(axis=0) > agreement.numbers).any():
+        raise BadMessage("numbers of documents that are smaller than this party's own")
+
+
+def _agreement(
+    message: Message, context: Context, settings: TextSettings, run: str, limits: Limits
+) -> Agreement | None:
+    """Return the agreement that came with the message, or earlier in this run; None if there is none yet. A server that
+    asks who the party is without it does not have it."""
+    if TEXT in message.content:
+        agreement = read_agreement(message.content, settings)
+        limits.check("text.most_terms", len(agreement.numbers))
+        facts = {TEXT: _digest(agreement, settings)}
+        check_unchanged(context, run, facts, "sends other features of texts than before in this run")
+        _keep(context, run, TEXT, agreement)
+        return agreement
+    kept = None if message.metadata.message_type == HELLO else _kept(context, run, TEXT)
+    return None if kept is None else read_agreement(kept.records(), settings)
+
+
+def _digest(agreement: Agreement, settings: TextSettings) -> str:
+    parts = [agreement.numbers.tobytes(), b"" if agreement.terms is None else agreement.terms.tobytes()]
+    return fingerprint(*parts, f"{agreement.documents} {agreement.check}".encode(), settings.model_dump_json().encode())
+
+
+def _keep(context: Context, run: str, name: str, numbers: Agreement) -> None:
+    """Keep numbers of documents for the rest of the run."""
+    file = _file(context, run, name)
+    if file is None:
+        records = numbers.records()
+        context.state[f"{name}-{TEXT}"], context.state[f"{name}-{FACTS}"] = records[TEXT], records[FACTS]
+        return
+    arrays = {"numbers": numbers.numbers, "documents": np.array(numbers.documents), "check": np.array(numbers.check)}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        store_arrays(file, arrays | ({} if numbers.terms is None else {"terms": numbers.terms}))
+        kept = sorted(file.parent.glob(f"*.{name}.npz"), key=lambda each: each.stat().st_mtime, reverse=True)
+        for old in kept[KEPT_RUNS:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise FedalcError(f"{file}: this party's numbers of the run cannot be written: {error}") from None
+
+
+def _kept(context: Context, run: str, name: str) -> Agreement | None:
+    """Return what `_keep` kept, or None. It is not checked."""
+    file = _file(context, run, name)
+    try:
+        if file is None:
+            records, facts = context.state.get(f"{name}-{TEXT}"), context.state.get(f"{name}-{FACTS}")
+            if not isinstance(records, ArrayRecord) or not isinstance(facts, ConfigRecord):
+                return None
+            wanted = {part: (array.dtype, array.shape) for part, array in records.items()}
+            arrays: dict[str, Any] = unpack(RecordDict({name: records}), name, wanted) | dict(facts)
+        elif not file.exists():
+            return None
+        else:
+            with np.load(file, allow_pickle=False) as stored:
+                arrays = {part: stored[part] for part in stored.files}
+        return Agreement(int(arrays["documents"]), arrays["numbers"], arrays.get("terms"), str(arrays["check"]))
+    except Exception as error:
+        raise FedalcError(f"{file}: damaged ({error}); delete it, and restart the party") from None
+
+
+def _file(context: Context, run: str, name: str) -> Path | None:
+    folder = context.node_config.get("state")
+    return None if folder is None else Path(str(folder)) / "runs" / f"{run}.{name}.npz"
+
+
+class KeptRows(TextFeatures):
+    """Features of texts that are kept in a file: a party is a new process for every message. The newest alone are kept,
+    under a digest of the texts and of what turns them into features."""
+
+    def __init__(self, text: TextFeatures, folder: Path, digest: str) -> None:
+        self.text, self.settings = text, text.settings
+        self._file, self._digest = folder / ROWS, digest
+
+    @property
+    def feature_count(self) -> int:
+        return self.text.feature_count
+
+    def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
+        given = listed_texts(texts)
+        if len(given) < WORTH_KEEPING:
+            return self.text.transform(given, workers)
+        key = hashlib.sha256(self._digest.encode())
+        for text in given:
+            key.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        with suppress(Exception):  # missing, damaged, or of other texts
+            return self._load(key.hexdigest(), (len(given), self.feature_count))
+        rows = self.text.transform(given, workers)
+        with suppress(OSError):
+            arrays = {name: getattr(rows, name) for name in ("data", "indices", "indptr")}
+            store_arrays(self._file, {"key": np.array(key.hexdigest()), **arrays})
+        return rows
+
+    def _load(self, key: str, shape: tuple[int, int]) -> csr_matrix:
+        with np.load(self._file, allow_pickle=False) as arrays:
+            if str(arrays["key"]) != key:
+                raise KeyError(key)
+            rows = csr_matrix(tuple(arrays[name] for name in ("data", "indices", "indptr")), shape)
+        rows.check_format(full_check=True)
+        return rows
+
+    def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        return self.text.parts()

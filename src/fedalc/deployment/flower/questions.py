@@ -1,0 +1,128 @@
+"""At a party: read a message of the server, and check what every message has: run, settings, share."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+
+from fedalc.config.experiment import Experiment
+from fedalc.data.images.images import Images
+from fedalc.deployment.flower.limits import Limits, check_memory
+from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out
+from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_texts import text_of
+from fedalc.deployment.flower.party_trials import check_trial
+from fedalc.deployment.flower.wire import (
+    SEARCH,
+    BadMessage,
+    read_json,
+    read_task,
+)
+from fedalc.errors import FedalcError
+from fedalc.labels.collection.identity import SharedEncoder
+from fedalc.labels.collection.keys import check_run_id
+from fedalc.models.encoders import encoder_shape
+from fedalc.workflows.train import image_options
+
+log = logging.getLogger("fedalc.party")
+
+
+def read_question(
+    message: Message, context: Context, **more: type | tuple[type, type]
+) -> tuple[Party, Experiment, dict[str, Any]]:
+    """Return the party, the settings and the question. The settings come first: they say how pictures are read."""
+    settings, question, limits = checked_task(message, context, **more)
+    text = text_of(message, context, settings, question["run"], limits)
+    return party_of(context, settings, question, text), settings, question
+
+
+def checked_task(
+    message: Message, context: Context, **more: type | tuple[type, type]
+) -> tuple[Experiment, dict[str, Any], Limits]:
+    """Return the settings, the question, and the party's limits, by which both were checked."""
+    node_config = context.node_config
+    settings, question = read_task(message.content, str(node_config.get("device", "cpu")), share=float, **more)
+    limits = Limits.from_node_config(node_config)
+    limits.check_settings(settings)
+    _check_share(question["share"])
+    _check_run(message, context, question, limits)
+    if settings.text.encoder is not None:  # never read a folder that the server names
+        raise BadMessage("asks for features of a sentence encoder, which a party does not read (text.kind)")
+    return settings, question, limits
+
+
+def party_of(context: Context, settings: Experiment, question: dict[str, Any], text: TextOf) -> Party:
+    """Read the party's data, if these settings suit it. `text`: how its texts become features."""
+    images = replace(image_options(settings), tell=log.warning)
+    party = Party.from_node_config(context.node_config, images, question["run"], text)
+    if settings.embeddings.secret and party.collection.key is None:
+        raise BadMessage("has secret rows (embeddings.secret), and this party has no key to turn them with")
+    if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests
+        raise BadMessage("is a search for settings, and this party recognises instances by embedding (--identity)")
+    features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size
+    pictures = isinstance(features, Images)
+    if pictures != settings.encoder.is_image:
+        holds = "pictures: encoder.name should be a resnet" if pictures else "no pictures: use linear or mlp"
+        raise BadMessage(f"its encoder is {name}, and this party has {holds}")
+    if pictures and size != features.size:
+        raise BadMessage(
+            f"asks for pictures of {size} pixels a side (images.size), and this party's have {features.size} (--size)"
+        )
+    return party
+
+
+def _check_run(message: Message, context: Context, question: dict[str, Any], limits: Limits) -> None:
+    """Bind a run id to one run with one set of settings, so that a server can link answers of one run only. A search
+    may change a few of them."""
+    if message.metadata.run_id != context.run_id:
+        raise BadMessage("belongs to another Flower run than the one it came with")
+    run = question["run"]
+    if run:
+        try:
+            check_run_id(run)
+        except FedalcError as error:
+            raise BadMessage(str(error)) from None
+    elif not context.node_config.get("without-run-id"):
+        raise BadMessage(
+            "has no run id: the run began with an older fedalc. To continue such a run, start the party with "
+            "--without-run-id"
+        )
+    check_same_run(context, run)
+    now, search = read_json(question["settings"], "the settings"), question[SEARCH]
+    began = read_json(search, "the settings of the search") if search else now
+    facts = {"settings": fingerprint(_written(began), repr(question["share"]).encode(), *[b"search"] * bool(search))}
+    problem = f"run id {run!r} was used with other settings before; a new run needs a new run id (--run-id)"
+    check_unchanged(context, run, facts, problem)
+    if search:
+        limits.check("trials", 1)  # a party that refuses searches says so at once
+        check_trial(began, now)
+        if now != began:
+            check_asked(context, run, "trial", fingerprint(_written(now)), partial(limits.check, "trials"))
+
+
+def _written(settings: Any) -> bytes:
+    return json.dumps(settings, sort_keys=True).encode()
+
+
+def shared_encoder(settings: Experiment) -> SharedEncoder:
+    return SharedEncoder(settings.encoder, settings.seed)
+
+
+def _check_share(share: float) -> None:
+    if share not in SHARES:
+        raise BadMessage(f"{share} is not a valid share of instances to hold out; valid are {SHARES}")
+
+
+def apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the digests of all instances, and which of them are held out."""
+    if party.collection.identity == "embedding":  # then the server's settings determine the size of an encoder
+        shape = encoder_shape(party.holding.split.features.shape[1], settings.encoder)
+        check_memory(4 * (shape.drawn + sum(parameter.numel() for parameter in shape.parameters())))
+    digests = party.digests(shared_encoder(settings))
+    return digests, held_out(digests, share)
