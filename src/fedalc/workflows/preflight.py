@@ -92,11 +92,13 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
 
 
 def check_document_counts(settings: Experiment, data: Dataset) -> None:
-    """Refuse differential privacy beside numbers of documents that parties share without noise."""
-    shared = data.text is not None and data.train.parties is not None and needs_counts(data.text.settings)
+    """Refuse differential privacy beside numbers of documents that parties share, or that are in the model, without
+    noise."""
+    counted = data.text is not None and needs_counts(data.text.settings)
+    shared = counted and (data.train.parties is not None or settings.privacy.covers_records)
     if shared and settings.privacy.mechanism is not None:
         raise ConfigError(
-            "ε does not cover the numbers of documents that parties share for a vocabulary or for idf; use "
-            "text.kind=hashing and text.idf=false, which need none",
+            "ε does not cover the numbers of documents that make a vocabulary or idf; use text.kind=hashing and "
+            "text.idf=false, which need none",
             "privacy",
         )
