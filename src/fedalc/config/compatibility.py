@@ -65,6 +65,36 @@ def check(settings: Experiment) -> None:
     _check_tuning(settings)
     _check_sample(settings)
     _check_collection(settings)
+    _check_private_records(settings)
+
+
+def _check_private_records(settings: Experiment) -> None:
+    """Check what differential privacy of whole records needs: everything that comes from records has noise."""
+    privacy, facts, client = settings.privacy, method_facts(settings.method), settings.client
+    if privacy.noise_dropouts >= privacy.noise_parties:
+        raise ConfigError("someone must add noise: use less than privacy.noise_parties", "privacy.noise_dropouts")
+    if not privacy.covers_records:
+        return
+    sums = privacy.mechanism == "sums"
+    for possible, problem in (
+        (facts.one_round and facts.sends_gram and client.set_size == "exact" or not sums, "sums is for fedalc-oneshot"),
+        (not facts.one_round or sums, "updates is for methods of several rounds; use sums"),
+        (sums or client.loss == "softmax", 'updates needs client.loss = "softmax", whose gradients are bounded'),
+        (sums or settings.server.optimizer in ("sgd", "momentum"), "updates needs server.optimizer sgd or momentum"),
+        (encoder_facts(settings.encoder.name).linear, "records are private only with a linear encoder"),
+        (not facts.trains_rows and facts.sub_models(settings) == 1, "class embeddings must be fixed"),
+        (settings.engine != "flower", "real parties do not add noise yet; simulate, or protect label sets with counts"),
+        (settings.clients != "users", "ε is for records, not for users"),
+        (not settings.embeddings.secret, "secret rows cannot be used with it"),
+        (client.set_size == "exact", 'owners need client.set_size = "exact" to limit what a record adds'),
+        (client.sample == 1 and settings.server.participation == 1, "all records take part: a sample is not secret"),
+        (client.epochs == 1 and client.batch_size is None, "clients take one full-batch step"),
+        (client.weight_decay == 0, "client.weight_decay must be 0; server.weight_decay can be used"),
+        (settings.selection.validation == 0, "a choice on held-out records is not covered; selection.validation must be 0"),
+        (settings.server.aggregation == "mean", 'noise is for the sum of all: server.aggregation = "mean"'),
+    ):
+        if not possible:
+            raise ConfigError(problem, "privacy.mechanism")
 
 
 def _check_aggregation(settings: Experiment) -> None:
@@ -330,7 +360,8 @@ def _check_collection(settings: Experiment) -> None:
             "fedalc collect server --epsilon",
             "privacy.mechanism",
         )
-    if settings.tells_shares and (privacy.mechanism is not None or collection.correlations is not None):
+    hides_sizes = privacy.mechanism is not None and not privacy.covers_records
+    if settings.tells_shares and (hides_sizes or collection.correlations is not None):
         raise ConfigError(
             "a file of counts does not hold the size of each instance's label set, and noise on counts does not "
             'protect it; use "expected", which follows from the counts',

@@ -170,12 +170,21 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
     if values.get("secure_sums", {}).get("on"):
         values.setdefault("engine", "clients")  # fused adds all clients up before anyone could mask anything
+    if values.get("privacy", {}).get("mechanism") in ("sums", "updates"):
+        _fill_in_private_records(values)
     _choose_aggregation(values, method)
     all_labels = client.get("loss", "hinge") != "hinge"
     encoder.setdefault("output", "raw" if all_labels else "unit")
     linear = encoder_facts(encoder["name"]).linear if "name" in encoder else False
     if all_labels and linear and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
+
+
+def _fill_in_private_records(values: dict[str, Any]) -> None:
+    """Choose nothing by held-out records, give each label an axis, and let each record count as much as another."""
+    values.setdefault("selection", {}).setdefault("validation", 0.0)
+    values["privacy"].setdefault("labels_per_instance", 1)
+    values.setdefault("tuning", {}).setdefault("axes", "dim" not in values.get("encoder", {}))
 
 
 def _choose_optimizer(values: dict[str, Any]) -> None:

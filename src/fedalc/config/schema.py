@@ -72,8 +72,8 @@ class EncoderSettings(Settings):
     """linear and random-features: value of one more column, which acts as an intercept. 0: none."""
     random_features: Count = 2048
     """random-features: M, how many features f(Rx) to add, with R drawn from the seed (docs/exact.md)."""
-    activation: Literal["relu", "cosine"] = "relu"
-    """random-features: the function f. cosine: cos(Rx + b)."""
+    activation: Literal["relu", "cosine", "identity"] = "relu"
+    """random-features: the function f. cosine: cos(Rx + b). identity: Rx, a sketch of the features."""
     scale: Positive = 1.0
     """random-features: scale of R, whose entries are standard normal."""
     linear_part: bool = True
@@ -283,26 +283,41 @@ class CollectionSettings(Settings):
 
 
 class PrivacySettings(Settings):
-    """Differential privacy of one instance's label set in the label correlations.
+    """Differential privacy, of one instance's label set in the label correlations, or of whole records in the model.
 
     counts: n and c are noised once. gradients: as in the paper, each step on W is clipped per instance and noised.
+    sums, updates: the whole model is private (docs/private-model.md).
     """
 
-    mechanism: Literal["counts", "gradients"] | None = None
-    """What gets noise: the counts of labels and pairs, once, or the gradients of every step on W, as in the paper.
-    none: no differential privacy (if you set epsilon: counts)."""
+    mechanism: Literal["counts", "gradients", "sums", "updates"] | None = None
+    """What gets noise. counts: the counts of labels and pairs, once. gradients: every step on W, as in the paper. sums:
+    the sums of a method of one round. updates: the gradient of θ in every round. none: nothing (if you set epsilon:
+    counts). The first two protect label sets, the last two whole records."""
     epsilon: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """ε of the whole run, all phases and steps."""
     delta: Annotated[float, Field(ge=1e-15, le=0.1)] = 1e-5
     """δ: the probability that the promise of ε may fail."""
     labels_per_instance: Count = 3
-    """counts: use at most this many labels of an instance, drawn at random."""
+    """counts: use at most this many labels of an instance, drawn at random. sums: a record with more labels counts less
+    for each of them (if you do not set it: 1)."""
+    moments: Literal["auto", "diagonal", "full"] = "auto"
+    """sums: what to sum about features. diagonal: squares and totals. full: all products of two. auto: full only where
+    the records outweigh its noise."""
+    noise_parties: Annotated[int, Field(ge=1, le=2**16)] = 1
+    """sums, updates: how many parties add noise, each a share. 1: the server adds all of it, and must be trusted."""
+    noise_dropouts: Annotated[int, Field(ge=0)] = 0
+    """sums, updates: of these parties, how many may fail to add their share."""
     clip: Positive = 1.0
-    """gradients: clip the gradient of an instance to this length."""
+    """gradients, updates: clip the gradient of an instance to this length."""
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """gradients: share of the instances in each step."""
     noise: Literal["system", "seeded"] = "system"
     """Where noise comes from. seeded: repeatable, for experiments; it protects nothing."""
+
+    @property
+    def covers_records(self) -> bool:
+        """Whether ε is for whole records and the whole model."""
+        return self.mechanism in ("sums", "updates")
 
 
 class SelectionSettings(Settings):

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 
 from fedalc.core.sparse_products import WeightedBags
+from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders import Chance, Encoder
 from fedalc.models.model import Model
+
+
+AnySums = Sums | NoisedSums
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Engine(ABC):
         """Run the participants on the model, and leave the model unchanged."""
 
     @abstractmethod
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+    def sums(self, model: Model, participants: np.ndarray) -> AnySums:
         """Return the sums that determine θ, given the design and the class embeddings (methods of one round)."""
 
     def curvature(

@@ -31,10 +31,13 @@ from fedalc.core.blocks import blocks as budget_blocks
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
+from fedalc.engines.base import AnySums, Engine, RoundResult, mean_rows, moved_along, no_rows
 from fedalc.engines.column_pass import ColumnPass
 from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.owned_records import OwnedRecords
+from fedalc.engines.record_sums import private_sums
+from fedalc.engines.record_updates import private_update
 from fedalc.engines.sums import GramOfRecords, Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
@@ -51,6 +54,8 @@ class FusedEngine(Engine):
         self._everyone: tuple[Portion, list[Block]] | None = None
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        if self.settings.privacy.mechanism == "updates":
+            return private_update(self._owned_records(model), model, round_number)
         if self._by_columns is not None and len(participants) == len(self.federation.clients):
             return self._run_by_columns(self._by_columns, model, participants)
         labels = self.federation.label_of[participants]
@@ -157,8 +162,10 @@ class FusedEngine(Engine):
         return value, pull
 
     @torch.no_grad()
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+    def sums(self, model: Model, participants: np.ndarray) -> AnySums:
         """Return the sums of all clients at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
+        if self.settings.privacy.mechanism == "sums":
+            return private_sums(self._owned_records(model), model.W)
         W, encoder = model.W, model.encoder
         instances = distributed.own_part(np.arange(self.federation.labels.shape[0]))
         labels = self.federation.labels[instances]
@@ -188,6 +195,9 @@ class FusedEngine(Engine):
         traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, *sends)
         whole = self._gram_of_records(encoder, features, counted) if by_records else gram
         return Sums(whole, cross, constant.item(), self.federation.labels.nnz, traffic)
+
+    def _owned_records(self, model: Model) -> OwnedRecords:
+        return OwnedRecords(self.federation, self.method, self.settings, model.encoder, by_client=False)
 
     @cached_property
     def _by_columns(self) -> ColumnPass | None:

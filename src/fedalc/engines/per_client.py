@@ -12,8 +12,11 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
-from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
+from fedalc.engines.base import AnySums, Engine, RoundResult, mean_rows, moved_along, no_rows
 from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.owned_records import OwnedRecords
+from fedalc.engines.record_sums import private_sums
+from fedalc.engines.record_updates import private_update
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
@@ -32,6 +35,8 @@ class ClientsEngine(Engine):
         self.settings = settings
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        if self.settings.privacy.mechanism == "updates":
+            return private_update(self._owned_records(model), model, round_number)
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         labels = self.federation.label_of[participants]
         weights = self.method.weights(counts, labels)
@@ -88,7 +93,9 @@ class ClientsEngine(Engine):
         torch.autograd.backward(change, pull * weight)
 
     @torch.no_grad()
-    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+    def sums(self, model: Model, participants: np.ndarray) -> AnySums:
+        if self.settings.privacy.mechanism == "sums":
+            return private_sums(self._owned_records(model), model.W)
         W, weights, size = model.W, self.method.label_weights, model.encoder.width
         sends_gram = self.method.sends_gram
         gram, cross = W.new_zeros((size, size) if sends_gram else (0, 0)), W.new_zeros(size, W.shape[1])
@@ -108,6 +115,9 @@ class ClientsEngine(Engine):
         users = self.federation.sender_count(participants)
         traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram, self.method.secret_dim)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
+
+    def _owned_records(self, model: Model) -> OwnedRecords:
+        return OwnedRecords(self.federation, self.method, self.settings, model.encoder, by_client=True)
 
     def _parts_of(self, client: int, instances: np.ndarray, like: Tensor) -> Tensor:
         """Return the part of each instance's loss that the client counts."""

@@ -43,10 +43,16 @@ from fedalc.labels.privacy import (
     noisy_correlations,
     published_correlations,
     spent_epsilon,
+    sums_multiplier,
 )
 from fedalc.labels.privacy.ledger import Account, Charge
 
 DISCRETE = "discrete Gaussian"
+LABEL_SET = "one instance's label set, in what the server takes from label correlations"
+WHOLE_RECORD = (
+    "one record with all its features and labels, in the model and the noised sums it comes from; not from the server "
+    "that joins digests of records, nor from owners of the same record"
+)
 SEEDED = "the noise follows from the seed: anyone who knows the seed can remove it (privacy.noise = 'seeded')"
 CONTINUOUS = (
     "an earlier version of fedalc noised these counts with fractional noise, which shows which pairs of labels occur: "
@@ -157,6 +163,14 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
             collection.facts,
         )
     z = _multiplier(settings, looks)
+    # The number of messages, and so their bytes, would reveal what the noise hides.
+    public = {key: value for key, value in collection.facts.items() if key not in ("messages", "instances")}
+    if privacy.covers_records:  # nothing that is derived from counts: as if all labels were equally frequent
+        count = collection.label_sets.shape[1]
+        unknown = Correlations(1, np.ones(count, dtype=np.int64), csr_matrix((count, count), dtype=np.int64))
+        return LabelKnowledge(
+            unknown, collection.set_sizes, collection.holders, collection=public, noise_multiplier=z
+        )
     seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
     repeatable = seed is not None or distributed.here().count > 1  # all processes must get the same result
     label_sets = _in_fixed_order(collection.label_sets) if repeatable else collection.label_sets
@@ -166,8 +180,6 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
         labels = noisy_correlations(label_sets, privacy.labels_per_instance, z, generator)
     else:
         labels = PrivateLabelSets(label_sets, privacy, z, seed)
-    # The number of messages, and so their bytes, would reveal what the noise hides.
-    public = {key: value for key, value in collection.facts.items() if key not in ("messages", "instances")}
     return LabelKnowledge(labels, collection=public, noise_multiplier=z)
 
 
@@ -215,6 +227,8 @@ def _multiplier(settings: Experiment, looks: int) -> float:
     privacy = settings.privacy
     if privacy.mechanism == "counts":
         return counts_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), privacy.labels_per_instance)
+    if privacy.covers_records:
+        return sums_multiplier(privacy.epsilon, privacy.delta, max(looks, 1))
     return noise_multiplier(privacy.epsilon, privacy.delta, max(looks, 1), privacy.sample_rate)
 
 
@@ -295,5 +309,5 @@ def privacy_spent(
         "looks": looks,
         "looks_planned": planned,
         "noise": privacy.noise,
-        "protects": "one instance's label set, in what the server takes from label correlations",
+        "protects": WHOLE_RECORD if privacy.covers_records else LABEL_SET,
     }

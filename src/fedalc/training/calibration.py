@@ -36,7 +36,7 @@ def refusal(settings: Experiment) -> str | None:
     reasons = (
         (not settings.selection.calibrate, "selection.calibrate is false"),
         (settings.engine == "flower", "parties keep their records"),
-        (settings.privacy.mechanism is not None, "ε does not cover counts of held-out label sets"),
+        (settings.privacy.mechanism is not None, "ε does not cover held-out records"),
         (settings.collection.correlations is not None, "label sets come from a collection, which may be private"),
         (distributed.here().count > 1, "several processes shared the training"),
     )

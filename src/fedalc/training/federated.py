@@ -126,7 +126,9 @@ class FederatedTraining:
 
     @property
     def held(self) -> np.ndarray:
-        """Which labels have a client."""
+        """Which labels have a client. If records are private nobody may know, and all labels can be predicted."""
+        if self.settings.privacy.covers_records:
+            return np.ones(self.federation.label_count, dtype=bool)
         return np.isin(np.arange(self.federation.label_count), self.federation.label_of[self.federation.clients])
 
     def run_round(self) -> float:

@@ -17,8 +17,9 @@ from fedalc.methods import METHODS
 
 def planned_looks(settings: Experiment, phases: int) -> int:
     """Return how often, at most, a run takes noised figures from label sets."""
-    once = settings.privacy.mechanism == "counts"
-    return phases * (1 if once else METHODS[settings.method].looks_at_labels(settings))
+    once = settings.privacy.mechanism in ("counts", "sums")
+    each = settings.rounds if settings.privacy.mechanism == "updates" else METHODS[settings.method].looks_at_labels(settings)
+    return phases * (1 if once else each)
 
 
 class PrivacyBudget:
@@ -51,7 +52,7 @@ class PrivacyBudget:
     def draws_noise_each_round(self, knowledge: LabelKnowledge | None) -> bool:
         """Whether each round draws noise. A round is then saved before any of its outcome is shown, so that noise is
         drawn again only for a round that nobody has seen."""
-        return self.draws_noise(knowledge) and self.settings.privacy.mechanism == "gradients"
+        return self.draws_noise(knowledge) and self.settings.privacy.mechanism != "counts"
 
     def draws_again_from(self, phase: Any, knowledge: LabelKnowledge | None) -> bool:
         """Whether resuming from a checkpoint of `phase` that is not the newest would draw new noise once more."""

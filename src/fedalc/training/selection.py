@@ -248,7 +248,8 @@ class Training(AnyTraining):
         result.engine = self.settings.engine
         result.aggregation = self.settings.server.aggregation
         result.collapse = collapse_of(trained.model, trained.held, self._budget)
-        result.clients = len(federation.clients)
+        private = self.settings.privacy.covers_records  # which labels have a record is not released
+        result.clients = federation.label_count if private else len(federation.clients)
         if self.settings.clients == "users":
             result.users = len(np.unique(federation.user_of[federation.clients]))
         if self.settings.clients == "parties":

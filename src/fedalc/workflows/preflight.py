@@ -92,8 +92,10 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
 
 
 def check_document_counts(settings: Experiment, data: Dataset) -> None:
-    """Refuse differential privacy beside numbers of documents that parties share without noise."""
-    if data.text is not None and data.train.parties is not None and needs_counts(data.text.settings):
+    """Refuse differential privacy beside numbers of documents that parties share, or that are in the model, without
+    noise."""
+    counted = data.text is not None and needs_counts(data.text.settings)
+    if counted and (data.train.parties is not None or settings.privacy.covers_records):
         refuse_exact_numbers(settings)
 
 
@@ -101,7 +103,7 @@ def refuse_exact_numbers(settings: Experiment) -> None:
     """The same for parties that do share numbers of documents."""
     if settings.privacy.mechanism is not None and settings.text.epsilon is None:
         raise ConfigError(
-            "ε does not cover the numbers of documents that parties share for a vocabulary or for idf; use "
-            "text.kind=hashing with text.idf=false, which needs none, or with text.epsilon, which adds noise to them",
+            "ε does not cover the numbers of documents that make a vocabulary or idf; use text.kind=hashing with "
+            "text.idf=false, which needs none, or with text.epsilon, which adds noise to them",
             "privacy",
         )

@@ -6,7 +6,7 @@ the server, which holds them under pseudonyms, nor what clients teach their rows
 
 `counts` adds noise to N, n and c once; learning from them costs nothing more. `gradients` follows the paper: every step
 on W clips and noises the instances' gradients; N, the number of instances, is public. `accounting` computes the noise
-for an (ε, δ).
+for an (ε, δ). `record_sums` has the noise of mechanisms `sums` and `updates`, which protect whole records.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from fedalc.labels.privacy.noisy_counts import (
     published_correlations,
 )
 from fedalc.labels.privacy.private_label_sets import PrivateLabelSets
+from fedalc.labels.privacy.record_sums import NoiseShares, sums_multiplier
 
 __all__ = [
+    "NoiseShares",
     "PrivateLabelSets",
     "Release",
     "SecureGenerator",
@@ -47,4 +49,5 @@ __all__ = [
     "published_correlations",
     "sensitivity",
     "spent_epsilon",
+    "sums_multiplier",
 ]

@@ -68,6 +68,8 @@ class RandomFeatures(Linear):
     def columns(self, rows: SparseRows) -> Sequence[Tensor]:
         matrix, phases = self.projection.drawn(rows.dtype, rows.keys.device)
         product = rows @ matrix
+        if self.activation == "identity":  # keeps the length of x on average
+            return (product.div_(math.sqrt(len(phases))), *super().columns(rows))
         product = product.relu_() if self.activation == "relu" else product.add_(phases).cos_()
         return (product.mul_(math.sqrt(2 / len(phases))), *super().columns(rows))
 
