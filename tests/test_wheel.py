@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
 import venv
 import zipfile
@@ -24,7 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CLEAN = os.environ.get("FEDALC_WHEEL_TEST") == "clean"
-EXTRAS = "flower,privacy,onnx,serve"
+EXTRAS = "flower,images,privacy,onnx,serve"
 pytestmark = pytest.mark.long
 WRITE_DEMO = """
 import fedalc
@@ -225,6 +224,4 @@ def test_export_and_serve(home: Path) -> None:
 
 @pytest.mark.skipif(not CLEAN, reason="two minutes: make wheel-test")
 def test_a_deployment(home: Path) -> None:
-    began = time.monotonic()
     assert "equals that of one process" in fedalc(home, "deploy", "demo")
-    assert time.monotonic() - began < 600
