@@ -113,6 +113,7 @@ COMMANDS = (
     ),
     Usage("a key over another one", "fedalc key new bad.key", "keys are never overwritten"),
     Usage("seeds that are not numbers", "fedalc compare --dataset demo --seeds 0,x", "'x' is not a whole number"),
+    Usage("a condition with two signs", "fedalc runs --where 'P@1>>5'", "expected a name, one of"),
     Usage("a table with a typo", "fedalc reproduce bibtx", "did you mean bibtex?"),
     Usage("a size without a number", "fedalc train --dataset demo --memory-budget lots", "write it like 500MB"),
     Usage("a report of what is not a run", "fedalc report messages.csv", "no such folder"),

@@ -238,9 +238,8 @@ def test_unique_counts_name_labels_whatever_the_key() -> None:
 
 def test_audit_prints_what_it_found(place: Path) -> None:
     out = run("audit", "data")
-    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
-    assert rows["sha256"].split("│")[3].strip() != "0"
-    assert rows["hmac-sha512"].split("│")[3].strip() == "0"
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith(("sha256", "hmac-sha512"))}
+    assert rows["sha256"][-3] != "0" and rows["hmac-sha512"][-3] == "0"
     assert "label frequencies" in out and "labels per instance" in out
     assert "Found with --collection sums" in out and "sums of pairs" in out
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")

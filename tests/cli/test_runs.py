@@ -95,7 +95,9 @@ def test_runs_are_sorted(runs: Path) -> None:
 
 def test_unknown_names_and_folders_are_refused(runs: Path) -> None:
     assert "did you mean method?" in run("runs", "--sort", "metod", cwd=runs.parent, code=2).stderr
-    assert "expected a condition" in run("runs", "--where", "P@1", cwd=runs.parent, code=2).stderr
+    for wrong in ("P@1", "P@1>>5", "P@1==5", "P@1>", "name~=x"):
+        assert "expected a name, one of" in run("runs", "--where", wrong, cwd=runs.parent, code=2).stderr
+    assert "P@1 is a number" in run("runs", "--where", "P@1>high", cwd=runs.parent, code=2).stderr
     assert "no such folder" in run("runs", "--folder", "nowhere", cwd=runs.parent, code=2).stderr
     assert "no runs in runs" in run("runs", cwd=runs).stdout
 

@@ -54,7 +54,7 @@ def test_patience_no_refit_last_round_and_no_validation() -> None:
     assert "train for" not in reason and "until 1 evaluations bring no gain" in log[0]
     reason, log, _ = kept(selection={"keep": "last"})
     assert (
-        reason.startswith("kept the last round, 6, as selection.keep says; nDCG@5 ") and "only for the curve" in log[0]
+        reason.startswith("kept the last round, 6, as selection.keep says; nDCG@5 ") and "no round is chosen" in log[0]
     )
     reason, log, _ = kept(selection={"validation": 0})
     assert (reason, log) == ("kept the last round, 6: there is no validation data", [])

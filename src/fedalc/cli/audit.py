@@ -136,6 +136,7 @@ def _collection(
     console: Console, split: Split, names: tuple[str, ...], files: list[Path] | None, key: Path | None
 ) -> list[dict[str, Any]]:
     from fedalc.labels.collection import audit as attacks
+    from fedalc.report.plain_tables import PlainColumn, plain_table
 
     attempts: list[Attempt]
     if files:
@@ -145,13 +146,15 @@ def _collection(
     else:
         attempts = attacks.attack_every_mode(split, names)
     totals = attempts[0].found
-    table = Table("messages", "the server has", "instances", "names", "names by frequency")
-    for attempt in attempts:
-        found = attempt.found
-        numbers = (found.instances, found.labels, attempt.by_frequency)
-        table.add_row(attempt.messages, attempt.weapon, *(f"{number:,}" for number in numbers))
+    columns = [
+        PlainColumn("messages", [attempt.messages for attempt in attempts], wraps=True),
+        PlainColumn("the server has", [attempt.weapon for attempt in attempts], wraps=True),
+        PlainColumn("instances", [f"{attempt.found.instances:,}" for attempt in attempts], right=True),
+        PlainColumn("names", [f"{attempt.found.labels:,}" for attempt in attempts], right=True),
+        PlainColumn("names by frequency", [f"{attempt.by_frequency:,}" for attempt in attempts], True, leave_out=1),
+    ]
     console.print(f"Found of {totals.of_instances:,} instances and {totals.of_labels:,} label names:")
-    console.print(table)
+    console.print(plain_table(columns, console.width))
     for line in attacks.describe(attempts[0].learnt):
         console.print(line)
     if not files:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedalc.core.registry import METHODS
 from fedalc.errors import ConfigError, FedalcError
@@ -133,13 +132,19 @@ def unregister(
 def nodes(state: State = _SERVER_STATE) -> None:
     """List the registered parties and whether they are connected."""
     from fedalc.deployment.state import ServerState
+    from fedalc.report.plain_tables import PlainColumn, plain_table
 
     server_state = ServerState(state)
     names = {node: name for name, node in server_state.parties().items()}
-    table = Table("party", "node", "status")
-    for node, status in server_state.flower.nodes().items():
-        table.add_row(names.get(node, "?"), node, "never seen" if status == "registered" else status)
-    Console().print(table)
+    found = server_state.flower.nodes()
+    statuses = ["never seen" if status == "registered" else status for status in found.values()]
+    columns = [
+        PlainColumn("party", [names.get(node, "?") for node in found], wraps=True),
+        PlainColumn("node", list(found), leave_out=1),
+        PlainColumn("status", statuses),
+    ]
+    console = Console(highlight=False)
+    console.print(plain_table(columns, console.width))
 
 
 @app.command()

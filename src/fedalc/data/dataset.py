@@ -14,6 +14,7 @@ from scipy.sparse import csr_matrix
 from fedalc.data.images.images import Images
 from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
+from fedalc.data.places import Places
 from fedalc.data.records import record_numbers
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
@@ -40,6 +41,8 @@ class Split:
     labels: csr_matrix
     users: tuple[str, ...] | None = None
     parties: tuple[str, ...] | None = None
+    places: Places | None = field(default=None, compare=False)
+    """Where the records are in their file, if not one after another."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, Images):
@@ -72,8 +75,11 @@ class Split:
     def rows(self, index: np.ndarray) -> Split:
         """Return the instances at these positions, in this order."""
         rows = np.arange(len(self))[index].tolist()
-        holders = (None if names is None else tuple(names[at] for at in rows) for names in (self.users, self.parties))
-        return Split(self.features[index], self.labels[index], *holders)
+        users, parties = (
+            None if names is None else tuple(names[at] for at in rows) for names in (self.users, self.parties)
+        )
+        places = None if self.places is None else self.places.rows(index)
+        return Split(self.features[index], self.labels[index], users, parties, places)
 
     @cached_property
     def in_one_place(self) -> Split:
@@ -86,7 +92,7 @@ class Split:
         labels = csr_matrix((pairs.data, (record[pairs.row], pairs.col)), shape=(len(first), self.labels.shape[1]))
         labels.sum_duplicates()
         labels.data[:] = 1
-        return Split(self.features[first], labels)
+        return Split(self.features[first], labels, places=None if self.places is None else self.places.rows(first))
 
 
 @dataclass(frozen=True, repr=False)

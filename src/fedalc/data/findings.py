@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.data.dataset import Dataset, Features, Split
 from fedalc.data.images.images import Images
+from fedalc.data.places import Places
 
 EVERYWHERE = 0.9
 """A label that at least this share of the labelled training records has is nearly everywhere."""
@@ -39,38 +40,42 @@ class Finding:
 
 
 def findings(dataset: Dataset) -> list[Finding]:
-    """Return all findings, those about records first. Records are counted from 0."""
+    """Return all findings, those about records first. Records are called by their line in the file, or counted from 1
+    in it."""
     return [finding for finding in _all(dataset) if finding.count]
 
 
 def _all(dataset: Dataset) -> Iterator[Finding]:
     dataset = replace(dataset, train=dataset.train.in_one_place)  # a record at several parties is no mistake
     contents = {name: _contents(split.features) for name, split in dataset.splits.items()}
+    places = {name: split.places or Places.counted(len(split)) for name, split in dataset.splits.items()}
     for name, split in dataset.splits.items():
-        yield from _empty(name, split, contents[name], dataset.text is not None)
-    yield _repeated(dataset.train, contents["train"])
+        yield from _empty(name, split, contents[name], places[name], dataset.text is not None)
+    yield _repeated(dataset.train, contents["train"], places["train"])
     for name in ("test", "validation"):
         if name in contents:
-            yield _in_both(name, contents[name], contents["train"])
+            yield _in_both(name, contents[name], contents["train"], places[name])
     yield from _of_labels(dataset)
 
 
-def _empty(name: str, split: Split, contents: list[bytes], texts: bool) -> Iterator[Finding]:
+def _empty(name: str, split: Split, contents: list[bytes], places: Places, texts: bool) -> Iterator[Finding]:
     without = [row for row, content in enumerate(contents) if not content]
     why = "texts without a known word" if texts else "all features are 0"
     yield Finding(
         f"{name}: {_records(len(without))} without features ({why})",
         len(without),
-        _first(without),
+        _first(without, places),
         "correct or remove them: they all get the same prediction",
     )
     unlabelled = np.flatnonzero(split.labels.getnnz(axis=1) == 0)
     do = "no client holds them; add labels, or remove them"
     do = do if name == "train" else "they count as 0 in precision and nDCG; add labels, or remove them"
-    yield Finding(f"{name}: {_records(len(unlabelled))} without a label", len(unlabelled), _first(unlabelled), do)
+    yield Finding(
+        f"{name}: {_records(len(unlabelled))} without a label", len(unlabelled), _first(unlabelled, places), do
+    )
 
 
-def _repeated(train: Split, contents: list[bytes]) -> Finding:
+def _repeated(train: Split, contents: list[bytes], places: Places) -> Finding:
     first: dict[bytes, int] = {}
     pairs = [
         (before, row)
@@ -82,7 +87,7 @@ def _repeated(train: Split, contents: list[bytes]) -> Finding:
     return Finding(
         f"train: {_records(len(pairs))} equal to an earlier one{labels}",
         len(pairs),
-        tuple(f"{row} = {before}" for before, row in pairs[:SHOWN]),
+        tuple(f"{places[row]} = {places[before]}" for before, row in pairs[:SHOWN]),
         "merge the labels of equal records into one record" if others else "remove them, unless repeats should count",
     )
 
@@ -92,11 +97,11 @@ def _before(first: dict[bytes, int], content: bytes, row: int) -> int:
     return first.setdefault(content, row)
 
 
-def _in_both(name: str, contents: list[bytes], train: list[bytes]) -> Finding:
+def _in_both(name: str, contents: list[bytes], train: list[bytes], places: Places) -> Finding:
     known = set(train) - {b""}
     rows = [row for row, content in enumerate(contents) if content in known]
     do = f"remove them from {name}: figures on records that were trained on are too good"
-    return Finding(f"{name}: {_records(len(rows))} also in train", len(rows), _first(rows), do)
+    return Finding(f"{name}: {_records(len(rows))} also in train", len(rows), _first(rows, places), do)
 
 
 def _of_labels(dataset: Dataset) -> Iterator[Finding]:
@@ -148,8 +153,8 @@ def _labels(split: Split, row: int) -> tuple[Any, ...]:
     return tuple(split.labels.indices[starts[row] : starts[row + 1]])
 
 
-def _first(rows: Any) -> tuple[str, ...]:
-    return tuple(str(row) for row in rows[:SHOWN])
+def _first(rows: Any, places: Places) -> tuple[str, ...]:
+    return tuple(places[row] for row in rows[:SHOWN])
 
 
 def _records(count: int) -> str:

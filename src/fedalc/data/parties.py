@@ -22,6 +22,7 @@ from fedalc.data.formats.table import TableFormat, read_table
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.images.images import Images
 from fedalc.data.label_names import one_form, repeated_name
+from fedalc.data.places import Places
 from fedalc.data.tables.build import one_list_of_labels
 from fedalc.data.test_share import choose_test, row_contents, share_in_words, text_contents
 from fedalc.data.text.agreed import agreed_text
@@ -46,7 +47,11 @@ class NamedSplit:
 
     def rows(self, index: np.ndarray) -> NamedSplit:
         texts = None if self.texts is None else [self.texts[row] for row in index.tolist()]
-        return replace(self, split=self.split.rows(index), texts=texts)
+        return replace(self, split=replace(self.split, places=self.places).rows(index), texts=texts)
+
+    @property
+    def places(self) -> Places:
+        return self.split.places or Places.counted(len(self.split))
 
 
 def party_folders(folder: Path) -> dict[str, Path]:
@@ -115,9 +120,11 @@ def joined_parties(
     _check_features(everything)
     names = all_names(part.names for part in everything)
     parties = tuple(party for party, part in train.items() for _ in range(len(part.split)))
-    whole = Split(*_stacked(list(train.values()), names), parties=parties)
+    whole = Split(*_stacked(list(train.values()), names), parties=parties, places=_places(list(train.values())))
     rest = {
-        split: Split(*_stacked(parts, names), parties=("",) * sum(len(part.split) for part in parts)).in_one_place
+        split: Split(
+            *_stacked(parts, names), parties=("",) * sum(len(part.split) for part in parts), places=_places(parts)
+        ).in_one_place
         for split, parts in others.items()
         if parts
     }
@@ -125,7 +132,7 @@ def joined_parties(
 
 
 def _with_features(part: NamedSplit, fitted: TextFeatures) -> NamedSplit:
-    return replace(part, split=Split(fitted.transform(part.texts or ()), part.split.labels))
+    return replace(part, split=replace(part.split, features=fitted.transform(part.texts or ())))
 
 
 def _split_off_test(
@@ -217,7 +224,8 @@ def _read_table(data_format: TableFormat, path: Path, options: ReadOptions) -> N
     features = kept["train"].features
     if features is None:
         features = csr_matrix((len(rows), 1), dtype=np.float32)
-    return NamedSplit(Split(features, labels["train"]), names, path, kept["train"].feature_names, kept["train"].texts)
+    split = Split(features, labels["train"], places=kept["train"].places)
+    return NamedSplit(split, names, path, kept["train"].feature_names, kept["train"].texts)
 
 
 def _format_of(folder: Path) -> Format:
@@ -258,6 +266,10 @@ def _stacked(parts: Sequence[NamedSplit], names: tuple[str, ...]) -> tuple[Featu
         columns = np.array([number[one_form(name)] for name in part.names], dtype=np.int64)
         labels.append(csr_matrix((pairs.data, (pairs.row, columns[pairs.col])), shape=(len(part.split), len(names))))
     return _stacked_features([part.split.features for part in parts]), vstack(labels, format="csr")
+
+
+def _places(parts: Sequence[NamedSplit]) -> Places:
+    return Places.of_files([part.places for part in parts], [str(Path(*part.path.parts[-2:])) for part in parts])
 
 
 def _stacked_features(parts: Sequence[Features]) -> Features:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.data.places import Places
 from fedalc.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def row_contents(features: csr_matrix) -> Iterator[bytes]:
 
 def split_off_test(train: Split, share: float, seed: int, name: str) -> tuple[Split, Split]:
     """Return (train, test)."""
+    train = replace(train, places=train.places or Places.counted(len(train)))
     test = choose_test(row_contents(train.features), share, seed, name)
     return train.rows(np.flatnonzero(~test)), train.rows(np.flatnonzero(test))
 

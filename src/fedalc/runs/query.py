@@ -47,9 +47,13 @@ def parse(text: str) -> Condition:
     >>> parse("P@1>=60")
     Condition(key='P@1', sign='>=', value='60')
     """
-    found = re.fullmatch(r"\s*([^=<>!~]+?)\s*(!=|>=|<=|=|>|<|~)\s*(.+?)\s*", text)
+    found = re.fullmatch(r"\s*([^=<>!~]+?)\s*(!=|>=|<=|=|>|<|~)\s*([^=<>!~\s].*?)\s*", text)
     if found is None:
-        raise ConfigError(f"expected a condition such as dataset=bibtex or 'P@1>60', found {text!r:.60}", "--where")
+        raise ConfigError(
+            f"expected a name, one of {' '.join((*OPERATORS, CONTAINS))} and a value, such as dataset=bibtex or "
+            f"'P@1>60'; found {text!r:.60}",
+            "--where",
+        )
     return Condition(*found.groups())
 
 
@@ -58,7 +62,16 @@ def matching(runs: Iterable[RunEntry], conditions: Sequence[Condition]) -> list[
     runs = list(runs)
     for condition in conditions:
         check_known(runs, condition.key, "--where")
+        _check_comparable(runs, condition)
     return [run for run in runs if all(condition.holds(run) for condition in conditions)]
+
+
+def _check_comparable(runs: Sequence[RunEntry], condition: Condition) -> None:
+    """Refuse to ask which numbers are larger or smaller than a word."""
+    ordered = condition.sign in OPERATORS and condition.sign not in ("=", "!=")
+    numbers = any(number(run.value(condition.key), condition.key) is not None for run in runs)
+    if ordered and numbers and number(condition.value, condition.key) is None:
+        raise ConfigError(f"{condition.key} is a number: compare it with one, not with {condition.value!r}", "--where")
 
 
 def in_order(runs: Iterable[RunEntry], key: str, reverse: bool = False) -> list[RunEntry]:

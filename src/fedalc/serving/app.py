@@ -13,12 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from fedalc.errors import FedalcError
 from fedalc.serving.batching import Batcher, Busy
@@ -70,7 +72,7 @@ class Service:
                 Route("/labels", self._guarded(self.labels)),
                 Route("/predict", self._guarded(self.predict), methods=["POST"]),
             ],
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+            middleware=[Middleware(KnownHosts, allowed_hosts=hosts)],
             exception_handlers={HTTPException: _refuse, Exception: _fail},
             lifespan=lifespan,
         )
@@ -154,9 +156,26 @@ def _parsed(body: bytes) -> PredictRequest:
         raise HTTPException(400 if bad else 422, problem_in(error)) from None
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+class KnownHosts(TrustedHostMiddleware):
+    """Refuses requests for other hosts, as the class that it extends, but in JSON."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "").split(":")[0] if scope["type"] == "http" else ""
+        if scope["type"] != "http" or self.allow_any or host in self.allowed_hosts:
+            await self.app(scope, receive, send)
+            return
+        text = f"the header Host: {host[:60]!r} is not a name of this service, which answers to this machine only"
+        await JSONResponse({"error": text}, 400)(scope, receive, send)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    said, path = error.detail, request.url.path[:60]
+    if error.status_code == 404:
+        said = f"there is nothing at {path}: POST to /predict; GET /labels, /health, /openapi.json or /docs"
+    elif error.status_code == 405:
+        said = f"{path} does not take {request.method}: use {(error.headers or {}).get('Allow', 'GET')}"
+    return JSONResponse({"error": said}, error.status_code, error.headers)
 
 
 async def _fail(_: Request, error: Exception) -> Response:

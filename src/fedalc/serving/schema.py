@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from importlib.metadata import version
 from typing import Any
 
@@ -81,13 +82,43 @@ class Refusal(BaseModel):
     error: str = Field(description="what was wrong, and where")
 
 
+EXPECTED = {
+    "list_type": "a list, [ … ]",
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "model_type": "an object, { … }",
+}
+"""What pydantic's kinds of errors mean, in our words."""
+
+
 def problem_in(error: ValidationError) -> str:
     """Return one line: where the request is wrong, and how."""
-    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    problems = error.errors(include_url=False)
     first = problems[0]
-    where = ".".join(map(str, first["loc"]))
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where + ': ' if where else ''}{first['msg']}{more}"
+    return f"{where + ': ' if where else ''}{_in_words(first)}{more}"
+
+
+def _in_words(problem: Any) -> str:
+    kind, given = problem["type"], problem.get("input")
+    if kind == "json_invalid":
+        return f"the request is not JSON: {problem['ctx']['error']}"
+    if kind == "missing":
+        return "this field is missing"
+    if kind == "extra_forbidden":
+        known = SparseRecord.model_fields if len(problem["loc"]) > 1 else PredictRequest.model_fields
+        close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        return "there is no such field" + (
+            f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+        )
+    found = f", found {given!r:.40}" if isinstance(given, str | int | float) else ""
+    if kind in EXPECTED:
+        return f"expected {EXPECTED[kind]}{found}"
+    return f"{problem['msg'].replace('Input should', 'should', 1)}{found}"
 
 
 def openapi(title: str, takes: str, limits: Limits, token: bool) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def held_out(count: int | None) -> str:
 def goes_by(settings: SelectionSettings, rounds: int, records: str, refits: bool) -> str:
     """Say what a choice among rounds goes by, before it is made."""
     if settings.keep == "last" or rounds == 1:
-        return f"validation on {records}: only for the curve, no round is chosen by it"
+        return f"measuring on {records}; no round is chosen by it"
     patience = "" if settings.patience is None else f", until {settings.patience} evaluations bring no gain"
     then = ", then training again on all of train" if refits else ""
     every = "every round" if settings.every == 1 else f"every {settings.every} rounds"

@@ -48,7 +48,7 @@ def make_dataset(
         said.append(share_in_words(table.test_share, len(splits["test"])))
     names, labels = one_list_of_labels(splits, label_list, name)
     features, fitted = _features(splits, text, name)
-    made = {split: Split(features[split], labels[split]) for split in splits}
+    made = {split: Split(features[split], labels[split], places=splits[split].places) for split in splits}
     return Dataset(
         name,
         made["train"],

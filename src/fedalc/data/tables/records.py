@@ -15,6 +15,7 @@ from fedalc.data.formats.sparse_builder import RowsBuilder
 from fedalc.data.formats.table_settings import AUTO, TableSettings
 from fedalc.data.formats.text_stream import read_text
 from fedalc.data.limits import MOST_LABELS
+from fedalc.data.places import Places
 from fedalc.data.storage import safe_name
 from fedalc.data.tables.cells import as_flag, as_text, in_words, is_list, is_missing, is_nested, kind_of
 from fedalc.data.tables.columns import SPLIT_OF, Columns
@@ -38,6 +39,7 @@ class Records:
     features: csr_matrix | None = None
     feature_names: tuple[str, ...] = ()
     in_order: bool = False
+    places: Places | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -46,7 +48,8 @@ class Records:
         """Return the records at these positions, in this order."""
         texts = None if self.texts is None else [self.texts[at] for at in index.tolist()]
         features = None if self.features is None else self.features[index]
-        return Records(self.labels[index], self.label_names, texts, features, self.feature_names, self.in_order)
+        places = None if self.places is None else self.places.rows(index)
+        return Records(self.labels[index], self.label_names, texts, features, self.feature_names, self.in_order, places)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def read_records(source: Source, columns: Columns, table: TableSettings, separat
         features=reader.features() if columns.features else None,
         feature_names=columns.features,
         in_order=reader.in_order,
+        places=reader.places(),
     )
     if len(columns.labels) == 1 and columns.labels[0] in every.label_names:
         warnings.warn(
@@ -115,6 +119,7 @@ class _Reader:
         self._blocks: list[tuple[int, Block]] = []  # to name the line of a cell: without cells
         self._flags = RowsBuilder()
         self._width: int | None = None  # of vectors
+        self._lines: list[Sequence[int]] = []
 
     @property
     def in_order(self) -> bool:
@@ -150,7 +155,12 @@ class _Reader:
             self._blocks.append((self.count, Block({}, block.size, block.first, block.lines)))
         if columns.split is not None:
             self.splits += [as_text(cell).strip().lower() for cell in block.cells[columns.split]]
+        if block.lines is not None:
+            self._lines.append(block.lines)
         self.count += block.size
+
+    def places(self) -> Places:
+        return Places(np.concatenate(self._lines), "line") if self._lines else Places.counted(self.count)
 
     def _texts(self, name: str, block: Block) -> list[str]:
         for row, cell in enumerate(block.cells[name]):
