@@ -52,6 +52,8 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),
     ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",)}),
     ("text.buckets text.sign", {"text.kind": ("hashing",)}),
+    ("text.epsilon text.delta text.terms_per_document", {"text.kind": ("hashing",)}),
+    ("text.epsilon text.delta text.terms_per_document", {"text.idf": (True,)}),
     ("text.batch text.device", {"text.kind": ("encoder",)}),
     ("text.words text.characters text.lowercase text.sublinear text.idf", {"text.kind": ("vocabulary", "hashing")}),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),

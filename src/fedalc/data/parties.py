@@ -20,10 +20,12 @@ from fedalc.data.formats import Format, ReadOptions, errors_named, folder_format
 from fedalc.data.formats.label_file import label_list, label_names
 from fedalc.data.formats.table import TableFormat, read_table
 from fedalc.data.formats.table_settings import TableSettings
+from fedalc.data.formats.text_folder import TextFolder
 from fedalc.data.images.images import Images
 from fedalc.data.label_names import one_form, repeated_name
 from fedalc.data.places import Places
 from fedalc.data.tables.build import one_list_of_labels
+from fedalc.data.tables.records import Records
 from fedalc.data.test_share import choose_test, row_contents, share_in_words, text_contents
 from fedalc.data.text.agreed import agreed_text
 from fedalc.data.text.features import TextFeatures
@@ -203,6 +205,8 @@ def read_named(data_format: Format, path: Path, options: ReadOptions) -> NamedSp
     with errors_named(data_format, path):
         if isinstance(data_format, TableFormat):
             return _read_table(data_format, path, options)
+        if isinstance(data_format, TextFolder):
+            return _of_records(data_format.records(path, options), path)
         if data_format.has_pictures:
             split, names = data_format.read_held(path, options)
         else:
@@ -218,9 +222,13 @@ def _read_table(data_format: TableFormat, path: Path, options: ReadOptions) -> N
     records = read_table(data_format.source(path, options.table), options.table).splits
     if list(records) != ["train"]:
         raise DataError("has several splits: a party's folder has a file for each; or table.split_column=none", path)
-    rows = np.flatnonzero(records["train"].labels.getnnz(axis=1))  # as in a deployment, others are of no use
-    kept = {"train": records["train"].rows(rows)}
-    names, labels = one_list_of_labels(kept, label_list(path.parent), str(path))
+    return _of_records(records["train"], path)
+
+
+def _of_records(records: Records, path: Path) -> NamedSplit:
+    rows = np.flatnonzero(records.labels.getnnz(axis=1))  # as in a deployment, others are of no use
+    kept = {"train": records.rows(rows)}
+    names, labels = one_list_of_labels(kept, label_list(path.parent) if path.is_file() else (), str(path))
     features = kept["train"].features
     if features is None:
         features = csr_matrix((len(rows), 1), dtype=np.float32)

@@ -257,7 +257,7 @@ def test_settings_that_do_not_fit(write: Write) -> None:
     bare = write("some words,a\nother words,b\n", "c.csv")
     settings = TableSettings(header=False, text_columns=("1",), label_columns=("2",), test_share=0)
     assert len(load_dataset(bare, table=settings).train) == 2
-    with pytest.raises(DataError, match="holds texts: real parties agree on no vocabulary"):
+    with pytest.raises(DataError, match="on which real parties agree first"):
         load_held(write(as_csv(RECORDS), "a.csv"))
 
 

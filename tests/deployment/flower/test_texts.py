@@ -80,6 +80,29 @@ def in_order_of_digests(data: Dataset, key: bytes) -> Dataset:
     return Dataset(data.name, train, label_names=data.label_names)
 
 
+def as_text_files(clinics: Path) -> None:
+    """Write each party's texts as files in a folder for each label."""
+    for party in ("north", "south"):
+        table = clinics / party / "train.csv"
+        for number, line in enumerate(table.read_text().splitlines()[1:]):
+            text, _, label = line.rpartition(",")
+            (clinics / party / label).mkdir(exist_ok=True)
+            (clinics / party / label / f"{number}.txt").write_text(text)
+        table.unlink()
+
+
+def test_folders_of_text_files(tmp_path: Path, clinics: Path, nodes: Nodes) -> None:
+    of_table = load_dataset(clinics, table=ALL)
+    as_text_files(clinics)
+    data = load_dataset(clinics, table=ALL)
+    assert isinstance(data.text, VocabularyText) and isinstance(of_table.text, VocabularyText)
+    assert data.text.terms == of_table.text.terms and len(data.train) == len(of_table.train)
+    found = run(LocalGrid(nodes), tmp_path / "run", for_two(*ONESHOT))
+    assert isinstance(found.text, KeyedVocabularyText) and found.feature_count == len(data.text.terms)
+    census = Census.load(tmp_path / "run")
+    assert census is not None and int(census.roster.counts.sum()) == len(data.train)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("method", [ONESHOT, MLP], ids=["oneshot", "fedalc"])
 def test_the_deployment_of_texts_is_their_simulation(

@@ -76,16 +76,22 @@ class TableFormat(Format, ABC):
         records = read_table(source, table).splits
         if "train" not in records:
             raise DataError("has no records for training", path)
-        agrees = isinstance(options.text, TextSettings) and needs_counts(options.text)
-        if records["train"].texts is not None and agrees:
-            raise NotAgreed(
-                "holds texts, and their features (text.kind, text.idf) depend on all parties' documents, on which real "
-                "parties agree first; nobody has to with text.kind=hashing and text.idf=false",
-                path,
-            )
-        names = label_list(path.parent)
-        made = make_dataset(path.name, {"train": records["train"]}, table, options.text, label_list=names)
-        return made.train, made.label_names
+        return held_records(records["train"], path, label_list(path.parent), replace(options, table=table))
+
+
+def held_records(
+    records: Records, path: Path, names: Sequence[str], options: ReadOptions
+) -> tuple[Split, tuple[str, ...]]:
+    """Return a party's records with features, and its label names. `names`: its labels.txt."""
+    agrees = isinstance(options.text, TextSettings) and needs_counts(options.text)
+    if records.texts is not None and agrees:
+        raise NotAgreed(
+            "holds texts, and their features (text.kind, text.idf) depend on all parties' documents, on which real "
+            "parties agree first; nobody has to with text.kind=hashing and text.idf=false",
+            path,
+        )
+    made = make_dataset(path.name, {"train": records}, options.table, options.text, label_list=names)
+    return made.train, made.label_names
 
 
 def source_of(path: Path, table: TableSettings) -> Source:

@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats.base import Format, ReadOptions
-from fedalc.data.formats.table import TableFormat
+from fedalc.data.formats.table import TableFormat, held_records
 from fedalc.data.formats.text_stream import read_text
 from fedalc.data.tables.build import make_dataset
 from fedalc.data.tables.columns import SPLIT_OF
@@ -58,7 +58,14 @@ class TextFolder(Format):
     def read_held(self, path: Path, options: ReadOptions) -> tuple[Split, tuple[str, ...]]:
         if path.is_file():
             return _format_of(path).read_held(path, options)
-        raise DataError("holds texts: parties first have to agree on a vocabulary", path)
+        table = options.table.model_copy(update={"test_share": 0.0})
+        return held_records(self.records(path, options), path, (), replace(options, table=table))
+
+    def records(self, path: Path, options: ReadOptions) -> Records:
+        """Read the texts of one split: a list of files, or a folder of a folder for each label."""
+        if path.is_file():
+            return _format_of(path).read_labelled(path, options.table)
+        return _read(path, options.table.encoding)
 
     def describe(self, folder: Path) -> list[str]:
         where = _list_in(folder)
