@@ -26,6 +26,7 @@ from fedalc.data.federation import numbered
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.identity import SharedEncoder, make_hasher
 from fedalc.labels.collection.join import Joined
+from fedalc.labels.collection.psi import intersect
 from fedalc.labels.collection.results import Collected
 from fedalc.labels.collection.simulate import Collection, collect
 from fedalc.labels.collection.sums import SetSize, count
@@ -128,23 +129,32 @@ def learn_labels(
             'the numbers of rows mean nothing to another party; use "content": equal records are the same',
             "collection.identity",
         )
-    if settings.collection.by == "sums":
-        return _by_sums(settings, train, names, shared, parties)
+    if settings.collection.by != "join":
+        by = _by_sums if settings.collection.by == "sums" else _by_psi
+        senders = numbered(train.users) if settings.clients == "users" and train.users is not None else parties
+        return by(settings, train, names, shared, senders)
     collection = collect(settings.collection, train.features, train.labels, names, shared, parties)
     return protected(settings, collection, looks, phase)
 
 
 def _by_sums(
-    settings: Experiment, train: Split, names: Sequence[str], shared: SharedEncoder, parties: np.ndarray | None
+    settings: Experiment, train: Split, names: Sequence[str], shared: SharedEncoder, senders: np.ndarray | None
 ) -> LabelKnowledge:
     """Return what sums over the clients show: n, and m or its mean, as the settings need it."""
     set_size: SetSize = "ignored" if settings.client.loss == "hinge" else settings.client.set_size
-    senders = numbered(train.users) if settings.clients == "users" and train.users is not None else parties
     counted = count(settings.collection, train.features, train.labels, names, shared, set_size, senders)
-    holders = None if parties is None else counted.holders  # a record at several users counts for each
+    holders = counted.holders if settings.clients == "parties" else None  # a record at several users counts for each
     known = LabelCounts(counted.counts, counted.mean_set_size)
     up, down = counted.bytes_up, counted.bytes_down
     return LabelKnowledge(known, counted.set_sizes, holders, up, down, counted.facts)
+
+
+def _by_psi(
+    settings: Experiment, train: Split, names: Sequence[str], shared: SharedEncoder, senders: np.ndarray | None
+) -> LabelKnowledge:
+    """Return n and c, from intersections of each two labels."""
+    known, sent, facts = intersect(settings.collection, train.features, train.labels, shared, senders)
+    return LabelKnowledge(known, bytes_up=sent, bytes_down=sent, collection=facts)  # the server passes messages on
 
 
 def protected(settings: Experiment, collection: Collection, looks: int, phase: str = "fit") -> LabelKnowledge:

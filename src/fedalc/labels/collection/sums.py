@@ -29,7 +29,7 @@ SetSize = Literal["exact", "expected", "ignored"]
 Sum = Callable[[Iterable[np.ndarray]], np.ndarray]
 """Adds up the parties' vectors, modulo 2^64. All that the server sees of them is the result."""
 _MOST_EXACT_HOLDERS = 32  # lcm(1, …, 32) is below 2^48
-_FEWEST_BUCKETS = 4096  # to estimate the number of records to 1 %
+FEWEST_BUCKETS = 4096  # to estimate the number of records to 1 %
 
 
 def plain_sum(vectors: Iterable[np.ndarray]) -> np.ndarray:
@@ -146,7 +146,7 @@ def count(
     if set_size != "ignored":
         tables = _tables(settings, len(held.label), set_size)
         places = tables.places(hasher, "records", map(bytes, held.digests))
-        summed = _added(tables, places[held.record], amounts, unit, held, exchange, told=set_size == "exact")
+        summed = added(tables, places[held.record], amounts, unit, held, exchange, told=set_size == "exact")
         records = tables.records(summed)
         facts |= {"tables": tables.tables, "buckets": tables.buckets, "records": round(records)}
         if set_size == "exact":
@@ -179,7 +179,7 @@ def _holders(
     pairs = zip(held.digests[held.record], hasher.labels(names)[held.label], strict=True)
     places = tables.places(hasher, "pairs", (bytes(digest) + bytes(label) for digest, label in pairs))
     ones = np.ones(len(places), dtype=np.uint64)
-    summed = _added(tables, places, ones, 1, held, exchange, told=True)
+    summed = added(tables, places, ones, 1, held, exchange, told=True)
     return tables.smallest(summed, places).clip(1, len(held.by_sender)).astype(np.int64)
 
 
@@ -187,12 +187,18 @@ def _tables(settings: CollectionSettings, pairs: int, set_size: SetSize) -> Tabl
     """Return the size of the tables of records. For the mean one will do: nothing is looked up."""
     bound = settings.records or pairs
     if set_size == "expected":
-        return Tables(1, max(bound, _FEWEST_BUCKETS))
+        return Tables(1, max(bound, FEWEST_BUCKETS))
     return Tables.for_records(bound, settings.collisions)
 
 
-def _added(
-    tables: Tables, places: np.ndarray, amounts: np.ndarray, unit: int, held: Held, exchange: Exchange, told: bool
+def added(
+    tables: Tables,
+    places: np.ndarray,
+    amounts: np.ndarray,
+    unit: int,
+    held: Held,
+    exchange: Exchange,
+    told: bool = False,
 ) -> np.ndarray:
     """Return the sum of the senders' vectors. Counts are packed; amounts in parts of a unit do not fit."""
     vectors = (tables.vector(places[own], amounts[own]) for own in held.by_sender)

@@ -1,0 +1,135 @@
+"""What set sizes without a join cost (docs/results/set-sizes.md): precision, bytes and time.
+
+    FEDALC_DATA=… python benchmarks/set_sizes.py quality | cost | psi  [demo bibtex eurlex15k …]
+
+quality: test set, one round of `fedalc-oneshot`, preset `strong`, all records of train; sums under three keys.
+cost: bytes of the collection by join and by sums, and processor seconds of the simulation.
+psi: n and c of FedALC by private set intersection (needs the extra `psi`), and what it took.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedalc
+from fedalc.data.dataset import Dataset
+from fedalc.labels.collection.buckets import Tables
+from fedalc.labels.collection.keys import Key
+from fedalc.labels.correlations import Correlations
+from fedalc.labels.knowledge import LabelKnowledge
+from fedalc.training.federated import knowledge_for
+
+KEYS = 3
+
+
+def main() -> None:
+    parts: dict[str, Callable[[Dataset], None]] = {"quality": quality, "cost": cost, "psi": psi}
+    part, *names = sys.argv[1:] or ["cost"]
+    for name in names or ["demo", "bibtex"]:
+        print(f"\n{name}", flush=True)
+        parts[part](fedalc.load_dataset(name))
+
+
+def quality(data: Dataset) -> None:
+    """Print P@1/P@3/P@5 by how m is collected, and how many set sizes are wrong."""
+    records, sizes = len(data.train), np.asarray(data.train.labels.getnnz(axis=1))
+    _row("join", precision(data, {}))
+    for what, collection in (
+        ("sums, default size", {}),
+        ("sums, bound = records: at most 0.5 % collide", {"records": records}),
+        ("sums, bound = records / 4", {"records": records // 4, "collisions": 0.005}),
+    ):
+        for number in range(KEYS):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "key"
+                Key(bytes(range(number, number + 40))).write(path)
+                asked = {"by": "sums", "key": str(path), **collection}
+                found = learnt(data, asked).set_sizes
+                assert found is not None
+                wrong = found[sizes > 0] - sizes[sizes > 0]
+                note = f"{(wrong > 0).sum()} of {len(wrong)} wrong, at most {wrong.max()} too large"
+                if (wrong > 0).any():
+                    _row(f"{what}, key {number}", precision(data, asked), note)
+                else:
+                    _row(f"{what}, key {number}", "the join's", note)
+    _row("join, mean for each label", precision(data, {}, "expected"))
+    mean = learnt(data, {"by": "sums"}, "expected").labels.mean_set_size  # type: ignore[union-attr]
+    exact = sizes[sizes > 0].mean()
+    _row("sums, one mean for all", precision(data, {"by": "sums"}, "expected"), f"mean {mean:.3f}, exactly {exact:.3f}")
+    _row("none", precision(data, {}, "ignored"))
+
+
+def cost(data: Dataset) -> None:
+    """Print the bytes of the collection, in all and for one client, and the time of its simulation."""
+    clients = int((data.train.labels.getnnz(axis=0) > 0).sum())
+    for what, collection, set_size in (
+        ("join", {}, "exact"),
+        ("sums, default size", {"by": "sums"}, "exact"),
+        ("sums, bound = records", {"by": "sums", "records": len(data.train)}, "exact"),
+        ("sums, mean only", {"by": "sums"}, "expected"),
+    ):
+        began = time.process_time()
+        known = learnt(data, collection, set_size)
+        seconds = time.process_time() - began
+        facts = known.collection
+        size = f"{facts['tables']} tables of {facts['buckets']:,}" if "tables" in facts else ""
+        per_client = f"{known.bytes_up / clients / 1e3:,.1f} kB up, {known.bytes_down / clients / 1e3:,.1f} kB down"
+        total = f"{known.bytes_up / 1e6:,.2f} MB up, {known.bytes_down / 1e6:,.2f} MB down"
+        _row(what, f"per client {per_client}; in all {total}; {seconds:.2f} s", size)
+        if "collisions" in facts:
+            tables = Tables(facts["tables"], facts["buckets"])
+            _row("", f"expected share of wrong sizes {tables.collision_rate(len(data.train)):.1e}")
+
+
+def psi(data: Dataset) -> None:
+    """Print what private set intersection of all pairs of labels takes, and check it against the join."""
+    joined = learnt(data, {}, method="fedalc")
+    began = time.process_time()
+    known = learnt(data, {"by": "psi"}, method="fedalc")
+    seconds = time.process_time() - began
+    assert isinstance(known.labels, Correlations) and isinstance(joined.labels, Correlations)
+    assert (known.labels.together != joined.labels.together).nnz == 0
+    assert (known.labels.counts == joined.labels.counts).all()
+    pairs, records = known.collection["intersections"], known.labels.instances
+    _row(f"{len(known.labels.counts)} labels", f"{pairs:,} intersections; {seconds:,.0f} processor seconds")
+    _row(
+        "",
+        f"{1e3 * seconds / pairs:.1f} ms and {known.bytes_up / pairs / 1e3:.1f} kB each; {known.bytes_up / 1e6:,.1f} MB",
+    )
+    _row("", f"equal to the join; N {records} by a sum, {joined.labels.instances} by the join")
+
+
+def learnt(
+    data: Dataset, collection: dict[str, Any], set_size: str = "exact", method: str = "fedalc-oneshot"
+) -> LabelKnowledge:
+    asked = {"method": method, "client": {"set_size": set_size}, "collection": collection}
+    knowledge = knowledge_for(fedalc.experiment(asked), data.train, data.label_names)
+    assert knowledge is not None
+    return knowledge
+
+
+def precision(data: Dataset, collection: dict[str, Any], set_size: str = "exact") -> str:
+    run = fedalc.train(
+        data,
+        method="fedalc-oneshot",
+        client={"set_size": set_size},
+        collection=collection,
+        selection={"validation": 0, "calibrate": False},
+        verbose=False,
+    )
+    return "/".join(f"{run.metrics[f'P@{k}']:.2f}" for k in (1, 3, 5))
+
+
+def _row(what: str, figures: str, note: str = "") -> None:
+    print(f"  {what:48} {figures}  {note}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Pair counts by private set intersection: the server learns |S_u ∩ S_v| and no digest (docs/set-sizes.md).
+
+For each pair of labels at different parties, one party learns from the other how many instances they share, and nothing
+about which (openmined-psi: elliptic-curve Diffie-Hellman, cardinality only), and tells the server. The server passes
+their messages on. Each pair of labels has fresh keys, so that messages about different pairs cannot be linked.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fedalc.config.schema import CollectionSettings
+from fedalc.core.progress_events import watched
+from fedalc.errors import FedalcError
+from fedalc.labels.collection.buckets import Tables
+from fedalc.labels.collection.identity import SharedEncoder
+from fedalc.labels.collection.simulate import hashed
+from fedalc.labels.collection.sums import FEWEST_BUCKETS, Exchange, Held, added, simulated_hasher
+from fedalc.labels.correlations import Correlations, count_type
+
+SECONDS_PER_POINT = 1e-4
+"""One core takes about this long for one instance in one of the four steps of an intersection."""
+_LONG = 3600.0
+
+Sets = dict[int, dict[int, frozenset[str]]]
+"""The digests of each party's instances with each label: label → party → digests."""
+
+
+@dataclass
+class Traffic:
+    """What parties sent each other through the server."""
+
+    intersections: int = 0
+    bytes: int = 0
+
+
+def intersect(
+    settings: CollectionSettings,
+    features: csr_matrix,
+    labels: csr_matrix,
+    encoder: SharedEncoder,
+    senders: np.ndarray | None = None,
+) -> tuple[Correlations, int, dict[str, Any]]:
+    """Return N (estimated by a sum, as with `by = "sums"`), n and c, the bytes that parties sent, and facts.
+
+    `senders`: the party of each instance. Without it each label is a party of its own.
+    """
+    hasher = simulated_hasher(settings, encoder.seed)
+    digests, kind = hashed(settings, hasher, features, encoder)
+    held = Held.of(digests, labels, senders)
+    names, sets = [digest.tobytes().hex() for digest in held.digests], defaultdict[int, dict[int, set[str]]](dict)
+    owners = held.label if senders is None else held.sender
+    for record, label, owner in zip(held.record, held.label.tolist(), owners.tolist(), strict=True):
+        sets[label].setdefault(owner, set()).add(names[record])
+    frozen = {u: {owner: frozenset(own) for owner, own in owners_of.items()} for u, owners_of in sets.items()}
+    counts, together, traffic = pair_counts(frozen, labels.shape[1])
+    exchange, tables = Exchange(), Tables(1, max(len(held.label), FEWEST_BUCKETS))
+    places = tables.places(hasher, "records", map(bytes, held.digests))[held.record]
+    records = tables.records(added(tables, places, np.ones(len(places), dtype=np.uint64), 1, held, exchange))
+    instances = max(round(records), int(counts.max(initial=0)))
+    known = Correlations(instances, counts, together.astype(count_type(instances)))
+    facts = {"by": "psi", "algorithm": settings.algorithm, "identity": kind, "digest_bytes": settings.digest_bytes}
+    facts |= {"intersections": traffic.intersections, "records": instances}
+    parties = len(np.unique(owners))
+    return known, traffic.bytes + 8 * exchange.sent * parties, facts
+
+
+def pair_counts(sets: Sets, label_count: int) -> tuple[np.ndarray, csr_matrix, Traffic]:
+    """Return n, c and the traffic. Labels of one party are counted there. Of a label that several parties have, each
+    instance is left to the first party that has it."""
+    traffic = Traffic()
+    owned = {label: _each_once(parts, traffic) for label, parts in sets.items()}
+    _note_if_long(owned)
+    counts = np.zeros(label_count, dtype=np.int64)
+    for label, parts in owned.items():
+        counts[label] = sum(map(len, parts.values()))
+    row, column, value = [], [], []
+    pairs = list(combinations(sorted(owned), 2))
+    for u, v in watched("pairs of labels intersected", pairs, len(pairs)):
+        if size := _together(owned[u], owned[v], traffic):
+            row += [u, v]
+            column += [v, u]
+            value += [size, size]
+    together = csr_matrix((np.array(value, dtype=np.int64), (row, column)), shape=(label_count, label_count))
+    return counts, together, traffic
+
+
+def intersection_size(ours: frozenset[str], theirs: frozenset[str], traffic: Traffic) -> int:
+    """Return how many elements two parties share. The party with fewer asks; the other learns only their number."""
+    asking, answering = sorted((ours, theirs), key=len)
+    return len(_run(asking, answering, False, traffic))
+
+
+def _each_once(parts: dict[int, frozenset[str]], traffic: Traffic) -> dict[int, frozenset[str]]:
+    """Return the parties' instances of one label without those that an earlier party has too. A later party learns
+    which of its own these are."""
+    owned: dict[int, frozenset[str]] = {}
+    for party in sorted(parts):
+        own = parts[party]
+        for earlier in sorted(owned):
+            own -= {sorted(parts[party])[place] for place in _run(parts[party], parts[earlier], True, traffic)}
+        owned[party] = own
+    return owned
+
+
+def _together(first: dict[int, frozenset[str]], second: dict[int, frozenset[str]], traffic: Traffic) -> int:
+    total = 0
+    for (party, ours), (other, theirs) in product(first.items(), second.items()):
+        total += len(ours & theirs) if party == other else intersection_size(ours, theirs, traffic)
+    return total
+
+
+def _run(asking: frozenset[str], answering: frozenset[str], reveal: bool, traffic: Traffic) -> range | list[int]:
+    """Intersect two sets with keys made for this. Return as many numbers as they share: with `reveal`, the places in
+    the sorted `asking`.
+
+    Elements go in sorted, by digests under the parties' key, so their order says nothing. `Raw` has no false positives.
+    """
+    if not asking or not answering:
+        return []
+    psi = _library()
+    client, server = psi.client.CreateWithNewKey(reveal), psi.server.CreateWithNewKey(reveal)
+    request = client.CreateRequest(sorted(asking))
+    setup = server.CreateSetupMessage(1e-9, len(asking), sorted(answering), psi.DataStructure.RAW)
+    response = server.ProcessRequest(request)
+    traffic.intersections += 1
+    traffic.bytes += sum(len(message.SerializeToString()) for message in (request, setup, response))
+    if reveal:
+        return list(client.GetIntersection(setup, response))
+    return range(client.GetIntersectionSize(setup, response))
+
+
+def _library() -> Any:
+    try:
+        import private_set_intersection.python as psi
+    except ImportError:
+        raise FedalcError("private set intersection needs openmined-psi: pip install 'fedalc[psi]'") from None
+    return psi
+
+
+def _note_if_long(owned: Sets) -> None:
+    seconds = SECONDS_PER_POINT * sum(_points(owned))
+    if seconds > _LONG:
+        warnings.warn(
+            f"private set intersection of {len(owned):,} labels takes about {seconds / 3600:.0f} hours of one core; "
+            "it is meant for few labels (docs/set-sizes.md)",
+            stacklevel=2,
+        )
+
+
+def _points(owned: Sets) -> Iterator[int]:
+    """Yield the points of each label's intersections with later ones: the smaller set thrice, the larger once."""
+    sizes = np.sort([sum(map(len, parts.values())) for parts in owned.values()])
+    larger = np.cumsum(sizes[::-1])[::-1] - sizes
+    for rank, size in enumerate(sizes.tolist()):
+        yield 3 * size * (len(sizes) - 1 - rank) + int(larger[rank])
