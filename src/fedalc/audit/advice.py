@@ -48,7 +48,7 @@ def about_membership(found: Membership) -> Iterator[str]:
     if best.low > TELLING:
         yield (
             f"Treat a model like its data: who has it and a record can tell whether it was trained on it (AUC "
-            f"{best.auc:.2f}). More records and a larger penalty lower this; only noise for each record bounds it."
+            f"{best.auc:.2f}). A larger penalty helps little; only noise for each record bounds it."
         )
     else:
         yield f"The models tell little about whether a record was trained on (AUC {best.auc:.2f} at most)."

@@ -71,7 +71,7 @@ def usual_settings(labels: int, seed: int = 0) -> list[Trained]:
     one_round = {"method": "fedalc-oneshot", "seed": seed, **dim}
     return [
         Trained("fedalc-oneshot", experiment(one_round)),
-        Trained("… penalty 0.01", experiment(one_round, overrides=["server.ridge=0.01"])),
+        Trained("… penalty 10", experiment(one_round, overrides=["server.ridge=10"])),
         Trained("fedalc, 30 rounds", experiment({"method": "fedalc", "seed": seed, "rounds": 30})),
     ]
 
