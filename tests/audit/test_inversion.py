@@ -143,7 +143,9 @@ def test_answers_of_parties_add_up_to_the_round() -> None:
 
 
 def test_targets_have_the_wanted_numbers_of_records() -> None:
-    Y = csr_matrix((np.ones(13), ([0, 1, 2, 0, 1, 3, 4, 5, 0, 1, 2, 3, 5], [0] * 1 + [1] * 2 + [2] * 5 + [3] * 5)), (6, 4))
+    Y = csr_matrix(
+        (np.ones(13), ([0, 1, 2, 0, 1, 3, 4, 5, 0, 1, 2, 3, 5], [0] * 1 + [1] * 2 + [2] * 5 + [3] * 5)), (6, 4)
+    )
     X = csr_matrix(np.arange(1.0, 13).reshape(6, 2))
     data, targets = choose_targets(Split(X, Y), "abcd", sizes=(1, 2, 3), each=1)
     assert [(t.name, len(t.records), t.had) for t in targets] == [("a", 1, 1), ("b", 2, 2), ("c", 3, 5)]

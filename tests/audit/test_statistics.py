@@ -44,7 +44,7 @@ def test_a_perfect_attack() -> None:
 
 
 def test_the_likelihood_ratio_by_hand() -> None:
-    """Two records, four shadow models. With the first record: 3, 5, without: 0, 2; with the second: 1, 1, without: 0, 0.
+    """Two records, four shadow models. With the first: 3, 5, without: 0, 2; with the second: 1, 1, without: 0, 0.
     Variances over both records: (2 + 0) / 2 with, (2 + 0) / 2 without."""
     shadows = np.array([[3.0, 1.0], [5.0, 0.0], [0.0, 1.0], [2.0, 0.0]])
     members = np.array([[True, True], [True, False], [False, True], [False, False]])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedalc.audit.inversion import QUESTIONS
+from fedalc.audit.membership import usual_settings
 from fedalc.data.synthetic.demo import DemoSize, make_demo
 from tests.cli.test_collect import write_xmlc
 from tests.commands import run
@@ -22,6 +25,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One question and one model instead of all."""
+    monkeypatch.setattr("fedalc.audit.inversion.QUESTIONS", QUESTIONS[:1])
+    monkeypatch.setattr("fedalc.audit.membership.usual_settings", lambda labels, seed: usual_settings(labels, seed)[:1])
+
+
+@pytest.mark.long
 def test_all_parts_in_80_columns(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.commands.COLUMNS", "80")
     out = run("audit", "data", "--records", "60", "--json", "found.json", cwd=place).stdout
@@ -36,22 +47,27 @@ def test_all_parts_in_80_columns(place: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found["membership"]["records"] == 60 and len(found["membership"]["rows"]) == 3
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_run_is_attacked_too(place: Path) -> None:
-    run("train", "--dataset", "data", "--method", "fedalc-oneshot", "--out", "run", cwd=place)
-    out = run("audit", "data", "--what", "membership", "--model", "run", "--records", "40", cwd=place).stdout
-    assert "run: its training records against the test records" in out and "hmac" not in out
+    run("train", "--dataset", "data", "--method", "fedalc-oneshot", cwd=place)
+    (folder,) = (place / "runs").iterdir()
+    options = ("--what", "inversion,membership", "--model", f"runs/{folder.name}", "--records", "40")
+    out = run("audit", "data", *options, "--json", "found.json", cwd=place).stdout
+    assert f"runs/{folder.name}: its training records against the test records" in out and "hmac" not in out
+    found = json.loads((place / "found.json").read_text())
+    assert found["membership"]["run"]["threshold"]["members"] == 120 and "collection" not in found
 
 
+@pytest.mark.usefixtures("quick")
 def test_data_that_a_part_cannot_use(place: Path) -> None:
-    few = DEMO.train.rows(range(10))  # type: ignore[arg-type]
-    write_xmlc(place / "few.txt", few)
+    write_xmlc(place / "few.txt", DEMO.train.rows(np.arange(10)))
     out = run("audit", "few.txt", cwd=place).stdout
     assert "note: membership left out: 10 records" in out
-    error = run("audit", "few.txt", "--what", "membership", cwd=place, code=1).stderr
+    error = run("audit", "few.txt", "--what", "membership", cwd=place, code=2).stderr
     assert "too few to attack membership" in error
     pictures = run("audit", "mosaics", cwd=place).stdout
     assert "note: inversion, membership left out: for rows of features, not for pictures" in pictures
-    assert "not for pictures" in run("audit", "mosaics", "--what", "inversion", cwd=place, code=1).stderr
+    assert "not for pictures" in run("audit", "mosaics", "--what", "inversion", cwd=place, code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -66,4 +82,4 @@ def test_data_that_a_part_cannot_use(place: Path) -> None:
     ],
 )
 def test_what_does_not_go_together(place: Path, options: tuple[str, ...], why: str) -> None:
-    assert why in run("audit", "data", *options, cwd=place, code=1).stderr
+    assert why in run("audit", "data", *options, cwd=place, code=2).stderr

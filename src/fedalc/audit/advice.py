@@ -26,7 +26,8 @@ def about_inversion(found: Inversion, split: Split, fewest: int) -> Iterator[str
             f"Exposed here: labels with {exposed[SUM]} records. {has}"
         )
     elif exposed[PARTY]:
-        yield f"Use secure sums: they hide what single parties' answers show (labels with {exposed[PARTY]} records). {has}"
+        shown = f"what single parties' answers show (labels with {exposed[PARTY]} records)"
+        yield f"Use secure sums: they hide {shown}. {has}"
     else:
         yield f"In these parties' answers labels with few records are hidden among others. {has}"
     yield (

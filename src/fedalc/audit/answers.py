@@ -130,9 +130,7 @@ class CuriousServer(Engine):
         return float(self.method.weights(counts, self.federation.label_of[clients])[np.isin(clients, party)].sum())
 
 
-def careful_engine(
-    federation: Federation, method: Method, settings: Experiment, fewest: int
-) -> ClientsEngine | None:
+def careful_engine(federation: Federation, method: Method, settings: Experiment, fewest: int) -> ClientsEngine | None:
     """Return the engine of a party with its rule of `fewest` contributing records. None without Flower."""
     try:
         from fedalc.deployment.flower.contributions import CarefulEngine

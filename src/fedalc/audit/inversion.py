@@ -7,9 +7,8 @@ what it sees. Each question is asked of each target alone (a party with this lab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from fedalc.config.resolve import experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator, torch_generator
 from fedalc.data.dataset import Split
-from fedalc.data.federation import Federation, form_clients
+from fedalc.data.federation import form_clients
 from fedalc.engines.sums import LARGEST_GRAM
 from fedalc.methods import Method
 from fedalc.models.encoders import scale_rows
@@ -32,6 +31,7 @@ from fedalc.training.federated import begin_training, knowledge_for
 
 FOUND = 0.99  # the cosine from which a record counts as found
 DRAWS = 20  # of other records, for the chance
+MOST_AXES = 2048  # labels up to which a hostile server asks for as many columns, so that their sums do not mix
 PARTIES = 5
 FEWEST = 8  # a party's default for `--fewest`
 
@@ -56,7 +56,12 @@ QUESTIONS = (
         "square, round 1", "the first of fedalc-exact, from θ = 0: a label's mean record", ("method=fedalc-exact",)
     ),
     Question("square, rounds 1-3", "its first three changes, taken together", ("method=fedalc-exact",), 3),
-    Question("one round of sums", "Σ x xᵀ/m and the sum of each label (fedalc-oneshot)", ("method=fedalc-oneshot",), sums=True),
+    Question(
+        "one round of sums",
+        "Σ x xᵀ/m and the sum of each label (fedalc-oneshot)",
+        ("method=fedalc-oneshot",),
+        sums=True,
+    ),
     Question(
         "Newton products",
         "H p of three directions (fedalc-exact, logistic)",
@@ -66,7 +71,7 @@ QUESTIONS = (
     ),
     Question(
         "chosen θ, 12 rounds",
-        "a hostile server: random θ in each round (hinge, raw output)",
+        "a hostile server: random θ each round (hinge, raw output)",
         ("method=fedavg-fixed", 'encoder.output="raw"', "client.margin=1.0"),
         12,
         chosen=True,
@@ -104,7 +109,13 @@ class Inversion:
     def to_dict(self) -> dict[str, Any]:
         targets = [{"label": t.name, "records": len(t.records), "records_in_data": t.had} for t in self.targets]
         rows = [asdict(row) for row in self.rows]
-        return {"parties": self.parties, "labels": self.labels, "targets": targets, "rows": rows, "notes": [*self.notes]}
+        return {
+            "parties": self.parties,
+            "labels": self.labels,
+            "targets": targets,
+            "rows": rows,
+            "notes": [*self.notes],
+        }
 
 
 def invert(
@@ -114,10 +125,11 @@ def invert(
     sizes: Sequence[int] = SIZES,
     parties: int = PARTIES,
     fewest: int = FEWEST,
-    questions: Sequence[Question] = QUESTIONS,
+    questions: Sequence[Question] | None = None,
     seed: int = 0,
 ) -> Inversion:
-    """Attack labels with these numbers of records, with every question."""
+    """Attack labels with these numbers of records, with every question (None: all of QUESTIONS)."""
+    questions = QUESTIONS if questions is None else questions
     data, targets = choose_targets(split, names, sizes, seed=seed)
     rows: dict[tuple[int, str], Row] = {}
     notes = []
@@ -140,6 +152,10 @@ class _Asked:
     ) -> None:
         self.question, self.targets, self.fewest, self.seed = question, targets, fewest, seed
         self.settings = experiment({"seed": seed}, overrides=question.settings)
+        if question.chosen and self.settings.encoder.dim < data.labels.shape[1] <= MOST_AXES:
+            self.settings = experiment(
+                {"seed": seed, "encoder": {"dim": data.labels.shape[1]}}, overrides=question.settings
+            )
         self.data = replace(data, features=scale_rows(data.features, self.settings.encoder.features))
         self.federation = form_clients(self.data, "labels")
         self.parties = deal(self.federation.clients, parties, seed)
