@@ -26,7 +26,8 @@ def about_inversion(found: Inversion, split: Split, fewest: int) -> Iterator[str
             f"Exposed here: labels with {exposed[SUM]} records. {has}"
         )
     elif exposed[PARTY]:
-        yield f"Use secure sums: they hide what single parties' answers show (labels with {exposed[PARTY]} records). {has}"
+        shown = f"what single parties' answers show (labels with {exposed[PARTY]} records)"
+        yield f"Use secure sums: they hide {shown}. {has}"
     else:
         yield f"In these parties' answers labels with few records are hidden among others. {has}"
     yield (
@@ -48,7 +49,7 @@ def about_membership(found: Membership) -> Iterator[str]:
     if best.low > TELLING:
         yield (
             f"Treat a model like its data: who has it and a record can tell whether it was trained on it (AUC "
-            f"{best.auc:.2f}). More records and a larger penalty lower this; only noise for each record bounds it."
+            f"{best.auc:.2f}). A larger penalty helps little; only noise for each record bounds it."
         )
     else:
         yield f"The models tell little about whether a record was trained on (AUC {best.auc:.2f} at most)."

@@ -31,6 +31,7 @@ from fedalc.training.federated import begin_training, knowledge_for
 
 FOUND = 0.99  # the cosine from which a record counts as found
 DRAWS = 20  # of other records, for the chance
+MOST_AXES = 2048  # labels up to which a hostile server asks for as many columns, so that their sums do not mix
 PARTIES = 5
 FEWEST = 8  # a party's default for `--fewest`
 
@@ -70,7 +71,7 @@ QUESTIONS = (
     ),
     Question(
         "chosen θ, 12 rounds",
-        "a hostile server: random θ in each round (hinge, raw output)",
+        "a hostile server: random θ each round (hinge, raw output)",
         ("method=fedavg-fixed", 'encoder.output="raw"', "client.margin=1.0"),
         12,
         chosen=True,
@@ -124,10 +125,11 @@ def invert(
     sizes: Sequence[int] = SIZES,
     parties: int = PARTIES,
     fewest: int = FEWEST,
-    questions: Sequence[Question] = QUESTIONS,
+    questions: Sequence[Question] | None = None,
     seed: int = 0,
 ) -> Inversion:
-    """Attack labels with these numbers of records, with every question."""
+    """Attack labels with these numbers of records, with every question (None: all of QUESTIONS)."""
+    questions = QUESTIONS if questions is None else questions
     data, targets = choose_targets(split, names, sizes, seed=seed)
     rows: dict[tuple[int, str], Row] = {}
     notes = []
@@ -150,6 +152,10 @@ class _Asked:
     ) -> None:
         self.question, self.targets, self.fewest, self.seed = question, targets, fewest, seed
         self.settings = experiment({"seed": seed}, overrides=question.settings)
+        if question.chosen and self.settings.encoder.dim < data.labels.shape[1] <= MOST_AXES:
+            self.settings = experiment(
+                {"seed": seed, "encoder": {"dim": data.labels.shape[1]}}, overrides=question.settings
+            )
         self.data = replace(data, features=scale_rows(data.features, self.settings.encoder.features))
         self.federation = form_clients(self.data, "labels")
         self.parties = deal(self.federation.clients, parties, seed)

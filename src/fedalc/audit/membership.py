@@ -1,8 +1,8 @@
 """Membership inference: can someone who has a trained model tell whether a record was in its training data?
 
-Each model is trained on a random half of the records. The attacker gets it, the records and their labels, and gives each
-record a score. Two attacks: the scores of the record's own labels (a threshold on the loss), and the likelihood ratio
-of Carlini et al. (2022), which compares them with those of shadow models, half of which were trained with the record.
+Each model is trained on a random half of the records. The attacker gets it, the records and their labels, and gives
+each record a score. Two attacks: the scores of the record's own labels (a threshold on the loss), and the likelihood
+ratio of Carlini et al. (2022), which compares them with those of shadow models, half of them trained with the record.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def usual_settings(labels: int, seed: int = 0) -> list[Trained]:
     one_round = {"method": "fedalc-oneshot", "seed": seed, **dim}
     return [
         Trained("fedalc-oneshot", experiment(one_round)),
-        Trained("… penalty 0.01", experiment(one_round, overrides=["server.ridge=0.01"])),
+        Trained("… penalty 10", experiment(one_round, overrides=["server.ridge=10"])),
         Trained("fedalc, 30 rounds", experiment({"method": "fedalc", "seed": seed, "rounds": 30})),
     ]
 

@@ -1,10 +1,11 @@
 """Reconstruct records from vectors that are mixtures of them, as a curious server would.
 
-A change of a linear encoder (or of a network's first matrix) is Σ_j x_j a_jᵀ: its columns are mixtures of the records x_j,
-with unknown coefficients a_j. With one record it is that record. With k records and k different columns it has their
-span, and what is left is to find them in it. Row f of the change is Σ_j x_jf a_j. If record j alone has feature f, this
-row is a multiple of a_j, and so are the rows of all features that it alone has: lines through the origin on which
-several rows lie are the a_j. Where records share all features (dense ones), independent components take their place.
+A change of a linear encoder (or of a network's first matrix) is Σ_j x_j a_jᵀ: its columns are mixtures of the records
+x_j, with unknown coefficients a_j. With one record it is that record. With k records and k different columns it has
+their span, and what is left is to find them in it. Row f of the change is Σ_j x_jf a_j. If record j alone has feature
+f, this row is a multiple of a_j, and so are the rows of all features that it alone has: lines through the origin on
+which several rows lie are the a_j. Where records share all features (dense ones), independent components take their
+place.
 """
 
 from __future__ import annotations

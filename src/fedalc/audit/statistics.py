@@ -13,8 +13,8 @@ INTERVAL = 1.96  # standard errors: 95 %
 
 @dataclass(frozen=True)
 class Power:
-    """The power of an attack. `low`, `high`: the 95 % interval of the AUC. `caught`: the part of the members found at each
-    of LOW_RATES; None if there are too few others to know that rate."""
+    """The power of an attack. `low`, `high`: the 95 % interval of the AUC. `caught`: the part of the members found at
+    each of LOW_RATES; None if there are too few others to know that rate."""
 
     auc: float
     low: float

@@ -181,10 +181,10 @@ def _inversion(
     seed: int,
     advice: list[str],
 ) -> dict[str, Any]:
+    from fedalc.audit import inversion
     from fedalc.audit.advice import about_inversion
-    from fedalc.audit.inversion import QUESTIONS, invert
 
-    found = invert(split, names, parties=parties, fewest=fewest, seed=seed)
+    found = inversion.invert(split, names, parties=parties, fewest=fewest, seed=seed)
     console.print("\nRecords that the server of a deployment reconstructs from the parties' answers")
     for size in dict.fromkeys(row.size for row in found.rows):
         console.print(_sizes(found, size), markup=False)
@@ -198,7 +198,7 @@ def _inversion(
     console.print(f"  party      one of {found.parties} parties, with about {each} labels: what the server sees today")
     console.print("  sum        all parties together: what secure sums leave")
     console.print("What the server asks for:")
-    for question in QUESTIONS:
+    for question in inversion.QUESTIONS:
         console.print(f"  {question.name:19} {question.explained}", markup=False)
     for note in found.notes:
         console.print(f"note: {note}", markup=False)
