@@ -77,7 +77,7 @@ def _check_private_records(settings: Experiment) -> None:
         return
     sums = privacy.mechanism == "sums"
     for possible, problem in (
-        (facts.one_round and facts.sends_gram and client.set_size == "exact" or not sums, "sums is for fedalc-oneshot"),
+        (not sums or (facts.one_round and facts.sends_gram), "sums is for fedalc-oneshot; use updates"),
         (not facts.one_round or sums, "updates is for methods of several rounds; use sums"),
         (sums or client.loss == "softmax", 'updates needs client.loss = "softmax", whose gradients are bounded'),
         (sums or settings.server.optimizer in ("sgd", "momentum"), "updates needs server.optimizer sgd or momentum"),
@@ -90,7 +90,10 @@ def _check_private_records(settings: Experiment) -> None:
         (client.sample == 1 and settings.server.participation == 1, "all records take part: a sample is not secret"),
         (client.epochs == 1 and client.batch_size is None, "clients take one full-batch step"),
         (client.weight_decay == 0, "client.weight_decay must be 0; server.weight_decay can be used"),
-        (settings.selection.validation == 0, "a choice on held-out records is not covered; selection.validation must be 0"),
+        (
+            settings.selection.validation == 0,
+            "a choice on held-out records is not covered; selection.validation must be 0",
+        ),
         (settings.server.aggregation == "mean", 'noise is for the sum of all: server.aggregation = "mean"'),
     ):
         if not possible:

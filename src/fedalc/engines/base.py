@@ -22,9 +22,6 @@ from fedalc.models.encoders import Chance, Encoder
 from fedalc.models.model import Model
 
 
-AnySums = Sums | NoisedSums
-
-
 @dataclass(frozen=True)
 class RoundResult:
     """`change` is Σ p_u (θ - θ_u), or what another rule (`server.aggregation`) computes from the parties' changes: one
@@ -85,8 +82,12 @@ class Engine(ABC):
         """Run the participants on the model, and leave the model unchanged."""
 
     @abstractmethod
-    def sums(self, model: Model, participants: np.ndarray) -> AnySums:
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums that determine θ, given the design and the class embeddings (methods of one round)."""
+
+    def private_sums(self, model: Model) -> NoisedSums:
+        """Return the sums of all owners with noise, for differential privacy of whole records."""
+        raise ConfigError("this engine does not add noise to sums", "privacy.mechanism")
 
     def curvature(
         self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0

@@ -31,11 +31,12 @@ from fedalc.core.blocks import blocks as budget_blocks
 from fedalc.core.progress_events import watched
 from fedalc.core.sparse_products import WeightedBags, products_at
 from fedalc.data.federation import Federation
-from fedalc.engines.base import AnySums, Engine, RoundResult, mean_rows, moved_along, no_rows
+from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
 from fedalc.engines.column_pass import ColumnPass
 from fedalc.engines.fused_batches import Block, Portion
-from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.owned_records import OwnedRecords
+from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.record_sums import private_sums
 from fedalc.engines.record_updates import private_update
 from fedalc.engines.sums import GramOfRecords, Sums
@@ -162,10 +163,8 @@ class FusedEngine(Engine):
         return value, pull
 
     @torch.no_grad()
-    def sums(self, model: Model, participants: np.ndarray) -> AnySums:
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums of all clients at once: Xᵀ diag(Σ_u 1/m) X and Xᵀ (Y diag(a) W)."""
-        if self.settings.privacy.mechanism == "sums":
-            return private_sums(self._owned_records(model), model.W)
         W, encoder = model.W, model.encoder
         instances = distributed.own_part(np.arange(self.federation.labels.shape[0]))
         labels = self.federation.labels[instances]
@@ -195,6 +194,9 @@ class FusedEngine(Engine):
         traffic = Ledger.of_sums(encoder.width, W.element_size(), len(participants), users, *sends)
         whole = self._gram_of_records(encoder, features, counted) if by_records else gram
         return Sums(whole, cross, constant.item(), self.federation.labels.nnz, traffic)
+
+    def private_sums(self, model: Model) -> NoisedSums:
+        return private_sums(self._owned_records(model), model.W)
 
     def _owned_records(self, model: Model) -> OwnedRecords:
         return OwnedRecords(self.federation, self.method, self.settings, model.encoder, by_client=False)

@@ -12,9 +12,10 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.federation import Federation
-from fedalc.engines.base import AnySums, Engine, RoundResult, mean_rows, moved_along, no_rows
-from fedalc.engines.prefetch import one_ahead
+from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
+from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.owned_records import OwnedRecords
+from fedalc.engines.prefetch import one_ahead
 from fedalc.engines.record_sums import private_sums
 from fedalc.engines.record_updates import private_update
 from fedalc.engines.sums import Sums
@@ -93,9 +94,7 @@ class ClientsEngine(Engine):
         torch.autograd.backward(change, pull * weight)
 
     @torch.no_grad()
-    def sums(self, model: Model, participants: np.ndarray) -> AnySums:
-        if self.settings.privacy.mechanism == "sums":
-            return private_sums(self._owned_records(model), model.W)
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
         W, weights, size = model.W, self.method.label_weights, model.encoder.width
         sends_gram = self.method.sends_gram
         gram, cross = W.new_zeros((size, size) if sends_gram else (0, 0)), W.new_zeros(size, W.shape[1])
@@ -115,6 +114,9 @@ class ClientsEngine(Engine):
         users = self.federation.sender_count(participants)
         traffic = Ledger.of_sums(size, W.element_size(), len(participants), users, sends_gram, self.method.secret_dim)
         return Sums(gram, cross, constant, int(self.federation.counts[participants].sum()), traffic)
+
+    def private_sums(self, model: Model) -> NoisedSums:
+        return private_sums(self._owned_records(model), model.W)
 
     def _owned_records(self, model: Model) -> OwnedRecords:
         return OwnedRecords(self.federation, self.method, self.settings, model.encoder, by_client=True)

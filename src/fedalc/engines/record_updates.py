@@ -24,7 +24,9 @@ def private_update(records: OwnedRecords, model: Model, round_number: int) -> Ro
     of_labels = theta.double().cpu().numpy() @ model.W.double().cpu().numpy().T  # columns × labels
     total = np.zeros(of_labels.shape, dtype=np.int64)
     for some in records:
-        total += whole(some.x, np.ones(some.x.shape[0])).T @ owners_slopes(some, some.x @ of_labels, settings.privacy.clip)
+        total += whole(some.x, np.ones(some.x.shape[0])).T @ owners_slopes(
+            some, some.x @ of_labels, settings.privacy.clip
+        )
     count = noised_count(records, noise)
     spread = noise.deviation(settings.privacy.clip, 1 - OF_COUNT)
     gradient = noise.noised(total, spread * UNIT**2) / (UNIT**2 * count)
@@ -48,5 +50,3 @@ def owners_slopes(some: Owned, scores: np.ndarray, clip: float) -> np.ndarray:
     held = some.times > 0
     sums[held] = np.add.reduceat(owners, first[held], axis=0)
     return sums
-
-

@@ -178,9 +178,7 @@ def protected(settings: Experiment, collection: Collection, looks: int, phase: s
     if privacy.covers_records:  # nothing that is derived from counts: as if all labels were equally frequent
         count = collection.label_sets.shape[1]
         unknown = Correlations(1, np.ones(count, dtype=np.int64), csr_matrix((count, count), dtype=np.int64))
-        return LabelKnowledge(
-            unknown, collection.set_sizes, collection.holders, collection=public, noise_multiplier=z
-        )
+        return LabelKnowledge(unknown, collection.set_sizes, collection.holders, collection=public, noise_multiplier=z)
     seed = derived_seed(settings.seed, f"label noise {phase}") if privacy.noise == "seeded" else None
     repeatable = seed is not None or distributed.here().count > 1  # all processes must get the same result
     label_sets = _in_fixed_order(collection.label_sets) if repeatable else collection.label_sets

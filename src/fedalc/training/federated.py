@@ -188,7 +188,8 @@ class FederatedTraining:
     @torch.no_grad()
     def _solve(self, clients: np.ndarray) -> float:
         """Solve for θ at once: the clients' sums determine it."""
-        sums = self.engine.sums(self.model, clients)
+        private = self.settings.privacy.mechanism == "sums"
+        sums = self.engine.private_sums(self.model) if private else self.engine.sums(self.model, clients)
         solution, loss = self.method.solve(sums)
         (theta,) = self.model.theta
         theta.copy_(solution)

@@ -17,9 +17,10 @@ from fedalc.methods import METHODS
 
 def planned_looks(settings: Experiment, phases: int) -> int:
     """Return how often, at most, a run takes noised figures from label sets."""
-    once = settings.privacy.mechanism in ("counts", "sums")
-    each = settings.rounds if settings.privacy.mechanism == "updates" else METHODS[settings.method].looks_at_labels(settings)
-    return phases * (1 if once else each)
+    if settings.privacy.mechanism in ("counts", "sums"):
+        return phases
+    every_round = settings.privacy.mechanism == "updates"
+    return phases * (settings.rounds if every_round else METHODS[settings.method].looks_at_labels(settings))
 
 
 class PrivacyBudget:

@@ -118,7 +118,8 @@ def gaussian_noise(sigma: float, generator: SecureGenerator, count: int) -> np.n
     if smaller < SMOOTH:  # just above the widest table: two equal parts instead
         half = sigma / math.sqrt(2)
         return discrete_gaussian(half).draw(generator, count) + discrete_gaussian(half).draw(generator, count)
-    return gaussian_noise(smaller, generator, count) * int(step) + discrete_gaussian(WIDEST_TABLE).draw(generator, count)
+    coarse = gaussian_noise(smaller, generator, count) * int(step)
+    return coarse + discrete_gaussian(WIDEST_TABLE).draw(generator, count)
 
 
 def _gaussian_weights(sigma: float) -> list[int]:
