@@ -64,7 +64,7 @@ class TextFolder(Format):
     def records(self, path: Path, options: ReadOptions) -> Records:
         """Read the texts of one split: a list of files, or a folder of a folder for each label."""
         if path.is_file():
-            return _format_of(path).read_labelled(path, options.table)
+            return _format_of(path).read_labelled(path, options.table, "train")
         return _read(path, options.table.encoding)
 
     def describe(self, folder: Path) -> list[str]:
