@@ -62,6 +62,12 @@ def test_a_table_with_other_columns(folder: Path) -> None:
     assert "there is no column 'words'" in ended.stderr and "choose with --text-column" in ended.stderr
 
 
+def test_missing_folders_of_an_output_are_made(folder: Path) -> None:
+    """As all commands do that write to a file you name."""
+    run("predict", "run", "corn", "--out", "new/folder/found.csv", cwd=folder)
+    assert (folder / "new/folder/found.csv").read_text().startswith("instance,rank")
+
+
 def test_files_of_texts(folder: Path) -> None:
     (folder / "new.txt").write_text("Corn!\ncheap gas\r\nwheat", encoding="utf-8")
     (folder / "new.txt.gz").write_bytes(gzip.compress(b"corn\ncrude oil\n"))

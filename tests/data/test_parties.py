@@ -216,3 +216,22 @@ def test_train_from_the_command_line(tmp_path: Path, clinics: Path) -> None:
 def test_rows_of_the_problem() -> None:
     both = set(rows_at(60, 0)) & set(rows_at(60, 1))
     assert len(both) == 20 and len(NAMES) == 7
+
+
+def test_a_line_says_what_the_columns_of_the_parties_are(tmp_path: Path) -> None:
+    """Once if they are the same for all, else for each kind of table."""
+    for party in ("north", "south", "west"):
+        (tmp_path / party).mkdir()
+        lines = [f"some words of {party} {n},{party}\n" for n in range(9)]
+        (tmp_path / party / "train.csv").write_text("".join(["text,labels\n", *lines]))
+    (note,) = load_with_test_share(tmp_path).notes
+    assert note.startswith("text: column 'text'; labels: column 'labels'; 20 % held out")
+    other = (
+        (tmp_path / "west" / "train.csv").read_text().replace("text,labels", "body,topics").replace(",west", ",west|x")
+    )
+    (tmp_path / "west" / "train.csv").write_text(other)
+    (note,) = load_dataset(tmp_path).notes
+    assert note == (
+        "north, south: text: column 'text'; labels: column 'labels'; "
+        "west: text: column 'body'; labels: column 'topics', separated by '|'"
+    )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from scipy.sparse import random as random_sparse
 
 from fedalc.core.registry import ENCODERS
 from fedalc.data.images.images import Images
 from fedalc.errors import FedalcError
-from fedalc.models.dense_scores import scale_dense
+from fedalc.evaluation.calibrate import fit_calibration, held_out_scores
+from fedalc.models.calibration import Calibration
+from fedalc.models.dense_scores import Probabilities, scale_dense
 from fedalc.models.encoders import register_module, scale_rows
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.export_onnx import export_onnx
@@ -69,6 +73,29 @@ def test_onnxruntime_gives_the_labels_and_scores_of_predict(tmp_path: Path, case
     in_full = make_model(**CASES[case] | {"precision": "full"})  # the file never computes in bfloat16
     compare(in_full, X, tmp_path / "model.onnx", "features", X.toarray())
     assert done.difference < 1e-5 and done.bytes == (tmp_path / "model.onnx").stat().st_size
+
+
+def test_a_calibrated_model_gives_probabilities_too(tmp_path: Path) -> None:
+    model = make_model(**CASES["axis per label"])
+    X = random_sparse(80, FEATURES, 0.3, format="csr", random_state=3, dtype=np.float32)
+    Y = csr_matrix((np.random.default_rng(5).random((80, LABELS)) < 0.3).astype(np.float32))
+    fitted = fit_calibration([held_out_scores(model.scorer(X), Y, model.held)], LABELS)
+    model = replace(model, calibration=fitted)
+    model.save(tmp_path / "model")
+    said = run("export", "model", "--onnx", "model.onnx", cwd=tmp_path).stdout
+    assert f"output  probabilities: float32 instances × {LABELS}" in said
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(["probabilities"], {"features": X.toarray()})
+    np.testing.assert_allclose(found, model.predict_proba(X), atol=1e-5)
+    assert found.dtype == np.float32 and (found[:, ~model.held] == 0).all() and 0.1 < found[:, model.held].mean() < 0.9
+
+
+def test_the_curve_of_probabilities_is_that_of_the_calibration() -> None:
+    """At scores before, at, between and after the knots."""
+    calibration = Calibration(np.array([0.1, 0.4]), np.array([20.0, 5.0, 8.0]), np.float32([0.5, -1]), None, 1)  # type: ignore[arg-type]
+    scores = np.float32([[-1, -np.inf], [0.1, 0.25], [0.4, 0.7], [3, 0.3]])
+    found = Probabilities(calibration)(torch.from_numpy(scores)).numpy()
+    np.testing.assert_allclose(found, calibration.probabilities(scores), atol=1e-6)
 
 
 @pytest.mark.long

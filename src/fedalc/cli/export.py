@@ -17,8 +17,9 @@ def export(
 ) -> None:
     """Write the model of a run as an ONNX file, which runs without fedalc (needs the extra `onnx`).
 
-    The file takes a dense matrix of features (or pictures) and gives the scores of all labels. Its metadata holds the
-    label names. It is checked against the model before it gets its name. Example:
+    The file takes a dense matrix of features (or pictures) and gives the scores of all labels, and their
+    probabilities if the model has them. Its metadata holds the label names. It is checked against the model before it
+    gets its name. Missing folders of the file are made. Example:
 
     fedalc export runs/mine --onnx mine.onnx
     """
@@ -31,4 +32,6 @@ def export(
     console.print(f"{done.file}: {done.bytes / 1e6:.1f} MB, checked with onnxruntime")
     console.print(f"  input   {done.input}: {done.shape}")
     console.print(f"  output  scores: float32 instances × {done.labels}")
+    if done.probabilities:
+        console.print(f"  output  probabilities: float32 instances × {done.labels}, calibrated on held-out records")
     console.print(f"  scores differ from fedalc predict by at most {done.difference:.0e} of the largest")

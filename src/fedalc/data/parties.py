@@ -25,7 +25,7 @@ from fedalc.data.images.images import Images
 from fedalc.data.label_names import one_form, repeated_name
 from fedalc.data.places import Places
 from fedalc.data.tables.build import one_list_of_labels
-from fedalc.data.tables.records import Records
+from fedalc.data.tables.records import Records, separator_in_words
 from fedalc.data.test_share import choose_test, row_contents, share_in_words, text_contents
 from fedalc.data.text.agreed import agreed_text
 from fedalc.data.text.features import TextFeatures
@@ -46,6 +46,8 @@ class NamedSplit:
     path: Path
     features: tuple[str, ...] = ()
     texts: Sequence[str] | None = None
+    columns: str = ""
+    """What the columns of a table are, for the user."""
 
     def rows(self, index: np.ndarray) -> NamedSplit:
         texts = None if self.texts is None else [self.texts[row] for row in index.tolist()]
@@ -93,11 +95,26 @@ def read_parties(folder: Path, folders: Mapping[str, Path], options: ReadOptions
     if (shared := shared_test_file(folder)) is not None:
         others["test"].append(read_named(*shared, options))
     name, table = folder.resolve().name, options.table
-    notes: tuple[str, ...] = ()
+    notes = _columns_in_words(train)
     if not others["test"] and table.test_share and not isinstance(next(iter(train.values())).split.features, Images):
         train, others["test"] = _split_off_test(train, table, name)
-        notes = (share_in_words(table.test_share, sum(len(part.split) for part in others["test"])),)
-    return replace(joined_parties(name, train, others, options.text), notes=notes)
+        notes = [*notes, share_in_words(table.test_share, sum(len(part.split) for part in others["test"]))]
+    return replace(joined_parties(name, train, others, options.text), notes=("; ".join(notes),) if notes else ())
+
+
+def _columns_in_words(train: Mapping[str, NamedSplit]) -> list[str]:
+    """Say what the columns of the parties' tables are: once, if they are the same for all."""
+    parties: dict[str, list[str]] = {}
+    for party, part in train.items():
+        if part.columns:
+            parties.setdefault(part.columns, []).append(party)
+    if len(parties) == 1:
+        return list(parties)
+    return [f"{_few(names)}: {columns}" for columns, names in parties.items()]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def joined_parties(
@@ -219,13 +236,15 @@ def read_named(data_format: Format, path: Path, options: ReadOptions) -> NamedSp
 
 
 def _read_table(data_format: TableFormat, path: Path, options: ReadOptions) -> NamedSplit:
-    records = read_table(data_format.source(path, options.table), options.table).splits
+    read = read_table(data_format.source(path, options.table), options.table)
+    records = read.splits
     if list(records) != ["train"]:
         raise DataError("has several splits: a party's folder has a file for each; or table.split_column=none", path)
-    return _of_records(records["train"], path)
+    columns = "; ".join(read.columns.described(separator_in_words(read.separator)))
+    return _of_records(records["train"], path, columns)
 
 
-def _of_records(records: Records, path: Path) -> NamedSplit:
+def _of_records(records: Records, path: Path, columns: str = "") -> NamedSplit:
     rows = np.flatnonzero(records.labels.getnnz(axis=1))  # as in a deployment, others are of no use
     kept = {"train": records.rows(rows)}
     names, labels = one_list_of_labels(kept, label_list(path.parent) if path.is_file() else (), str(path))
@@ -233,7 +252,7 @@ def _of_records(records: Records, path: Path) -> NamedSplit:
     if features is None:
         features = csr_matrix((len(rows), 1), dtype=np.float32)
     split = Split(features, labels["train"], places=kept["train"].places)
-    return NamedSplit(split, names, path, kept["train"].feature_names, kept["train"].texts)
+    return NamedSplit(split, names, path, kept["train"].feature_names, kept["train"].texts, columns)
 
 
 def _format_of(folder: Path) -> Format:

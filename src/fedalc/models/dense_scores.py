@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import ImageEncoder, PictureRows, SparseRows, TextEncoder
 from fedalc.models.encoders.image_rows import network_input
 from fedalc.models.model import Model
@@ -19,7 +21,8 @@ from fedalc.models.trained import TrainedModel
 class DenseScores(nn.Module):
     """Computes in float32. Input: float32 instances × features, or for pictures uint8 N × size × size × 3 (RGB).
 
-    Output: instances × labels. Labels without a client get -inf, so the best k are those of `TrainedModel.predict`.
+    Output: scores, instances × labels. Labels without a client get -inf, so the best k are those of
+    `TrainedModel.predict`. With a calibrated model also the probabilities.
     """
 
     W: Tensor
@@ -34,14 +37,35 @@ class DenseScores(nn.Module):
         self.register_buffer("absent", torch.from_numpy(~trained.held))
         self.scaling = trained.encoder.features
         self.pictures = trained.picture_size is not None
+        self.probabilities = None if trained.calibration is None else Probabilities(trained.calibration)
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if self.pictures:
             encoded = self.encoder(_Pixels(network_input(given, torch.float32)))
         else:
             encoded = self.encoder(SparseRows.of_dense(scale_dense(given, self.scaling)))
         scores = encoded * self.W if self.axis_per_label else encoded @ self.W
-        return scores.masked_fill(self.absent, -torch.inf)
+        scores = scores.masked_fill(self.absent, -torch.inf)
+        return scores if self.probabilities is None else (scores, self.probabilities(scores))
+
+
+class Probabilities(nn.Module):
+    """`Calibration.probabilities` of the scores of all labels, in float32."""
+
+    offsets: Tensor
+
+    def __init__(self, calibration: Calibration) -> None:
+        super().__init__()
+        self.knots, self.slopes = calibration.knots.tolist(), calibration.slopes.tolist()
+        self.register_buffer("offsets", torch.from_numpy(calibration.offsets.astype(np.float32)))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """The curve is a sum: what each of its pieces rises up to the score."""
+        first, last = self.knots[0], self.knots[-1]
+        odds = self.slopes[0] * (scores - first).clamp(max=0) + self.slopes[-1] * (scores - last).clamp(min=0)
+        for start, end, slope in zip(self.knots[:-1], self.knots[1:], self.slopes[1:-1], strict=True):
+            odds = odds + slope * (scores.clamp(start, end) - start)
+        return torch.sigmoid(odds + self.offsets)
 
 
 def in_float32(model: Model) -> Model:

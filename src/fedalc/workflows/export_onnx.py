@@ -32,7 +32,8 @@ CHECKED = 16  # instances that the check scores
 
 
 class Exported(NamedTuple):
-    """What was written: the input's name and shape, the number of labels, and the largest difference found."""
+    """What was written: the input's name and shape, the number of labels, the largest difference found, and whether
+    there are probabilities too."""
 
     file: Path
     bytes: int
@@ -40,6 +41,7 @@ class Exported(NamedTuple):
     shape: str
     labels: int
     difference: float
+    probabilities: bool
 
 
 def export_onnx(run: Path, file: Path) -> Exported:
@@ -56,7 +58,8 @@ def export_onnx(run: Path, file: Path) -> Exported:
     difference = _checked(model, given, content)
     write_bytes(file, content)
     name, shape = _input(model)
-    return Exported(file, len(content), name, shape, len(model.label_names), difference)
+    probabilities = model.calibration is not None
+    return Exported(file, len(content), name, shape, len(model.label_names), difference, probabilities)
 
 
 def _packages() -> Any:
@@ -108,7 +111,7 @@ def _traced(onnx: Any, model: TrainedModel, given: np.ndarray) -> bytes:
                 verbose=False,
                 external_data=False,
                 input_names=[name],
-                output_names=["scores"],
+                output_names=["scores", *(["probabilities"] if model.calibration is not None else [])],
                 dynamic_shapes=({0: torch.export.Dim("instances", min=1)},),
             )
         except Exception as error:  # the exporter raises errors of many kinds
@@ -131,7 +134,8 @@ def _facts(model: TrainedModel) -> dict[str, str]:
         "labels": json.dumps(list(model.label_names), ensure_ascii=False),
         "input": f"{name}: {shape}; rows are scaled inside" if name == "features" else f"{name}: {shape}",
         "output": f"scores: float32 instances × labels; {scores}; they rank labels and are not probabilities; "
-        "-inf: a label without training data",
+        "-inf: a label without training data"
+        + ("" if model.calibration is None else "; probabilities: the same shape, calibrated on held-out records"),
         "encoder": json.dumps(model.encoder.model_dump(mode="json")),
     }
 
@@ -147,7 +151,7 @@ def _checked(model: TrainedModel, given: np.ndarray, content: bytes) -> float:
             f"the encoder {model.encoder.name} cannot be exported: its code takes len() of its rows, which fixes their "
             "number in the file; use rows.keys.shape[0]"
         )
-    (found,) = session.run(None, {name: given})
+    found, *rest = session.run(None, {name: given})
     if model.picture_size is not None:
         instances: Any = Images(given, tuple(map(str, range(len(given)))))
     else:
@@ -165,6 +169,12 @@ def _checked(model: TrainedModel, given: np.ndarray, content: bytes) -> float:
             f"the exported file's scores differ from the model's by {difference:.1e} of the largest, more than "
             f"{TOLERANCE:g}: nothing was written"
         )
+    for probabilities in rest:
+        wanted = model.calibrated().probabilities(found)
+        if not (off := float(np.abs(probabilities - wanted).max(initial=0))) <= TOLERANCE:
+            raise FedalcError(
+                f"the exported file's probabilities differ from the model's by {off:.1e}: nothing was written"
+            )
     return difference
 
 

@@ -38,7 +38,7 @@ def make_dataset(
     said = list(notes)
     if "train" not in splits:
         raise DataError(f"{name}: no records for training; the splits are {', '.join(splits) or 'empty'}")
-    splits = {split: splits[split] for split in _ORDER if split in splits}
+    splits = {split: splits[split].placed for split in _ORDER if split in splits}
     if table.unlabelled == "drop":
         splits, dropped = _labelled(splits, name)
         if dropped:

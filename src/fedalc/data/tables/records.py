@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,11 @@ class Records:
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
+
+    @property
+    def placed(self) -> Records:
+        """The same records with their places, before some of them are left out."""
+        return self if self.places is not None else replace(self, places=Places.counted(len(self)))
 
     def rows(self, index: np.ndarray) -> Records:
         """Return the records at these positions, in this order."""
