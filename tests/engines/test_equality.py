@@ -63,7 +63,10 @@ def test_every_method(method: str, weights: str, participation: float) -> None:
         ("exact", 1.0),
         ("expected", 0.4),
         ("ignored", 1.0),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("exact", 0.4), ("expected", 1.0), ("ignored", 0.4))),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("exact", 0.4), ("expected", 1.0), ("ignored", 0.4))
+        ),
     ],
 )
 @pytest.mark.parametrize("method", [method for method in BY_STEPS if method != "feduv"])  # which has its own loss

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import fedalc
 from fedalc.report.page import sentence
 from fedalc.runs import history

@@ -95,9 +95,7 @@ class Dropout:
         return ((keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D) >> 20  # wraps: a multiplicative hash
 
 
-def _random_factors(
-    rate: float, seed: int, size: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, int]:
+def _random_factors(rate: float, seed: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, int]:
     """Draw a row of factors, 0 or 1 / (1 - rate), and where instances begin in it."""
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers on every device
     keep = torch.rand(size, generator=generator).ge_(rate)
