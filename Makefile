@@ -25,11 +25,15 @@ demo: $(READY)  ## about two minutes: plain averaging collapses, FedALC cures it
 	$(BIN)/fedalc compare --preset demo --dataset mosaics --methods fedavg,fedalc,fedalc-exact --name demo-pictures --overwrite
 	@echo "Next: open runs/demo/report.html, runs/demo-pictures/fedalc-exact-s0/contact-sheet.png; your own data: $(BIN)/fedalc train --dataset FILE; all commands: $(BIN)/fedalc --help"
 
+# Some machines ask Python to keep no compiled modules; every worker and every process that a test starts would compile
+# the package again.
+TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+
 test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where it is)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(TESTS) --numprocesses auto --dist worksteal
 
 test-long: $(READY)  ## the tests that take long: several processes, kills, every figure (a few minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses auto --dist worksteal
+	$(TESTS) -m long --numprocesses auto --dist worksteal
 
 wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, a deployment included (installs everything again; about ten minutes)
 	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/test_wheel.py

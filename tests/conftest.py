@@ -1,10 +1,15 @@
-"""Fixtures for all tests: a temporary privacy ledger and, on request, reports without curves."""
+"""Fixtures for all tests: a temporary privacy ledger, no figures unless a test asks, and no waiting for the disk."""
 
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +33,52 @@ def privacy_ledger(_ledgers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+# Drawing takes several times as long as a small training.
+FIGURES = {
+    "fedalc.report.page": ("panel_svg", "bars_svg"),
+    "fedalc.report.sweep_figures": ("plot_sweep",),
+    "fedalc.report.plots": ("learning_curves", "precision_for_bytes", "comparison_bars", "cosine_heatmap"),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn() -> Iterator[dict[str, Any]]:
+    """Leave figures out of reports and comparisons. Returns the functions that draw them, by their whole name."""
+    drawing = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in FIGURES.items():
+            for name in names:
+                drawing[f"{module}.{name}"] = getattr(import_module(module), name)
+                patch.setattr(f"{module}.{name}", lambda *_, **__: "")
+        yield drawing
+
+
 @pytest.fixture
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write reports without curves, for tests that train often: drawing takes longer than training."""
-    monkeypatch.setattr("fedalc.report.page.panel_svg", lambda *_: "")
+def figures(_undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the figures, as for a user."""
+    for name, draw in _undrawn.items():
+        monkeypatch.setattr(name, draw)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remembered_dropout() -> Iterator[None]:
+    """Draw the factors of a round's dropout once: most tests have the same seed, and these are a million numbers."""
+    chance = import_module("fedalc.models.encoders.chance")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chance, "_random_factors", lru_cache(32)(chance._random_factors))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Skip fsync of files and folders: tests/crash checks each of them on a simulated disk. Pipes refuse it as ever."""
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        mode = os.fstat(handle).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            real(handle)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield

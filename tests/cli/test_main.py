@@ -130,6 +130,7 @@ def test_predict_refuses_other_features(folder: Path) -> None:
     assert "other.txt" in error and "300" in error
 
 
+@pytest.mark.usefixtures("figures")
 def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None:
     command = ["compare", "--dataset", "mine", "--methods", "fedavg,fedalc", "--seeds", "0,1", "--name", "c", *TINY]
     text = run(*command, cwd=folder).stdout

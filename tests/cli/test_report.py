@@ -12,8 +12,6 @@ import fedalc
 from tests.commands import run
 from tests.problems import small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 KEPT = Path(__file__).parents[1] / "kept" / "v0.1"
 
 

@@ -20,8 +20,6 @@ from fedalc.models.trained import TrainedModel
 from fedalc.workflows.run import Run
 from tests.problems import small_dataset, small_pictures
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 TINY = ["rounds=3", "encoder.dim=4", "selection.every=1", "encoder.features=unit"]
 TINY_MLP = ["encoder.name=mlp", "encoder.embedding=4", "encoder.hidden=[5]", "encoder.dropout=0"]
 

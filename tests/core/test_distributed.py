@@ -26,7 +26,7 @@ from fedalc.runs import history
 from fedalc.training.federated import FederatedTraining
 from tests.problems import StopAfter, changed, federated, random_pictures, random_split, small_dataset
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_curves")]
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 TRAIN, TEST = random_split(50, 20, 7, seed=11), random_split(23, 20, 7, seed=12)

@@ -46,7 +46,7 @@ def after(rounds: int, engine: str, train: Split = TRAIN, **changes: Any) -> tup
     return training, [training.run_round() for _ in range(rounds)]
 
 
-def assert_equal(rounds: int = 4, train: Split = TRAIN, **changes: Any) -> None:
+def assert_equal(rounds: int = 3, train: Split = TRAIN, **changes: Any) -> None:
     assert_engines_equal(changed(SMALL, changes), train, rounds)
 
 
@@ -57,8 +57,18 @@ def test_every_method(method: str, weights: str, participation: float) -> None:
     assert_equal(method=method, server={"weights": weights, "participation": participation})
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.4])
-@pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
+@pytest.mark.parametrize(
+    ("set_size", "participation"),
+    [
+        ("exact", 1.0),
+        ("expected", 0.4),
+        ("ignored", 1.0),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("exact", 0.4), ("expected", 1.0), ("ignored", 0.4))
+        ),
+    ],
+)
 @pytest.mark.parametrize("method", [method for method in BY_STEPS if method != "feduv"])  # which has its own loss
 def test_every_method_with_the_square_loss(method: str, set_size: str, participation: float) -> None:
     client = {"loss": "square", "set_size": set_size, "label_power": 0.3}
@@ -155,8 +165,18 @@ MANY_FEATURES.features.data[np.random.default_rng(1).random(MANY_FEATURES.featur
 MANY_FEATURES.features.eliminate_zeros()  # about six each, so that few clients have few of them
 
 
-@pytest.mark.parametrize("method", ["fedalc", "fedavg-fixed", "fedmlh"])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [
+        ("fedalc", "sgd"),
+        ("fedavg-fixed", "momentum"),
+        ("fedmlh", "momentum"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("fedalc", "momentum"), ("fedavg-fixed", "sgd"), ("fedmlh", "sgd"))
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     "changes",
     [

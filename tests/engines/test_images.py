@@ -39,6 +39,7 @@ SMALL: dict[str, Any] = {
     "hashing": {"tables": 2, "buckets": 3},
 }
 BY_STEPS = [method for method in METHODS if not METHODS[method].one_round]  # the others have a linear encoder
+IN_SHORT = ("fedavg", "fedalc", "fedalc-exact", "fedmlh")
 
 
 def training(engine: str, train: Split = TRAIN, **changes: Any) -> FederatedTraining:
@@ -60,7 +61,11 @@ def assert_equal(**changes: Any) -> None:
     assert fused.ledger == clients.ledger
 
 
-@pytest.mark.parametrize("method", BY_STEPS)
+@pytest.mark.parametrize(
+    "method",
+    # The engines' part in pictures is the same for all others; those on texts are in test_equality.
+    [name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.long) for name in BY_STEPS],
+)
 def test_every_method_on_moved_pictures_of_a_sample(method: str) -> None:
     assert_equal(method=method, images={"augment": "mirror-shift"}, client={"sample": 0.6})
 

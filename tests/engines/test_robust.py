@@ -22,8 +22,6 @@ from tests.engines.test_equality import TRAIN, after, assert_equal, settings
 from tests.engines.test_users import OF_USERS
 from tests.problems import StopAfter, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 ROBUST = [rule for rule in aggregation.RULES if rule != "mean"]
 
 

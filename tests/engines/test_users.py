@@ -33,8 +33,15 @@ def of_users(rounds: int = 3, **changes: Any) -> None:
 # --- the engines are equal ---
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(
+    ("weights", "participation"),
+    [
+        ("uniform", 0.5),
+        ("samples", 1.0),
+        pytest.param("uniform", 1.0, marks=pytest.mark.long),
+        pytest.param("samples", 0.5, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("method", BY_STEPS)
 def test_every_method(method: str, weights: str, participation: float) -> None:
     of_users(method=method, server={"weights": weights, "participation": participation})

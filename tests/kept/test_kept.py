@@ -28,8 +28,6 @@ from tests.kept.__main__ import FINISHED, KEY, LINEAR, TEXTS
 HERE = Path(__file__).parent / "v0.1"
 OUTCOME = json.loads((HERE / "outcome.json").read_text())
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 
 def copied(name: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(HERE / name, tmp_path / name))

@@ -21,8 +21,6 @@ from fedalc.training.federated import knowledge_for, simulated
 from fedalc.training.selection import Training
 from tests.problems import federated, random_split, real_data, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 TRAIN = random_split(60, 20, 8, seed=4)
 DATA = small_dataset()
 SMALL: dict[str, Any] = {

@@ -22,8 +22,6 @@ from fedalc.testing import check_method
 from fedalc.training.federated import FederatedTraining
 from tests.problems import federated, random_split, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 TRAIN = random_split(50, 20, 7, seed=11)
 X = TRAIN.features.toarray().astype(np.float64)
 Y = TRAIN.labels.toarray().astype(np.float64)

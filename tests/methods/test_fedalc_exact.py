@@ -17,8 +17,6 @@ from fedalc.models.encoders import Chance, TextEncoder
 from fedalc.training.federated import FederatedTraining
 from tests.problems import federated, random_split, real_data, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 TRAIN = random_split(50, 20, 7, seed=11)
 LABELLED = np.flatnonzero(TRAIN.labels.getnnz(axis=1))  # the others are on no client
 X = TRAIN.features.toarray().astype(np.float64)[LABELLED]

@@ -21,8 +21,6 @@ from fedalc.training.federated import FederatedTraining
 from fedalc.training.server_optimizers import make_optimizer
 from tests.problems import federated, random_split, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 TRAIN = random_split(60, 20, 8, seed=4)
 SMALL: dict[str, Any] = {
     "dtype": "float64",

@@ -138,7 +138,8 @@ def test_the_engines_agree(loss: str, case: dict[str, Any]) -> None:
     }
     for key, value in case.items():
         settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
-    assert_engines_equal(settings, TRAIN, rounds=5)
+    newton = settings["server"]["optimizer"] == "newton"  # a step takes some rounds
+    assert_engines_equal(settings, TRAIN, rounds=5 if newton else 3)
 
 
 @pytest.mark.long
@@ -171,7 +172,7 @@ def test_newton_reaches_the_centralised_solution(encoder: str, loss: str) -> Non
     ridge = 0.3
     server = {"optimizer": "newton", "ridge": ridge, "newton_rounds": 20}
     training = made("fused", loss, encoder={**ENCODERS[encoder], "start": "zero"}, server=server, rounds=200)
-    for _ in range(150):
+    for _ in range(70):
         reported = training.run_round()
     W, (theta,) = training.model.W, training.model.theta
     shape = tuple(theta.shape)

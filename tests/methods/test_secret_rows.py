@@ -48,7 +48,7 @@ def scores(training: FederatedTraining) -> Tensor:
     return (X @ theta @ training.model.W.T).detach()
 
 
-def assert_same_scores(settings: dict[str, Any], engine: str, key: Path, rounds: int = 4) -> FederatedTraining:
+def assert_same_scores(settings: dict[str, Any], engine: str, key: Path, rounds: int = 3) -> FederatedTraining:
     plain, secret = started(settings, engine, None), started(settings, engine, key)
     for _ in range(rounds):
         assert plain.run_round() == pytest.approx(secret.run_round(), rel=1e-9)
@@ -104,7 +104,7 @@ def test_an_axis_per_label_ends_where_it_does_without_the_turn(key: Path, loss: 
     }
     plain, secret = started(values, "fused", None), started(values, "fused", key)
     assert plain.method.has_axes and not secret.method.has_axes
-    for _ in range(200):
+    for _ in range(90):
         plain.run_round()
         secret.run_round()
     found, expected = (training.model.theta[0] @ training.model.W.T for training in (secret, plain))

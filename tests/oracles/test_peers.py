@@ -24,8 +24,6 @@ from fedalc.training.callbacks import Callback
 from tests.oracles.following import Counting
 from tests.problems import small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 DATA = make_demo(DemoSize(train=200, test=60, words=200))
 MODELS = [("omikuji", "parabel"), ("omikuji", "bonsai"), ("napkinxc", "plt"), ("napkinxc", "br")]
 

@@ -37,8 +37,6 @@ from fedalc.workflows.preflight import check_memory
 from tests.oracles.following import Counting
 from tests.problems import real_data, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 DATA = make_demo(DemoSize(train=200, test=60, words=200))
 OWN_ORACLES = ["sleec", "ovr", "mlp"]  # those of other packages: test_peers.py
 SMALL: dict[str, Any] = {

@@ -16,6 +16,8 @@ from fedalc.report.page import sentence, write_comparison_page, write_page
 from fedalc.runs.folder import SHEET
 from tests.report.results import record, result
 
+pytestmark = pytest.mark.usefixtures("figures")
+
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
 
 

@@ -16,6 +16,8 @@ from fedalc.report.curves import panels
 from fedalc.report.style import method_colour, styles
 from tests.report.results import record, result
 
+pytestmark = pytest.mark.usefixtures("figures")
+
 
 def png_size(path: Path) -> tuple[int, int]:
     head = path.read_bytes()[:24]

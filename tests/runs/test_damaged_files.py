@@ -36,8 +36,6 @@ from tests.data.layouts import voc, write_files
 from tests.problems import small_dataset
 from tests.report.results import record
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 DIGITS = "9" * 5000
 DEEP_JSON = "[" * 100_000
 NESTED = "[" * 500 + "]" * 500  # Python reads it; writing it again, deeper in the stack, may fail

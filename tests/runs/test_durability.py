@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,7 @@ from tests.problems import StopAfter, changed
 from tests.training.test_selection import DATA, same_bits
 from tests.training.test_selection import SMALL as LARGER
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 SMALL = {**LARGER, "rounds": 4}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def undrawn() -> Iterator[None]:
-    """Write reports without curves: drawing takes longer than the rest."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedalc.report.page.panel_svg", lambda *panel: "")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ from tests.problems import small_dataset
 ROOT = Path(__file__).parents[2]
 KEPT = sorted((ROOT / "tests" / "kept").glob("*/*/result.json"))
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 
 def test_every_field_is_documented_in_the_order_of_the_file() -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text().split("## result.json")[1]

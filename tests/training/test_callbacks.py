@@ -53,7 +53,6 @@ def nothing_stays_registered() -> Iterator[None]:
     CALLBACKS._registered = before
 
 
-@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("method", ["fedavg", "ovr"])
 def test_a_tracker_hears_of_settings_evaluations_and_result(tmp_path: Path, method: str) -> None:
     tracker = Tracker(tmp_path / "run")

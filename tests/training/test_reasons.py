@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import fedalc
 from fedalc.report.page import sentence
 from fedalc.runs import history
@@ -29,7 +27,6 @@ def kept(folder: Path | None = None, **keys: Any) -> tuple[str, list[str], fedal
     return run.result["kept"], log.lines, run
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_the_best_round_and_the_refit(tmp_path: Path) -> None:
     reason, log, run = kept(tmp_path / "run", selection={"every": 2, "metric": "P@3", "patience": None})
     records = [record for record in history.read(tmp_path / "run" / "history.jsonl") if record["phase"] == "select"]

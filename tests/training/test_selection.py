@@ -26,8 +26,6 @@ from fedalc.training.selection import Training
 from fedalc.workflows import train as runs
 from tests.problems import StopAfter, random_split, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 DATA = small_dataset()
 SMALL: dict[str, Any] = {
     "rounds": 12,

@@ -21,8 +21,6 @@ from fedalc.training.callbacks.tracker import Tracker, final_figures
 from tests.commands import run
 from tests.problems import StopAfter, small_dataset, small_files
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 
 @pytest.fixture(autouse=True)
 def no_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from fedalc.training.settings_for_data import can_solve, with_axes
 from fedalc.training.tuning import POWERS, Search, Trial, changed
 from tests.problems import random_split, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 
 @pytest.fixture(autouse=True)
 def small_search(monkeypatch: pytest.MonkeyPatch) -> None:

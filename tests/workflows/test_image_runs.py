@@ -24,8 +24,6 @@ from fedalc.workflows.train import image_options
 from tests.models.encoders.weights import save_resnet
 from tests.problems import StopAfter, random_pictures, small_dataset, small_pictures
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 pytest.importorskip("transformers")
 
 MOSAICS = make_mosaics(MosaicsSize(train=40, test=16))

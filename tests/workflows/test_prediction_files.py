@@ -28,8 +28,6 @@ from fedalc.runs.folder import SHEET, open_folder
 from fedalc.workflows.counting import counting
 from tests.data.layouts import from_pixels, pack, picture, write_files
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 SETTINGS = {
     "encoder": {"name": "resnet-small", "dim": 8}, "rounds": 1, "selection": {"validation": 0.0}, "engine": "fused",
     "dataset": "mosaics", "method": "fedavg",

@@ -19,8 +19,6 @@ from fedalc.workflows.search_space import Space, parse_grid, point_name
 from tests.commands import run
 from tests.problems import StopAfter, small_dataset, small_files
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 ENCODER = {"name": "linear", "dim": 4}
 RIDGES = [0.1, 1, 10]
 

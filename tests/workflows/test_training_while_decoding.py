@@ -19,8 +19,6 @@ from fedalc.training.base import Callback
 from fedalc.workflows.progress_bars import LiveProgress
 from tests.data.layouts import from_pixels, pack, write_files
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 pytest.importorskip("transformers")
 
 TRAIN, TEST = 20, 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -357,13 +358,18 @@ def _comparison_sentence(rows: Sequence[Row]) -> str:
 
 
 def write_template(path: Path, template: str, **values: Any) -> Path:
-    environment = jinja2.Environment(
+    page = _templates().get_template(template).render(values)
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # half a surrogate pair cannot be written
+    return path
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    """Kept, as it keeps the compiled templates."""
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("fedalc", "report"),
         autoescape=True,  # names of datasets and labels are not trusted
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template(template).render(values)
-    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # half a surrogate pair cannot be written
-    return path

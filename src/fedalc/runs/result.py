@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,12 @@ class Result(BaseModel):
         return self.model_dump(exclude={name for name, there in only_if_true.items() if not there})
 
 
+_version = cache(version)  # looking it up reads files
+
+
 def versions(*more: str) -> dict[str, str]:
     """Return the versions of Python, of the packages that every run uses, and of `more`."""
-    packages = {name: version(name) for name in ("fedalc", "torch", "numpy", "scipy", *more)}
+    packages = {name: _version(name) for name in ("fedalc", "torch", "numpy", "scipy", *more)}
     return {"python": platform.python_version(), **packages}
 
 

@@ -172,6 +172,7 @@ def test_memory_stays_near_the_size_of_the_file(tmp_path: Path) -> None:
     assert size > 8e6 and peak < 2.5 * size
 
 
+@pytest.mark.long
 def test_the_real_one_is_as_published() -> None:
     root = real_data("coco").parent
     dataset = load_dataset("coco-val2017", root, images=ImageOptions(size=32))

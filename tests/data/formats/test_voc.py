@@ -167,6 +167,7 @@ def test_nothing_of_the_kind(tmp_path: Path) -> None:
         load_dataset("voc2012-leaking".removesuffix("-leaking"), tmp_path)
 
 
+@pytest.mark.long
 def test_the_real_one_is_as_published(own_cache: Path) -> None:
     root = real_data("voc2012").parent
     notes: list[str] = []

@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "wheat", "corn", "oil", "gas", "and", "cheap", "prices", "grain"]
 
 
 def make_encoder(folder: Path, pooling: str | None = None, normalize: bool = False, seed: int = 0) -> Path:
     """Write an encoder of 8 features. `pooling`: with a modules.json that names it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors  # slow to load
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(

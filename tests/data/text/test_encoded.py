@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import BertModel
 
 import fedalc
 from fedalc.core.progress_events import watching
@@ -34,6 +33,8 @@ def opened(folder: Path, **more: object) -> EncodedText:
 @pytest.mark.parametrize("pooling", [None, "mean_tokens", "max_tokens", "cls_token"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_rows_by_hand(pooling: str | None, normalize: bool, tmp_path: Path) -> None:
+    from transformers import BertModel  # slow to load
+
     folder = make_encoder(tmp_path / "encoder", pooling, normalize)
     with torch.inference_mode():
         outputs = BertModel.from_pretrained(folder)(torch.tensor([IDS])).last_hidden_state[0]

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -111,8 +111,9 @@ class LocalGrid(Grid):
 
 def over_the_wire(message: Message) -> tuple[Message, int]:
     """Return the message as its receiver gets it, and its size in bytes on the way."""
-    written = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-    size = sum(map(len, written.values()))  # now: reading takes the parts away
-    copy = inflate_object_from_contents(message.object_id, written)
+    with no_object_id_recompute():  # as Flower sends it
+        written = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        size = sum(map(len, written.values()))  # now: reading takes the parts away
+        copy = inflate_object_from_contents(message.object_id, written)
     assert isinstance(copy, Message)
     return copy, size

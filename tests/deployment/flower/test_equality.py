@@ -46,7 +46,7 @@ def assert_equal(
     torch.testing.assert_close(found.model.W, expected.W, **close)
 
 
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("weights", ["samples", pytest.param("uniform", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", [method for method in METHODS if not METHODS[method].one_round])
 def test_every_method(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str, weights: str
@@ -105,7 +105,7 @@ SGD: dict[str, Any] = {"dtype": "float64", "server.optimizer": "sgd", "server.le
 SGD |= {"server.aggregation": "mean", "client.learning_rate": 0.5}
 
 
-@pytest.mark.parametrize("set_size", ["exact", "expected"])
+@pytest.mark.parametrize("set_size", ["expected", pytest.param("exact", marks=pytest.mark.long)])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_losses_over_all_labels(

@@ -26,8 +26,6 @@ from fedalc.training.selection import Training
 from tests.cli.test_collect import run
 from tests.problems import StopAfter, small_dataset
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 pytest.importorskip("dp_accounting")
 DATA = small_dataset(instances=40)
 PRIVATE: dict[str, Any] = {

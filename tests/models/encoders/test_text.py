@@ -107,7 +107,7 @@ def test_the_frameworks_start_maps_averaged_features_to_nearly_one_direction() -
 
 def test_dropout_depends_on_the_instance_not_on_its_block() -> None:
     h = torch.ones(9, 50, dtype=torch.float64)
-    dropout = Dropout(0.5, torch.Generator().manual_seed(3), h)
+    dropout = Dropout(0.5, 3, h)
     keys = torch.arange(9)
     whole = dropout(h, keys, layer=1)
     assert torch.equal(dropout(h[[7, 2]], keys[[7, 2]], layer=1), whole[[7, 2]])
@@ -117,7 +117,7 @@ def test_dropout_depends_on_the_instance_not_on_its_block() -> None:
 
 def test_dropout_keeps_the_mean_and_drops_the_rate() -> None:
     h = torch.ones(4000, 100)
-    dropped = Dropout(0.3, torch.Generator().manual_seed(3), h)(h, torch.arange(4000), layer=0)
+    dropped = Dropout(0.3, 3, h)(h, torch.arange(4000), layer=0)
     assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
     assert dropped.mean().item() == pytest.approx(1.0, abs=0.02)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
-from fedalc.core.seeds import derived_seed, torch_generator
+from fedalc.core.seeds import derived_seed
 from fedalc.models.encoders.sparse_rows import SparseRows
 
 
@@ -25,9 +25,9 @@ class Chance:
         self._sample = settings.client.sample
         self._augment = settings.images.augment
         units, features = settings.encoder.dropout, settings.encoder.input_dropout
-        draw = partial(torch_generator, settings.seed)
-        self._dropout = Dropout(units, draw("dropout", round_number), like) if units else None
-        self._input_dropout = Dropout(features, draw("input", round_number), like, 1 << 17) if features else None
+        seed = partial(derived_seed, settings.seed)
+        self._dropout = Dropout(units, seed("dropout", round_number), like) if units else None
+        self._input_dropout = Dropout(features, seed("input", round_number), like, 1 << 17) if features else None
 
     def chosen(self, keys: np.ndarray) -> np.ndarray:
         """Return a mask of the participating instances: probability `client.sample`, the same at all its clients."""
@@ -74,10 +74,8 @@ class Chance:
 class Dropout:
     """Each instance takes its masks from its own position in one long row of random bits."""
 
-    def __init__(self, rate: float, generator: torch.Generator, like: Tensor, size: int = 1 << 20) -> None:
-        keep = torch.rand(size, generator=generator).ge_(rate)
-        self._pool = keep.to(like.dtype).div_(1 - rate).to(like.device)
-        self._shift = int(torch.randint(1 << 40, (1,), generator=generator))
+    def __init__(self, rate: float, seed: int, like: Tensor, size: int = 1 << 20) -> None:
+        self._pool, self._shift = _random_factors(rate, seed, size, like.dtype, like.device)
 
     def __call__(self, h: Tensor, keys: Tensor, layer: int) -> Tensor:
         start = self._start(keys, layer).remainder(len(self._pool) - h.shape[1])
@@ -95,6 +93,14 @@ class Dropout:
     def _start(self, keys: Tensor, layer: int) -> Tensor:
         """Return where each instance's masks begin, before the remainder."""
         return ((keys + self._shift + layer * 0x9E3779B1) * 0x2545F4914F6CDD1D) >> 20  # wraps: a multiplicative hash
+
+
+def _random_factors(rate: float, seed: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, int]:
+    """Draw a row of factors, 0 or 1 / (1 - rate), and where instances begin in it."""
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers on every device
+    keep = torch.rand(size, generator=generator).ge_(rate)
+    pool = keep.to(dtype).div_(1 - rate).to(device)
+    return pool, int(torch.randint(1 << 40, (1,), generator=generator))
 
 
 def _reflect(pixel: Tensor, size: int) -> Tensor:

@@ -88,6 +88,8 @@ class TextEncoder(Encoder):
     def _initialise(self, start: str, generator: torch.Generator) -> None:
         """Draw the start. `he`: instances start in different directions. `framework`: torch's default. With averaged
         features (`mean`) its biases outweigh the small inputs, and all instances start in nearly one direction."""
+        if self.embedding.is_meta:
+            return  # nothing to draw, and torch would load its compiler for it
         if start == "zero":
             self.embedding.zero_()
         elif start == "he":
