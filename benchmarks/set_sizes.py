@@ -99,10 +99,8 @@ def psi(data: Dataset) -> None:
     assert (known.labels.counts == joined.labels.counts).all()
     pairs, records = known.collection["intersections"], known.labels.instances
     _row(f"{len(known.labels.counts)} labels", f"{pairs:,} intersections; {seconds:,.0f} processor seconds")
-    _row(
-        "",
-        f"{1e3 * seconds / pairs:.1f} ms and {known.bytes_up / pairs / 1e3:.1f} kB each; {known.bytes_up / 1e6:,.1f} MB",
-    )
+    sent = known.bytes_up
+    _row("", f"{1e3 * seconds / pairs:.1f} ms and {sent / pairs / 1e3:.1f} kB each; {sent / 1e6:,.1f} MB in all")
     _row("", f"equal to the join; N {records} by a sum, {joined.labels.instances} by the join")
 
 

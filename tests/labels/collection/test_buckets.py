@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 
 import numpy as np
 import pytest
@@ -94,6 +95,17 @@ def test_places_depend_on_key_run_and_purpose() -> None:
         assert (ours == other).mean() < 0.05
     with pytest.raises(FedalcError, match="sha256 uses no key, so the server could compute these too"):
         places(Hasher("sha256", None))
+
+
+def test_buckets_by_hand() -> None:
+    """The example of docs/collection-format.md, computed here with hmac only."""
+    digest, label = bytes.fromhex("146048659f76d0619191f0362652e691"), bytes.fromhex("6b434bffa14f146a9c83f3ac6f4b5576")
+    tables, hasher = Tables(8, 6731), Hasher("hmac-sha256", Key(bytes(range(32))))
+    for purpose, content, first in (("records", digest, 5384), ("pairs", digest + label, 879)):
+        mac = hmac.digest(bytes(range(32)), f"fedalc/1/buckets/{purpose}\0".encode() + content, "sha512")
+        numbers = [int.from_bytes(mac[start : start + 8], "little") for start in range(0, 64, 8)]
+        expected = [table * 6731 + number % 6731 for table, number in enumerate(numbers)]
+        assert tables.places(hasher, purpose, [content]).tolist() == [expected] and expected[0] == first
 
 
 def test_packed_counts_add_up() -> None:
