@@ -134,11 +134,8 @@ def trained(data: Dataset, settings: dict[str, Any]) -> dict[str, Any]:
 # --- choices, on a part of Bibtex's train ---
 
 CANDIDATES = [
-    *(
-        {"rounds": rounds, "server": STEPS["server"] | {"learning_rate": rate}}
-        for rounds in (5, 20)
-        for rate in (10.0, 40.0)
-    ),
+    {"rounds": rounds, "server": STEPS["server"] | {"learning_rate": rate}}
+    for rounds, rate in ((5, 10.0), (5, 40.0), (20, 10.0), (20, 40.0), (20, 160.0), (5, 640.0), (20, 640.0))
 ]
 
 
