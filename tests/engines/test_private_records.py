@@ -211,3 +211,20 @@ def test_a_private_run_says_what_it_spent_and_little_else(mechanism: str, tmp_pa
 def test_what_noise_does_not_cover_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         settings_for(**changes)
+
+
+def test_features_of_too_few_holders_are_left_out_of_the_sums() -> None:
+    """Feature 0 at two labels' records, feature 1 at one label's, feature 2 nowhere."""
+    x = csr_matrix(np.array([[1.0, 0, 0, 1], [1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 1]]))
+    Y = csr_matrix(np.array([[1.0, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]]))
+    federation = federated(settings_for(privacy={}, encoder={"dim": 3}), Split(x, Y)).federation
+    assert federation.holder_counts().tolist() == [3, 1, 0, 3]
+    settings = settings_for(privacy={}, encoder={"dim": 3}, server={"least_holders": 2})
+    training = federated(settings, Split(x, Y))
+    training.run_round()
+    theta = training.model.theta[0]
+    assert (theta[1:3] == 0).all() and (theta[[0, 3]] != 0).any(1).all()
+    sums = training.engine.sums(training.model, training.federation.clients)
+    assert (sums.gram[1:3] == 0).all() and (sums.cross[1:3] == 0).all()
+    with pytest.raises(ConfigError, match="does not cover"):
+        settings_for(server={"least_holders": 2})

@@ -70,6 +70,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("server.solve_rounds", {"encoder.shortcut": (True,)}),
     ("server.newton_rounds", {"server.optimizer": ("newton",)}),
     ("server.ridge", {"server.optimizer": ("cg", "newton"), "method": Fact("one_round")}),
+    ("server.least_holders", {"method": Fact("one_round")}),
     ("server.trim", {"server.aggregation": ("trimmed-mean",)}),
     ("server.byzantine", {"server.aggregation": ("multi-krum",)}),
     ("regularizer.neighbours regularizer.candidates", {"regularizer.form": ("mined",)}),
