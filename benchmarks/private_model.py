@@ -41,7 +41,7 @@ OUT = ROOT / "docs" / "results" / "private-model"
 PICTURE = ROOT / "docs" / "images" / "private-model.png"
 EPSILONS: tuple[float | None, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, None)  # None: not private
 SEEDS = (0, 1, 2)
-ITERATIVE = {"rounds": 10, "rate": 20.0}
+ITERATIVE = {"rounds": 20, "rate": 40.0}
 SHADOWS = 16
 
 CLOSED = {"method": "fedalc-oneshot", "tuning": {"axes": True}, "selection": {"validation": 0.0, "calibrate": False}}
@@ -133,13 +133,21 @@ def trained(data: Dataset, settings: dict[str, Any]) -> dict[str, Any]:
 
 # --- choices, on a part of Bibtex's train ---
 
-CANDIDATES = [
-    *(
-        {"rounds": rounds, "server": STEPS["server"] | {"learning_rate": rate}}
-        for rounds in (5, 20)
-        for rate in (10.0, 40.0)
-    ),
-]
+SCHEDULES = ((5, 10.0), (5, 40.0), (20, 10.0), (20, 40.0), (20, 160.0))  # rounds and rate
+
+
+def sketch(size: int) -> dict[str, Any]:
+    return {"name": "random-features", "activation": "identity", "linear_part": False, "random_features": size}
+
+
+SUMS: dict[str, dict[str, Any]] = {
+    "diagonal": {"privacy": {"moments": "diagonal"}},
+    "diagonal, 3 labels": {"privacy": {"moments": "diagonal", "labels_per_instance": 3}},
+    "full": {"privacy": {"moments": "full"}},
+    "sketch of 256, full": {"privacy": {"moments": "full"}, "encoder": sketch(256)},
+    "sketch of 512, full": {"privacy": {"moments": "full"}, "encoder": sketch(512)},
+    "sketch of 512, diagonal": {"privacy": {"moments": "diagonal"}, "encoder": sketch(512)},
+}
 
 
 def choose() -> None:
@@ -147,9 +155,13 @@ def choose() -> None:
     order = np.random.default_rng(0).permutation(len(data.train))
     held, rest = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])
     part = replace(data, name="bibtex-part", train=data.train.rows(rest), test=data.train.rows(held))
-    for number, changes in enumerate(CANDIDATES):
-        for epsilon in (1.0, 4.0):
-            once(f"choose | {number} | {epsilon}", partial(trained, part, steps(epsilon) | changes))
+    for (number, (rounds, rate)), epsilon in product(enumerate(SCHEDULES), (1.0, 4.0)):
+        schedule = {"rounds": rounds, "server": STEPS["server"] | {"learning_rate": rate}}
+        once(f"choose | {number} | {epsilon}", partial(trained, part, steps(epsilon) | schedule))
+    for (name, changes), epsilon, seed in product(SUMS.items(), EPSILONS[:-1], SEEDS[:2]):
+        settings = closed(epsilon)
+        settings |= changes | {"privacy": settings["privacy"] | changes["privacy"], "seed": seed}
+        once(f"choose | {name} | {epsilon} | {seed} | sums", partial(trained, part, settings))
 
 
 # --- membership inference ---

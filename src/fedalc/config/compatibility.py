@@ -66,6 +66,23 @@ def check(settings: Experiment) -> None:
     _check_sample(settings)
     _check_collection(settings)
     _check_private_records(settings)
+    _check_holders(settings)
+
+
+def _check_holders(settings: Experiment) -> None:
+    """Check what leaving out features with few holders needs."""
+    if settings.server.least_holders == 1 or not method_facts(settings.method).one_round:
+        return
+    for possible, problem in (
+        (settings.encoder.name == "linear", "is for the encoder linear: others mix features"),
+        (settings.engine != "flower", "real parties do not count holders of features yet"),
+        (
+            not settings.privacy.covers_records,
+            "counts holders without noise, which ε does not cover; the noise on the sums hides a single holder",
+        ),
+    ):
+        if not possible:
+            raise ConfigError(f"{problem}; leave it out", "server.least_holders")
 
 
 def _check_private_records(settings: Experiment) -> None:

@@ -158,6 +158,9 @@ class ServerSettings(Settings):
     """newton: conjugate gradients for one Newton step, at most."""
     ridge: NotNegative = 1.0
     """The penalty ridge·‖θ‖², for cg, newton and the methods of one round."""
+    least_holders: Count = 1
+    """Methods of one round: leave out features that fewer parties have records with (labels, if each is a client).
+    Otherwise a sum over all parties shows what a single one has."""
     ema: Share = 0.0
     """Evaluate and save a moving average of the weights: the share that the past keeps in each round. 0: off."""
     weights: Literal["uniform", "samples"] = "samples"

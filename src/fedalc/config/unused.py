@@ -72,6 +72,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("server.solve_rounds", {"encoder.shortcut": (True,)}),
     ("server.newton_rounds", {"server.optimizer": ("newton",)}),
     ("server.ridge", {"server.optimizer": ("cg", "newton"), "method": Fact("one_round")}),
+    ("server.least_holders", {"method": Fact("one_round")}),
     ("server.trim", {"server.aggregation": ("trimmed-mean",)}),
     ("server.byzantine", {"server.aggregation": ("multi-krum",)}),
     ("secure_sums.threshold secure_sums.bits secure_sums.norm", {"secure_sums.on": (True,)}),

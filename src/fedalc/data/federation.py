@@ -8,7 +8,7 @@ as in a deployment: a record that several parties have is in several rows, one f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -134,6 +134,20 @@ class Federation:
         """Return how many users or parties these clients belong to."""
         return len(np.unique(self.party_of[clients]))
 
+    def holder_counts(self) -> np.ndarray:
+        """Return how many parties have a record with each feature: a sum over parties of zeros and ones."""
+        party = numbered(self.party_of.tolist())[self.held.indices]
+        ones = np.ones(len(party), dtype=np.int32)
+        records = csr_matrix((ones, party, self.held.indptr), (self.held.shape[0], int(party.max()) + 1))
+        return np.asarray((records.T @ (self.features != 0).astype(np.int32)).tocsr().getnnz(axis=0))
+
+    def without_rare_features(self, least: int) -> Federation:
+        """Return the federation without the features that fewer than `least` parties have. Columns stay, empty."""
+        kept = (self.holder_counts() >= least)[self.features.indices]
+        starts = np.concatenate([[0], np.cumsum(kept)])[self.features.indptr]
+        features = csr_matrix((self.features.data[kept], self.features.indices[kept], starts), self.features.shape)
+        return replace(self, features=features)
+
     @property
     def label_count(self) -> int:
         return int(self.labels.shape[1])
@@ -195,7 +209,7 @@ def form_clients(
     return Federation(train.features, train.labels, users=numbered(train.users), parts=parts)
 
 
-def numbered(names: Sequence[str]) -> np.ndarray:
+def numbered(names: Sequence[str] | Sequence[int]) -> np.ndarray:
     """Return a number for each name, in their order. (A numpy array of names would pad each to the longest.)"""
     number = {name: at for at, name in enumerate(sorted(set(names)))}
     return np.array([number[name] for name in names])

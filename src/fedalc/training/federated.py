@@ -26,7 +26,7 @@ from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.identity import make_hasher
 from fedalc.labels.collection.secret_rows import turned
 from fedalc.labels.knowledge import LabelKnowledge, learn_labels
-from fedalc.methods import Method, make_method
+from fedalc.methods import METHODS, Method, make_method
 from fedalc.models.class_embeddings import unit_rows
 from fedalc.models.encoders import Chance, make_encoder
 from fedalc.models.model import Model, model_with
@@ -64,6 +64,8 @@ def simulated(settings: Experiment, train: Split, knowledge: LabelKnowledge | No
     """Begin a training whose clients are all in this process."""
     settings = for_labels(settings, train.labels.shape[1])
     federation = form_clients(train, settings.clients, counted_parts(knowledge))
+    if settings.server.least_holders > 1 and METHODS[settings.method].one_round:
+        federation = federation.without_rare_features(settings.server.least_holders)
     hasher = make_hasher(settings.collection) if settings.embeddings.secret else None
     return begin_training(settings, federation, partial(make_engine, settings, federation), knowledge, hasher)
 

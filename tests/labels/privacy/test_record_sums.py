@@ -144,8 +144,8 @@ def test_multiplier_is_that_of_the_gaussian_mechanism() -> None:
     assert sums_multiplier(1000.0, 1e-5, 1) == sums_multiplier(50.0, 1e-5, 1)
 
 
-# Opacus 1.6.0: `accountant = PRVAccountant(); accountant.history = [(noise, rate, steps)]; accountant.get_epsilon(1e-5)`,
-# the same with RDPAccountant.
+# Opacus 1.6.0: a = PRVAccountant(); a.history = [(noise, rate, steps)]; a.get_epsilon(delta=1e-5). The same with
+# RDPAccountant.
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "prv", "rdp"),
     [
