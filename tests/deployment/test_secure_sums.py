@@ -43,9 +43,12 @@ def start(local: LocalDeployment, data: Dataset, names: str, dying: Mapping[str,
     """Start parties; those that are `dying` stop at that step of a sum, and wait there to be killed."""
     for name, (held, labels) in zip(names, split_by_labels(data.train, data.label_names, len(names)), strict=True):
         local.add_party(name, held, labels)
-        path = os.pathsep.join([str(Path(__file__).parent / "poison"), os.environ.get("PYTHONPATH", "")])
-        stop = {"FEDALC_TEST_STOP": f"{IN_ROUND[name]} {dying[name]} {local.folder / name}.stopped", "PYTHONPATH": path}
-        local.start_party(name, environment=stop if name in dying else None, wait=False)
+        environment = None
+        if name in dying:
+            path = os.pathsep.join([str(Path(__file__).parent / "poison"), os.environ.get("PYTHONPATH", "")])
+            stop = f"{IN_ROUND[name]} {dying[name]} {local.folder / name}.stopped"
+            environment = {"FEDALC_TEST_STOP": stop, "PYTHONPATH": path}
+        local.start_party(name, environment=environment, wait=False)
     for name in names:
         local.wait_connected(name)
 
