@@ -199,6 +199,9 @@ def party(
     without_run_id: Annotated[
         bool, typer.Option("--without-run-id", help="also answer runs without a run id, begun with fedalc 0.1")
     ] = False,
+    require_secure_sums: Annotated[
+        bool, typer.Option("--require-secure-sums", help="take part only in runs with secure sums")
+    ] = False,
     any_app: Annotated[
         bool, typer.Option("--any-app", help="run any code that the server sends (default: installed code only)")
     ] = False,
@@ -227,6 +230,7 @@ def party(
             fewest=fewest,
             allow=";".join(allow) if allow else None,
             without_run_id=without_run_id or None,
+            require_secure_sums=require_secure_sums or None,
             state=str(folder.resolve()),
         ),
         server=server,
@@ -290,6 +294,14 @@ def run(
             help="choose loss, penalty and features on the instances that parties keep out, then train (default: no)",
         ),
     ] = None,
+    secure_sums: Annotated[
+        bool | None,
+        typer.Option(
+            "--secure-sums/--no-secure-sums",
+            help="mask what parties send, so that the server learns sums over three or more of them only (default: "
+            "with --parties 3 or more and a fixed W). Without, it sees each party's change of θ (docs/secure-sums.md)",
+        ),
+    ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[
         float | None, typer.Option(help="seconds to wait for a party's answer (default: 600)")
@@ -340,6 +352,7 @@ def run(
         set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
         rank_held_out=rank_held_out, tune=tune,
+        secure_sums=None if secure_sums is None else "on" if secure_sums else "off",
         max_norm=max_norm, max_labels_per_party=max_labels_per_party, run_id=run_id,
         epsilon_budget=epsilon_budget, privacy_ledger=str(server_state.privacy_ledger),
     )  # fmt: skip

@@ -154,6 +154,10 @@ def _check_secure_sums(settings: Experiment) -> None:
         ),
         (not settings.tuning.search, "the search compares sums of many settings; leave it out (--no-tune)"),
         (settings.clients != "users", 'users are not parties; use clients = "labels" or "parties"'),
+        (
+            settings.engine != "flower" or settings.server.participation == 1,
+            "with real parties every one takes part in every sum, with all of its labels; use server.participation = 1",
+        ),
     ):
         if not possible:
             raise ConfigError(problem, "secure_sums.on")

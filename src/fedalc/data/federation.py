@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
@@ -209,7 +209,7 @@ def form_clients(
     return Federation(train.features, train.labels, users=numbered(train.users), parts=parts)
 
 
-def numbered(names: Sequence[str] | Sequence[int]) -> np.ndarray:
+def numbered(names: Sequence[Any]) -> np.ndarray:
     """Return a number for each name, in their order. (A numpy array of names would pad each to the longest.)"""
     number = {name: at for at, name in enumerate(sorted(set(names)))}
     return np.array([number[name] for name in names])

@@ -33,7 +33,6 @@ from fedalc.secure_sums import (
     ServerSum,
     decoded,
     question_digest,
-    threshold_of,
 )
 
 LEAST_PARTIES = 3
@@ -142,7 +141,7 @@ class SecureSums(Engine):
             return vector(number_of[name], clients) if len(clients) else np.zeros(length)
 
         parties = {identity.name: PartySum(identity, self._seq) for identity in self._identities.values()}
-        server = ServerSum("simulation", self._seq, threshold_of(secure.threshold, len(parties)))
+        server = ServerSum("simulation", self._seq, secure.threshold)
         exchange = InProcess(server, parties, self._disclosures)
         total = decoded(exchange.total(question, vector_of), secure.bits)
         if server.problems:  # in one process nobody is lost: a number did not fit

@@ -12,7 +12,7 @@ from fedalc.secure_sums.in_process import InProcess
 from fedalc.secure_sums.party import Identity, PartySum, Question, question_digest
 from fedalc.secure_sums.primitives import check_installed
 from fedalc.secure_sums.refusals import NotEnough, Refused
-from fedalc.secure_sums.server import ServerSum, default_threshold, threshold_of
+from fedalc.secure_sums.server import ServerSum, default_threshold
 
 __all__ = [
     "Disclosures",
@@ -29,5 +29,4 @@ __all__ = [
     "encoded",
     "largest",
     "question_digest",
-    "threshold_of",
 ]

@@ -40,18 +40,19 @@ def default_threshold(parties: int) -> int:
     return parties // 2 + 1
 
 
-def threshold_of(share: float | None, parties: int) -> int | None:
+def threshold_of(share: float | None, parties: int) -> int:
     """Return how many parties are a share of them (`secure_sums.threshold`): more than half in any case."""
-    return None if share is None else max(default_threshold(parties), math.ceil(share * parties))
+    return max(default_threshold(parties), math.ceil((share or 0.0) * parties))
 
 
 class ServerSum:
-    """`threshold`: how many parties are needed to unmask. None: the fewest that are more than half of those in the sum.
+    """`threshold`: how many parties are needed to unmask, or which share of those in the sum. None: the fewest that are
+    more than half of them.
 
     Memory: one vector and about 200 bytes for each pair of parties, whatever the vector's length.
     """
 
-    def __init__(self, run: str, seq: int, threshold: int | None = None) -> None:
+    def __init__(self, run: str, seq: int, threshold: int | float | None = None) -> None:
         check_installed()
         self.run = run
         self.seq = seq
@@ -84,7 +85,7 @@ class ServerSum:
             count = len(self._keys)
             if not LEAST_PARTIES <= count <= MOST_PARTIES:
                 raise NotEnough(f"{count} parties sent keys; a secure sum needs {LEAST_PARTIES} to {MOST_PARTIES}")
-            threshold = default_threshold(count) if self._wanted is None else self._wanted
+            threshold = self._wanted if isinstance(self._wanted, int) else threshold_of(self._wanted, count)
             self._roster = Roster(threshold, tuple(self._keys[name] for name in sorted(self._keys)))
             self._session = self._roster.session(self.run, self.seq)
             self._index = {name: index for index, name in enumerate(self._roster.names)}
@@ -134,6 +135,16 @@ class ServerSum:
         self._survivors.sort()
         self._need(len(self._survivors), "sent masked vectors")
         return Parties(tuple(self._survivors)).to_bytes()
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The parties that sent keys."""
+        return tuple(self._keys)
+
+    @property
+    def dealer_names(self) -> tuple[str, ...]:
+        """The parties that dealt shares."""
+        return self._names(tuple(sorted(self._deals)))
 
     @property
     def survivor_names(self) -> tuple[str, ...]:

@@ -90,7 +90,8 @@ def asked(method: str, settings: dict[str, Any], **config: Any) -> dict[str, Any
     lines = "\n".join(f"{key}={value!r}".replace("'", '"') for key, value in settings.items())
     return {
         "method": method, "num-server-rounds": ROUNDS, "set": lines, "held-out-share": 0.0, "wait": 5.0,
-        "round-timeout": 5.0, "num-parties": len(OWNED), "run-id": RUN_ID, **config,
+        "round-timeout": 5.0, "num-parties": len(OWNED), "run-id": RUN_ID,
+        "secure-sums": "off", **config,  # test_secure_sums.py has them on
     }  # fmt: skip
 
 

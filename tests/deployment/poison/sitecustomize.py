@@ -26,3 +26,22 @@ if (said := os.environ.get("FEDALC_TEST_POISON")) and Path(said).exists():
         return reply
 
     ClientApp.__call__ = answer
+
+if said_stop := os.environ.get("FEDALC_TEST_STOP"):  # "ROUND STEP FILE": stop at that step of a secure sum, and say so
+    import time
+
+    from flwr.clientapp import ClientApp
+
+    stop_round, stop_step, stop_file = said_stop.split(" ", 2)
+    willing = ClientApp.__call__
+
+    def answer_or_stop(app, message, context):
+        asked = message.metadata
+        steps = message.content.get("sum", {}) if asked.message_type == "query.sum" else ()
+        reached = asked.message_type == "train" if stop_step == "masked" else stop_step in steps
+        if reached and asked.group_id == stop_round:
+            Path(stop_file).touch()
+            time.sleep(3600)
+        return willing(app, message, context)
+
+    ClientApp.__call__ = answer_or_stop

@@ -25,7 +25,8 @@ from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
-from fedalc.deployment.flower.party_ranking import ranked
+from fedalc.deployment.flower.party_ranking import pack_hits, ranked
+from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
 from fedalc.deployment.flower.party_texts import check_own, counted_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
 from fedalc.deployment.flower.wire import (
@@ -35,6 +36,8 @@ from fedalc.deployment.flower.wire import (
     unpack_theta,
 )
 from fedalc.deployment.flower.work import NothingHeldOut, Work
+from fedalc.engines.secure import cut
+from fedalc.engines.vectors import half_of
 from fedalc.errors import FedalcError
 from fedalc.models.encoders import Chance, make_batch
 from fedalc.models.model import Model
@@ -140,7 +143,7 @@ def _digests(message: Message, context: Context, on_held_out: bool) -> RecordDic
 def train(message: Message, context: Context) -> RecordDict:
     """Do one round of local training: send the mean change of θ over its labels, and their rows."""
     work = Work.read(message, context, round=int)
-    t = work.question["round"]
+    t, masked = work.question["round"], masking(work, "train")
     work.limits.check("round", t)
     work.limits.check_steps(work.settings, work.federation.counts)
     sample, fewest = work.settings.client.sample, work.limits.fewest
@@ -151,6 +154,9 @@ def train(message: Message, context: Context) -> RecordDict:
         work.engine.compared = read_compared_rows(work, t)
     result = work.engine.run(model, work.federation.clients, Chance(work.settings, t, model.W), t)
     work.log_left_out()
+    if masked is not None:
+        change = cut(result.change, work.settings.secure_sums.norm)
+        return masked.reply((masked.weight * part for part in change), masked.weight * result.loss, masked.weight)
     reply = RecordDict({"change": pack_theta(result.change), "outcome": work.outcome(result.loss)})
     if work.method.trains_rows:
         reply["rows"] = pack({"rows": result.put_into(model)})
@@ -162,7 +168,7 @@ def train(message: Message, context: Context) -> RecordDict:
 def curvature(message: Message, context: Context) -> RecordDict:
     """For Newton steps: send H p, the mean over its labels. p is a direction that the server chooses."""
     work = Work.read(message, context, round=int)
-    t, client = work.question["round"], work.settings.client
+    t, client, masked = work.question["round"], work.settings.client, masking(work, "curvature")
     work.limits.check("round", t)
     if not work.is_convex or client.negatives is not None or client.sample < 1:
         raise BadMessage("asks for curvature, which needs a convex objective: a loss over all labels, a linear encoder")
@@ -174,6 +180,8 @@ def curvature(message: Message, context: Context) -> RecordDict:
     check_asked(context, work.question["run"], "direction", asked, partial(work.limits.check, "directions"))
     product, _ = work.engine.curvature(model, direction.to(work.settings.device), work.federation.clients)
     work.log_left_out()
+    if masked is not None:
+        return masked.reply([masked.weight * product], masked.weight)
     return RecordDict({"product": pack_theta([product]), "outcome": work.outcome(0.0)})
 
 
@@ -185,23 +193,36 @@ def sums(message: Message, context: Context) -> RecordDict:
 
     x is the encoder's design: the features, or more columns. θ is not needed."""
     work = Work.read(message, context)
+    masked = masking(work, "sums")
     loss, secret = work.method.set_loss, work.settings.embeddings.secret
     first_step = work.is_convex and loss is not None and loss.separable and not secret  # that needs an axis per label
     if not (work.method.one_round or first_step):
         raise BadMessage(f"asks for the sums of {work.settings.method}, which does not use any")
     encoder = work.encoder_shape()
     gram = encoder.width**2 if work.method.sends_gram else 0
-    cross_size = encoder.width * work.width if secret else 0
+    cross_size = encoder.width * work.width if secret or masked else 0
     check_memory(gram * (work.dtype.itemsize + 28) + (encoder.drawn + 4 * cross_size) * work.dtype.itemsize)
     unit = torch.eye(work.label_count, dtype=work.dtype, device=work.settings.device)
     # With unit rows, column u of `cross` is label u's own sum.
     total = work.engine.sums(Model(encoder, unit), work.federation.clients)
     work.log_left_out()
-    half = total.gram[torch.triu_indices(*total.gram.shape).unbind()]
-    cross = total.cross
-    if secret:  # the server does not have the rows to multiply with
+    half, cross = half_of(total.gram), total.cross
+    if secret or masked:  # the server does not have the rows, or no sum of this party's alone, to multiply with
         cross = (cross.double() @ work.turned(work.own_rows()).to(cross.device).double()).to(cross)
+    if masked is not None:
+        return masked.reply([half, cross], total.constant, total.pairs)
     return RecordDict({"sums": pack({"gram": half, "cross": cross}), "outcome": work.outcome(total.constant)})
+
+
+@app.query("sum")
+@answers
+def sum_step(message: Message, context: Context) -> RecordDict:
+    """Take a step of a secure sum: keys, shares, agreement, unmasking."""
+    settings, question, limits = checked_task(message, context)
+    if not settings.secure_sums.on:
+        raise BadMessage("asks for a step of a secure sum, in a run without them")
+    identity = identity_of(context, question["run"], lambda: read_question(message, context)[0])
+    return answer_step(message.content, context, question["run"], identity, limits)
 
 
 @app.evaluate()
@@ -210,6 +231,8 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     """Send the mean score g(x)ᵀw over held-out pairs and, with the hinge loss, the mean loss."""
     try:
         work = Work.read(message, context, on_held_out=True)
+        if work.settings.secure_sums.on:
+            raise BadMessage("asks for means of this party alone, in a run with secure sums")
     except NothingHeldOut:
         return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
     model, federation = work.model(), work.federation
@@ -242,10 +265,13 @@ def evaluate(message: Message, context: Context) -> RecordDict:
 def rank(message: Message, context: Context) -> RecordDict:
     """Rank all labels for its held-out records: send how often its own are among the top 1, 3, 5."""
     try:
-        hits = ranked(Work.read(message, context, on_held_out=True, **{"label-count": int}))
+        work = Work.read(message, context, on_held_out=True, **{"label-count": int})
+        masked, hits = masking(work, "rank"), ranked(work)
     except NothingHeldOut:
         hits = None
     if hits is None:
         log.info("no hits sent: too few held-out records would contribute to them")
         return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
-    return RecordDict({"hits": hits})
+    if masked is not None:
+        return masked.reply([torch.from_numpy(hits)])
+    return RecordDict({"hits": pack_hits(work, hits)})

@@ -48,6 +48,7 @@ BOUNDS = {
     "trials": Bound(1, 8, "settings that a search may try in one run, apart from penalties and rounds"),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
+    "sum_lists": Bound(1, 100, "lists of parties whose secure sums are unmasked in one run: two of them differ"),
     "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
     "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
@@ -78,13 +79,15 @@ class Limits:
         return cls(_allowed(str(node_config.get("allow", ""))), fewest)
 
     def check(self, name: str, value: float) -> None:
-        bound = BOUNDS[name]
-        most = self.most.get(name, bound.most)
+        bound, most = BOUNDS[name], self.largest(name)
         if not bound.least <= value <= most:
             raise BadMessage(
                 f"{name} = {_short(value)} is outside {bound.least:g} to {most:g}, the range this party accepts: "
                 f"{bound.why}"
             )
+
+    def largest(self, name: str) -> float:
+        return self.most.get(name, BOUNDS[name].most)
 
     def check_settings(self, settings: Experiment) -> None:
         """Call it before anything is read or computed."""

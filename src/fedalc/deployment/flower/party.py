@@ -66,13 +66,7 @@ class Party:
         """
         if "data" not in config:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
-        records = config.get("records")
-        collection = collection_settings(
-            str(config.get("algorithm", "hmac-sha256")),
-            config.get("digest-bytes", 16),
-            str(config.get("identity", "content")),
-            config.get("key"),
-        )
+        records, collection = config.get("records"), party_collection(config)
         if (collection.identity == "record") != (records is not None):
             raise ConfigError("give identity record and a file of records together, or neither", "records")
         data_dir = config.get("data-dir")
@@ -116,6 +110,16 @@ class Party:
         canonical = identity.canonical(split.features, records)
         kind = identity.name(split.features)
         return make_messages(self.hasher, kind, self.name, canonical, split.labels, self.holding.names)
+
+
+def party_collection(config: Mapping[str, Any]) -> CollectionSettings:
+    """Return how the party hashes its instances and labels, and its key file."""
+    return collection_settings(
+        str(config.get("algorithm", "hmac-sha256")),
+        config.get("digest-bytes", 16),
+        str(config.get("identity", "content")),
+        config.get("key"),
+    )
 
 
 def picture_size(config: Mapping[str, Any]) -> int:

@@ -38,30 +38,29 @@ def check_same_run(context: Context, run: str) -> None:
 
 def check_unchanged(context: Context, run: str, facts: Mapping[str, str], problem: str) -> None:
     """Refuse facts that differ from what the run said first. `problem`: the words of the refusal."""
-    with _remembered(context, run) as known:
+    with remembered(context, run) as known:
         if any(known.setdefault(key, value) != value for key, value in facts.items()):
             raise BadMessage(problem)
 
 
 def check_asked(context: Context, run: str, kind: str, what: str, check: Callable[[int], None]) -> None:
     """Count different questions of a kind in a run, this one included, and let `check` refuse the number."""
-    with _remembered(context, run) as known:
+    with remembered(context, run) as known:
         if f"{kind} {what}" not in known:
             check(1 + sum(key.startswith(f"{kind} ") for key in known))
             known[f"{kind} {what}"] = ""
 
 
 @contextmanager
-def _remembered(context: Context, run: str) -> Iterator[dict[str, str]]:
-    """Yield the known facts of a run. Facts that the caller adds are saved, unless it raises; changed values are
-    not."""
+def remembered(context: Context, run: str) -> Iterator[dict[str, str]]:
+    """Yield the known facts of a run, under a lock. What the caller changes is saved, unless it raises."""
     folder = context.node_config.get("state")
     if folder is None:
         record = context.state.get(_RECORD)
         known = json.loads(str(record.get(run, "{}"))) if isinstance(record, ConfigRecord) else {}
-        before = len(known)
+        before = dict(known)
         yield known
-        if len(known) > before:
+        if known != before:
             others = dict(record) if isinstance(record, ConfigRecord) else {}
             context.state[_RECORD] = ConfigRecord({**others, run: json.dumps(known)})
         return
@@ -70,9 +69,9 @@ def _remembered(context: Context, run: str) -> Iterator[dict[str, str]]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # several answers may be in progress at once
             known = _read(file)
-            before = len(known)
+            before = dict(known)
             yield known
-            if len(known) > before:
+            if known != before:
                 write_text(file, json.dumps(known))
     except (OSError, ValueError, RecursionError) as error:
         raise FedalcError(f"{file}: this party's record of the run cannot be read or written: {error}") from None

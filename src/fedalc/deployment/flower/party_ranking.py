@@ -25,7 +25,7 @@ WEIGHTS = "weights"  # the record, and its array
 MOST_WEIGHTINGS = 16  # in one message; a search sends one for each label power
 
 
-def ranked(work: Work) -> ArrayRecord | None:
+def ranked(work: Work) -> np.ndarray | None:
     """Return the hits to send, or None if too few held-out records contribute to them."""
     first, own = distinct_records(work)
     sizes, held = _told(work, own)
@@ -48,10 +48,14 @@ def ranked(work: Work) -> ArrayRecord | None:
             influence[number, rows] = _own_scores(scorer, own[rows])
     if not all(enough_measured(each, work.limits.fewest) for each in influence):
         return None
-    hits = hits[0] if weights is None else hits
-    counts = hits[..., : len(CUTS)]  # whole numbers, unless a hit that several parties count is a part of one
-    sent = {"counts": counts if work.settings.clients == "parties" else counts.astype(np.int64)}
-    return pack(sent if sizes is None else sent | {"gains": hits[..., len(CUTS) :]})
+    return hits[0] if weights is None else hits
+
+
+def pack_hits(work: Work, hits: np.ndarray) -> ArrayRecord:
+    counts, gains = np.split(hits, [len(CUTS)], axis=-1)
+    if work.settings.clients != "parties":  # there a hit that several parties count is a part of one
+        counts = counts.astype(np.int64)
+    return pack({"counts": counts} | ({"gains": gains} if gains.size else {}))
 
 
 def _weights(work: Work) -> np.ndarray | None:

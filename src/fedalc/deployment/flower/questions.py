@@ -61,6 +61,10 @@ def party_of(context: Context, settings: Experiment, question: dict[str, Any], t
     """Read the party's data, if these settings suit it. `text`: how its texts become features."""
     images = replace(image_options(settings), tell=log.warning)
     party = Party.from_node_config(context.node_config, images, question["run"], text)
+    if context.node_config.get("require-secure-sums") and not settings.secure_sums.on:
+        raise BadMessage("is a run without secure sums, and this party answers no other (--require-secure-sums)")
+    if settings.secure_sums.on and party.collection.key is None:
+        raise BadMessage("has secure sums, and this party has no key that others could know it by")
     if settings.embeddings.secret and party.collection.key is None:
         raise BadMessage("has secret rows (embeddings.secret), and this party has no key to turn them with")
     if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -28,7 +28,6 @@ from fedalc.deployment.flower.wire import (
     HOLDERS,
     BadMessage,
     Shape,
-    encoder_tensors,
     pack,
     pack_all_rows,
     pack_encoder,
@@ -36,13 +35,14 @@ from fedalc.deployment.flower.wire import (
     task,
     unpack,
 )
-from fedalc.engines.traffic import Ledger, payload_bytes
+from fedalc.engines.traffic import Ledger
 from fedalc.evaluation.metrics import CUTS
 from fedalc.evaluation.owner_hits import RANKED_BY, figures
 from fedalc.models.model import Model
 from fedalc.training.best_round import BestRound
 
 RANK = "evaluate.rank"
+OF_ALL = -1  # in place of a party: the hits of all of them, from a secure sum
 SLACK = 1e-9  # relative, for sums of floating-point gains
 
 
@@ -122,25 +122,30 @@ class PartyRanking:
         self, model: Model, labels_of: LabelsOf, round_number: int, weights: np.ndarray | None = None
     ) -> Exchange:
         """Send each party the encoder and all rows of W, one object each for all messages."""
-        encoder = pack_encoder(model)
-        others = {"all-rows": pack_all_rows(model.W)}
-        others["absent"] = pack({"labels": self.roster.absent.astype(np.int32)})
+        shared = self._shared(model)
         if weights is not None:
-            others[WEIGHTS] = pack({WEIGHTS: weights})
+            shared[WEIGHTS] = pack({WEIGHTS: weights})
         exchange = self.parties.exchange(RANK, round_number)
         for party, labels in labels_of.items():
-            about = self.census.about(labels) | {"label-count": self.roster.label_count}
-            content = RecordDict({"task": task(self.settings, self.census.run, **about), **encoder})
-            content.update(others)
-            self.traffic.down += payload_bytes(encoder_tensors(model)) + sum(map(record_bytes, others.values()))
-            if tells_sizes(self.settings):
-                content["sizes"] = sizes = pack({"sizes": self.records.told_sizes(party)})
-                self.traffic.down += record_bytes(sizes)
-            if (holders := self.records.holders.get(party)) is not None:
-                content[HOLDERS] = shared = pack({HOLDERS: holders})
-                self.traffic.down += record_bytes(shared)
-            exchange.send(self.parties.node_of[party], content)
+            exchange.send(self.parties.node_of[party], self._content(party, labels, shared))
         return exchange
+
+    def _shared(self, model: Model) -> dict[str, ArrayRecord]:
+        absent = pack({"labels": self.roster.absent.astype(np.int32)})
+        return pack_encoder(model) | {"all-rows": pack_all_rows(model.W), "absent": absent}
+
+    def _content(self, party: int, labels: np.ndarray, shared: dict[str, ArrayRecord]) -> RecordDict:
+        """Return the question for a party. `shared`: what all of them get."""
+        about = self.census.about(labels) | {"label-count": self.roster.label_count}
+        content = RecordDict({"task": task(self.settings, self.census.run, **about), **shared})
+        self.traffic.down += sum(map(record_bytes, shared.values()))
+        if tells_sizes(self.settings):
+            content["sizes"] = sizes = pack({"sizes": self.records.told_sizes(party)})
+            self.traffic.down += record_bytes(sizes)
+        if (holders := self.records.holders.get(party)) is not None:
+            content[HOLDERS] = held = pack({HOLDERS: holders})
+            self.traffic.down += record_bytes(held)
+        return content
 
 
 def read_hits(
@@ -201,6 +206,8 @@ class BestAtParties(BestRound):
     def _is_better(self, value: float) -> bool:
         which = RANKED_BY.index(self.metric)
         both = sorted(self._now.keys() & self._best.keys())
+        if self.chosen is not None and both == [OF_ALL]:  # a secure sum, perhaps over other parties than before
+            return value > float(self.chosen["value"])
         return self.chosen is None or sum(self._now[p][which] for p in both) > sum(self._best[p][which] for p in both)
 
     def facts(self) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.party import SHARES
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.keys import check_run_id
+from fedalc.secure_sums.messages import LEAST_PARTIES
 
 DEFAULTS: dict[str, bool | int | float | str] = {
     "method": "",
@@ -31,6 +33,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "held-out-share": 0.1,
     "rank-held-out": "auto",
     "tune": False,
+    "secure-sums": "auto",
     "num-parties": 2,
     "min-parties": 2,
     "wait": 600.0,
@@ -171,7 +174,9 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     overrides = _separated(values["set"])
     file = Path(values["settings"]) if values["settings"] else None
     defaults = default_choice(chosen, file, overrides, tune=True) if values["tune"] else {}
-    settings = experiment(chosen, file=file, overrides=[*overrides, *ALWAYS], defaults=defaults)
+    settings = _with_secure_sums(
+        values, lambda *more: experiment(chosen, file=file, overrides=[*overrides, *ALWAYS, *more], defaults=defaults)
+    )
     if settings.text.encoder is not None:
         raise ConfigError("parties do not read an encoder that the server names; use text.kind=hashing", "text.encoder")
     if settings.method not in METHODS:
@@ -184,6 +189,34 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
                 "has no use here: the parties have the key, the server collects from them", f"collection.{field}"
             )
     return settings
+
+
+def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experiment]) -> Experiment:
+    """Return the settings, with secure sums where they fit unless someone said otherwise ("auto")."""
+    asked = values["secure-sums"]
+    if asked not in ("auto", "on", "off"):
+        raise ConfigError(f"should be auto, on or off, and is {asked[:40]!r}", "secure-sums")
+    if asked == "off":
+        return resolved("secure_sums.on=false")
+    if asked == "on" and values["num-parties"] < LEAST_PARTIES:
+        raise ConfigError(f"a sum shows single parties unless there are {LEAST_PARTIES} (--parties)", "secure-sums")
+    plain = resolved() if asked == "auto" else None
+    if plain is not None and (_says_secure_sums(values) or values["num-parties"] < LEAST_PARTIES):
+        return plain
+    try:
+        return resolved("secure_sums.on=true")
+    except ConfigError as error:
+        if plain is None or not str(error).startswith("secure_sums.on"):
+            raise
+        return plain
+
+
+def _says_secure_sums(values: Mapping[str, Any]) -> bool:
+    """Return whether the settings themselves say if there are secure sums."""
+    if any(part.partition("=")[0].strip() == "secure_sums.on" for part in _separated(values["set"])):
+        return True
+    table = tomllib.loads(Path(values["settings"]).read_text(encoding="utf-8")) if values["settings"] else {}
+    return "on" in table.get("secure_sums", {})
 
 
 def _separated(overrides: str) -> list[str]:

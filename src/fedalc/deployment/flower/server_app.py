@@ -20,6 +20,7 @@ from fedalc.data.text.agreed import needs_counts
 from fedalc.deployment.flower.census import Census, question, take_census
 from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out import read_held_out, server_data
+from fedalc.deployment.flower.masked_sums import described as described_sums
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
 from fedalc.deployment.flower.search import CensusKeeper, PartyPart
 from fedalc.deployment.flower.text_census import tell
@@ -29,6 +30,7 @@ from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.knowledge import planned_charge
 from fedalc.labels.privacy.accounts import charge_documents, check_run, deployment_account
 from fedalc.runs.folder import check_folder, read_settings
+from fedalc.secure_sums.messages import LEAST_PARTIES
 from fedalc.training.base import Callback
 from fedalc.training.federated import planned_looks
 from fedalc.training.tuning import SEARCHING
@@ -102,6 +104,9 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
         raise ConfigError(need, "encoder.dim")
     check_memory(settings, data)
     parties.say(described(settings, count))
+    parties.say(described_sums(settings, count))
+    if settings.secure_sums.on and count < LEAST_PARTIES:
+        raise TooFew(f"{count} parties are left, and secure sums need {LEAST_PARTIES} (--no-secure-sums does without)")
     followers = [Spoken(settings.rounds)]
     training = PartyTraining(settings, data, census, parties, deployment.max_norm, folder, followers, account)
     training.tuning = tuning

@@ -13,9 +13,11 @@ from fedalc.deployment.flower.census import Census, who_is_in
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.flower.held_out import ServerData
-from fedalc.deployment.flower.held_out_records import ranked_by
+from fedalc.deployment.flower.held_out_records import HeldOutRecords, ranked_by
+from fedalc.deployment.flower.masked_sums import MaskedSums
 from fedalc.deployment.flower.measuring import PartyEvaluation
 from fedalc.deployment.flower.ranking import BestAtParties, PartyRanking
+from fedalc.deployment.flower.secure_engine import SecureFlowerEngine, SecureRanking
 from fedalc.engines.traffic import Ledger
 from fedalc.evaluation.evaluate import evaluate
 from fedalc.labels.privacy.accounts import deployment_account
@@ -57,7 +59,8 @@ class PartyTraining(Training):
         self.parties = parties
         self.max_norm = max_norm
         self._at_parties = PartyEvaluation(parties, census, settings)
-        self._ranking = None if census.ranking is None else PartyRanking(parties, census, settings, census.ranking)
+        self._sums = MaskedSums(parties, census, settings) if settings.secure_sums.on else None
+        self._ranking = None if census.ranking is None else self._make_ranking(census.ranking)
         self._last: tuple[int, dict[str, float]] | None = None  # the last evaluation at the parties, and its round
 
     def prepare(self) -> Self:
@@ -107,7 +110,12 @@ class PartyTraining(Training):
         return federated
 
     def _strategy(self, method: Method) -> FlowerEngine:
-        return FlowerEngine(self.parties, self.census, method, self.settings, self.max_norm)
+        arguments = self.parties, self.census, method, self.settings, self.max_norm
+        return FlowerEngine(*arguments) if self._sums is None else SecureFlowerEngine(*arguments).using(self._sums)
+
+    def _make_ranking(self, records: HeldOutRecords) -> PartyRanking:
+        arguments = self.parties, self.census, self.settings, records
+        return PartyRanking(*arguments) if self._sums is None else SecureRanking(*arguments).using(self._sums)
 
     def _evaluate(self, loss: float) -> None:
         if self.phase == "select":
@@ -152,6 +160,8 @@ class PartyTraining(Training):
 
     def _measured_at_parties(self, model: Model, t: int) -> dict[str, float]:
         """Evaluate each round's model once: the result reuses the evaluation of the last round."""
+        if self._sums is not None and self._ranking is None:
+            return {}  # parties tell nothing of themselves alone
         if self._last is None or self._last[0] != t:
             self._last = t, self._ranked(model, t) if self._ranking else self._at_parties.evaluate(model, t)
             self.federated.ledger.add((self._ranking or self._at_parties).traffic)

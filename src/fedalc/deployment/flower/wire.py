@@ -199,6 +199,8 @@ def for_parties(settings: Experiment) -> str:
         sent["clients"] = settings.clients
     if settings.embeddings.secret:
         sent["embeddings"] = {"secret": True}
+    if settings.secure_sums.on:
+        sent["secure_sums"] = every["secure_sums"]
     return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 

@@ -36,6 +36,8 @@ def described(settings: Experiment, parties: int) -> str:
     """Return a sentence for the log: what the rule does with this number of parties."""
     server = settings.server
     text = f"server.aggregation {server.aggregation}: "
+    if settings.secure_sums.on:
+        return text + "a lying party is not held back, because the server sees sums only (secure_sums)"
     if server.aggregation == "mean":
         solves = solves_one_objective(settings.method, server.optimizer)
         why = " (a method that solves one objective needs the plain mean)" if solves else ""

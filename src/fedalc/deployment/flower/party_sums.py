@@ -1,0 +1,204 @@
+"""At a party: the steps of secure sums, and answers that are masked.
+
+Each message may come to a new process. Seeds and received shares are kept in Flower's context of the run, which stays
+at the party's node, and are deleted after the sum. Which steps were done, and what was unmasked, is in the party's
+memory of the run (`party_memory`), under its lock: two messages at once cannot make a party do a step twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, RecordDict
+from torch import Tensor
+
+from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
+from fedalc.deployment.flower.limits import Limits
+from fedalc.deployment.flower.party import Party, party_collection
+from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint, remembered
+from fedalc.deployment.flower.sum_messages import EVERY_ROW, MASKED, RECORD, question_of
+from fedalc.deployment.flower.wire import BadMessage, config, pack, unpack_all_rows
+from fedalc.engines.vectors import flattened
+from fedalc.labels.collection.identity import make_hasher
+from fedalc.secure_sums import Disclosures, Identity, PartySum, Refused
+from fedalc.secure_sums.party import STEPS
+
+if TYPE_CHECKING:
+    from fedalc.deployment.flower.work import Work
+
+log = logging.getLogger("fedalc.party")
+T = TypeVar("T")
+_STATE, _NAME, _STEP, _DISCLOSED = "fedalc-sum-", "fedalc-party-name", "sum-step ", "disclosed "
+_KEPT = 4  # sums whose steps are remembered; older ones are refused
+_LARGEST = 1 << 62
+_KNOWN = {"agree", "survivors", "unmask", "agreements", "keys", "shares", "roster"}
+
+
+def answer_step(content: RecordDict, context: Context, run: str, identity: Identity, limits: Limits) -> RecordDict:
+    """Answer a message of kind `query.sum`: one step, or the last steps of a sum with the first ones of the next."""
+    asked, reply = content.get(RECORD), ConfigRecord()
+    if not isinstance(asked, ConfigRecord) or not set(asked) <= _KNOWN:
+        raise BadMessage("there is no step of a sum, or an unknown one")
+    sums = _Sums(context, run, identity, limits)
+    if "agree" in asked:
+        seq, survivors = _read(content, "agree", "survivors")
+        reply["tag"] = sums.step(seq, "agree", lambda one, known: one.agree(survivors, known))
+    if "unmask" in asked:
+        seq, agreements = _read(content, "unmask", "agreements")
+        reply["revealed"] = sums.step(seq, "unmask", lambda one, known: one.reveal(agreements, known))
+    if "keys" in asked:
+        seq = config(content, RECORD, {"keys": int})["keys"]
+        reply["keys"] = sums.step(seq, "keys", lambda one, known: one.make_keys())
+    if "shares" in asked:
+        seq, roster = _read(content, "shares", "roster")
+        try:
+            reply["deal"] = sums.step(seq, "shares", lambda one, known: one.deal_shares(roster))
+        except _Accusation as error:  # the server can begin again without that party
+            log.error("refused the roster of a secure sum: %s", error)
+            reply["accused"] = error.accused
+    return RecordDict({RECORD: reply})
+
+
+def _read(content: RecordDict, step: str, part: str) -> tuple[int, bytes]:
+    said = config(content, RECORD, {step: int, part: bytes})
+    return said[step], said[part]
+
+
+class _Accusation(BadMessage):
+    def __init__(self, problem: str, accused: str) -> None:
+        super().__init__(problem)
+        self.accused = accused
+
+
+@dataclass
+class _Sums:
+    """The sums of a run that this party takes part in."""
+
+    context: Context
+    run: str
+    identity: Identity
+    limits: Limits
+
+    def step(self, seq: int, step: str, do: Callable[[PartySum, Disclosures], T]) -> T:
+        """Do one step, once. Its state is kept also if the step is refused."""
+        with self._disclosures(seq, step) as disclosures:
+            party = PartySum(self.identity, seq) if step == "keys" else self._restored(seq)
+            try:
+                return do(party, disclosures)
+            except Refused as error:
+                raise _Accusation(str(error), error.accused) if error.accused else BadMessage(str(error)) from None
+            finally:
+                if party.disagreeing:
+                    log.warning(
+                        "secure sum: the server told %s something else than this party, or they lie",
+                        ", ".join(party.disagreeing),
+                    )
+                self._keep(seq, None if step == STEPS[-1] else party)
+
+    @contextmanager
+    def _disclosures(self, seq: int, step: str) -> Iterator[Disclosures]:
+        """Claim the step in the party's memory, and yield what was unmasked before. What is added is kept."""
+        place = STEPS.index(step)
+        with remembered(self.context, self.run) as known:
+            done = {int(key.removeprefix(_STEP)): int(known[key]) for key in known if key.startswith(_STEP)}
+            if place == 0 and not max(done, default=-1) < seq < _LARGEST:
+                raise BadMessage(f"begins sum {seq}, and the last one of this run was {max(done, default=-1)}")
+            if place and done.get(seq) != place - 1:
+                last = "none" if seq not in done else STEPS[done[seq]]
+                raise BadMessage(f"asks for step {step!r} of sum {seq}, and the last step of it was {last!r}")
+            known[f"{_STEP}{seq}"] = str(place)
+            for old in sorted(done)[:-_KEPT]:
+                del known[f"{_STEP}{old}"]
+        if step not in ("agree", "unmask"):
+            yield Disclosures({})
+            return
+        with remembered(self.context, self.run) as known:
+            before = {key.removeprefix(_DISCLOSED): known[key] for key in known if key.startswith(_DISCLOSED)}
+            disclosures = Disclosures(before, int(self.limits.largest("sum_lists")))
+            yield disclosures
+            known |= {f"{_DISCLOSED}{subject}": survivors for subject, survivors in before.items()}
+
+    def _restored(self, seq: int) -> PartySum:
+        record = self.context.state.get(f"{_STATE}{seq}")
+        if not isinstance(record, ConfigRecord):
+            raise BadMessage(f"goes on with sum {seq}, of which this party has no keys: it has restarted since")
+        return PartySum.restored(self.identity, str(record["saved"]))
+
+    def _keep(self, seq: int, party: PartySum | None) -> None:
+        """Keep the sum's secrets for its next step, and delete those of older sums."""
+        state, numbers = self.context.state, []
+        if party is not None:
+            state[f"{_STATE}{seq}"] = ConfigRecord({"saved": party.saved()})
+        for name in list(state):
+            if name.startswith(_STATE):
+                numbers.append(int(name.removeprefix(_STATE)))
+        for old in sorted(numbers)[:-_KEPT] + ([seq] if party is None else []):
+            state.pop(f"{_STATE}{old}", None)
+
+
+class Masking:
+    """The answer to one question, which is masked. Checks the question before there is any work."""
+
+    def __init__(self, work: Work, kind: str) -> None:
+        self.work = work
+        self.kind = kind
+        said = config(work.message.content, RECORD, {"seq": int, "dealt": bytes, "divisor": float})
+        self.seq, self.dealt, self.divisor = said["seq"], said["dealt"], said["divisor"]
+        if not (math.isfinite(self.divisor) and self.divisor > 0):
+            raise BadMessage("a divisor of weights that is not a positive number")
+        identity = identity_of(work.context, work.question["run"], lambda: work.party)
+        self.sums = _Sums(work.context, work.question["run"], identity, work.limits)
+        self._check_labels()
+
+    @property
+    def weight(self) -> float:
+        """The party's own weight: no server can make it count more than others."""
+        by_instances = self.work.settings.server.weights == "samples"
+        counts = self.work.federation.counts
+        return float(counts.sum() if by_instances else (counts > 0).sum()) / self.divisor
+
+    def reply(self, tensors: Iterable[Tensor], *numbers: float) -> RecordDict:
+        vector, content = flattened(tensors, *numbers), self.work.message.content
+        question = question_of(self.kind, content, len(vector), self.work.settings.secure_sums.bits)
+        masked, bad = self.sums.step(self.seq, "masked", lambda party, known: party.mask(self.dealt, question, vector))
+        return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
+
+    def _check_labels(self) -> None:
+        """Which labels a party is asked about, and their numbers, may not change during a run: two sums could differ by
+        one label's part. Their rows are those that all parties are told."""
+        work = self.work
+        asked = fingerprint(b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes())
+        facts = {f"sum labels {self.kind}": asked}
+        problem = "asks about other labels, or with other numbers, than before in this run"
+        check_unchanged(work.context, work.question["run"], facts, problem)
+        content = work.message.content
+        if "rows" not in content:
+            return
+        record = EVERY_ROW if EVERY_ROW in content else ALL_ROWS
+        count = config(content, "task", {"label-count": int})["label-count"]
+        work.limits.check("labels", count)
+        rows = unpack_all_rows(content, record, work.settings.dtype, count, work.width)
+        numbers = work.question["numbers"]
+        if max(numbers) >= count or not torch.equal(rows[numbers], work.own_rows()):
+            raise BadMessage("sends this party other rows than those that all parties are told")
+
+
+def masking(work: Work, kind: str) -> Masking | None:
+    """Return how the answer is masked, or None in a run without secure sums."""
+    return Masking(work, kind) if work.settings.secure_sums.on else None
+
+
+def identity_of(context: Context, run: str, load: Callable[[], Party]) -> Identity:
+    """Return who this party is in secure sums. `load` reads its data, which is needed once in a run, for its name."""
+    record = context.state.get(_NAME)
+    if not isinstance(record, ConfigRecord):
+        record = context.state[_NAME] = ConfigRecord({"name": load().name})
+    hasher = make_hasher(party_collection(context.node_config), run)
+    return Identity(str(record["name"]), run, hasher.secret("secure sums"))

@@ -1,0 +1,149 @@
+"""Training and ranking whose sums the server cannot look into: what engine and ranking do, by `MaskedSums`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor
+
+from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
+from fedalc.deployment.flower.engine import ATTEMPTS, CURVATURE, FlowerEngine
+from fedalc.deployment.flower.held_out_records import tells_sizes
+from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
+from fedalc.deployment.flower.punctuality import TRAIN
+from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
+from fedalc.deployment.flower.sum_messages import EVERY_ROW
+from fedalc.deployment.flower.totals import LabelsOf
+from fedalc.deployment.flower.wire import pack_all_rows, pack_encoder, pack_theta, record_bytes
+from fedalc.engines.base import RoundResult, no_rows
+from fedalc.engines.sums import Sums
+from fedalc.engines.traffic import Ledger
+from fedalc.engines.vectors import unflattened, whole_of
+from fedalc.evaluation.metrics import CUTS
+from fedalc.evaluation.owner_hits import RANKED_BY
+from fedalc.models.encoders import Chance
+from fedalc.models.model import Model
+from fedalc.secure_sums.messages import LEAST_PARTIES
+
+
+class SecureFlowerEngine(FlowerEngine):
+    """The rows are fixed and all parties get all of them, so that they can tell that all are asked the same."""
+
+    sums_of: MaskedSums
+
+    def using(self, sums: MaskedSums) -> Self:
+        self.sums_of = sums
+        return self
+
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        like = model.theta
+        shared = pack_encoder(model) | self._every_row(model) | self._compared_rows(model, round_number)
+        total = self._total(TRAIN, model, participants, round_number, shared, _size(like) + 2, round=round_number)
+        tensors, (loss, weight) = unflattened(total, [tensor.double() for tensor in like])
+        change = [(tensor / (weight or 1.0)).to(one) for tensor, one in zip(tensors, like, strict=True)]
+        self.loss = loss / weight if weight else self.loss
+        return RoundResult(change, *no_rows(model.W), self.loss, self._traffic, weight > 0)
+
+    def curvature(
+        self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0
+    ) -> tuple[Tensor, Ledger]:
+        shared = pack_encoder(model) | self._every_row(model) | self._compared_rows(model, round_number)
+        shared["direction"] = pack_theta([direction])
+        length = direction.numel() + 1
+        total = self._total(CURVATURE, model, participants, round_number, shared, length, round=round_number)
+        (product,), (weight,) = unflattened(total, [direction.double()])
+        return (product / weight).to(direction), self._traffic
+
+    def sums(self, model: Model, participants: np.ndarray) -> Sums:
+        size, W = model.encoder.width, model.W
+        gram_size = size if self.method.sends_gram else 0
+        half, cross = W.new_zeros(gram_size * (gram_size + 1) // 2), W.new_zeros(size, W.shape[1])
+        length = half.numel() + cross.numel() + 2
+        total = self._total("train.sums", model, participants, 1, self._every_row(model), length)
+        (half, cross), (constant, pairs) = unflattened(total, [half, cross])
+        return Sums(whole_of(half, gram_size), cross, constant, round(pairs), self._traffic)
+
+    def _total(
+        self,
+        kind: str,
+        model: Model,
+        participants: np.ndarray,
+        round_number: int,
+        shared: dict[str, ArrayRecord],
+        length: int,
+        **more: int,
+    ) -> np.ndarray:
+        """Ask until a sum is unmasked. `shared`: the records that are the same for all parties."""
+        self.sums_of.traffic = self._traffic = Ledger()
+        more["label-count"] = self.roster.label_count
+        for attempt in range(ATTEMPTS):
+            labels_of = self._choose(participants, round_number, attempt)
+            content = self._contents(model, labels_of, shared, more)
+            try:
+                every = self._needs_everyone(round_number) or self.method.one_round
+                total, _ = self.sums_of.total(kind, round_number, labels_of, content, length, every)
+                return total
+            except Unfinished as error:
+                self.parties.say(f"round {round_number}: no secure sum: {error}")
+        raise self._too_few(round_number)
+
+    def _contents(
+        self, model: Model, labels_of: LabelsOf, shared: dict[str, ArrayRecord], more: dict[str, int]
+    ) -> Callable[[int], RecordDict]:
+        def content(party: int) -> RecordDict:
+            message = self._content(party, labels_of[party], **more)
+            message.update(shared)
+            message["rows"] = self._own_rows(model, labels_of[party])
+            self._traffic.down += sum(map(record_bytes, shared.values()))
+            return message
+
+        return content
+
+    def _every_row(self, model: Model) -> dict[str, ArrayRecord]:
+        whole = self.method.set_loss is not None and self.settings.client.negatives is None
+        return {ALL_ROWS if whole else EVERY_ROW: pack_all_rows(model.W)}
+
+    def _needed(self, round_number: int) -> tuple[int, str]:
+        needed, because = super()._needed(round_number)
+        if needed >= LEAST_PARTIES:
+            return needed, because
+        return LEAST_PARTIES, " (secure sums are over at least three parties)"
+
+
+class SecureRanking(PartyRanking):
+    """Hits as one sum over all parties that answer."""
+
+    sums_of: MaskedSums
+
+    def using(self, sums: MaskedSums) -> Self:
+        self.sums_of = sums
+        return self
+
+    def compare(self, model: Model, round_number: int, weights: np.ndarray | None = None) -> list[PartyHits]:
+        assert weights is None  # a search, which has no secure sums
+        self.sums_of.traffic = self.traffic = Ledger()
+        labels_of = self._choose(round_number)
+        if len(labels_of) < LEAST_PARTIES:
+            few = f"{len(labels_of)} parties can rank labels, and secure sums need {LEAST_PARTIES}"
+            self.parties.say(f"round {round_number}: {few}")
+            return [PartyHits()]
+        length = len(RANKED_BY) if tells_sizes(self.settings) else len(CUTS)
+        shared = self._shared(model)
+
+        def content(party: int) -> RecordDict:
+            return self._content(party, labels_of[party], shared)
+
+        try:
+            total, survivors = self.sums_of.total(RANK, round_number, labels_of, content, length, False)
+        except Unfinished as error:
+            self.parties.say(f"round {round_number}: no secure sum of hits: {error}")
+            return [PartyHits()]
+        records = self.records.count(survivors)
+        return [PartyHits({OF_ALL: total}, records) if records else PartyHits()]
+
+
+def _size(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

@@ -1,0 +1,40 @@
+"""Messages of secure sums (`fedalc.secure_sums`) on the wire, and what of a question all parties are told alike."""
+
+from __future__ import annotations
+
+from flwr.app import ArrayRecord, RecordDict
+
+from fedalc.deployment.flower.wire import BadMessage, config
+from fedalc.secure_sums import Question, question_digest
+
+STEP = "query.sum"
+RECORD = "sum"  # of a step, and of a question whose answer is masked
+MASKED = "masked"
+EVERY_ROW = "every-row"  # all rows of W, to which the party's own must belong
+_RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent")
+_TASK = ("version", "run", "settings", "share", "search", "round", "label-count")
+_NOT_THE_SUBJECT = ("round",)
+
+
+def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:
+    """Return what the parties are asked. Everything in it is the same for all of them, or their masks do not cancel."""
+    divisor = config(content, RECORD, {"divisor": float})["divisor"]
+    task = content["task"]
+    told = {name: repr(task[name]) for name in _TASK if name in task} | {"divisor": repr(divisor)}
+    records = [part for name in _RECORDS if name in content for part in _parts(content, name)]
+    whole = [f"{name}={value}".encode() for name, value in told.items()]
+    alike = [f"{name}={value}".encode() for name, value in told.items() if name not in _NOT_THE_SUBJECT]
+    return Question(
+        question_digest(kind, *whole, b"", *records), question_digest(kind, *alike, b"", *records), length, bits
+    )
+
+
+def _parts(content: RecordDict, name: str) -> list[bytes]:
+    record = content[name]
+    if not isinstance(record, ArrayRecord):
+        raise BadMessage(f"there are no {name}")
+    parts = [name.encode()]
+    for key in sorted(record):
+        array = record[key]
+        parts += [key.encode(), array.dtype.encode(), repr(tuple(array.shape)).encode(), array.data]
+    return parts
