@@ -159,11 +159,11 @@ def test_check_says_what_to_look_at(run, tmp_path: Path) -> None:  # type: ignor
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-10:] == [
         "worth a look (fedalc trains on the data as they are):",
-        "  train: 1 record without features (all features are 0): 3",
+        "  train: 1 record without features (all features are 0): record 4",
         "    correct or remove them: they all get the same prediction",
-        "  train: 1 record equal to an earlier one, 1 of them with other labels: 2 = 0",
+        "  train: 1 record equal to an earlier one, 1 of them with other labels: record 3 = record 1",
         "    merge the labels of equal records into one record",
-        "  test: 1 record also in train: 0",
+        "  test: 1 record also in train: record 1",
         "    remove them from test: figures on records that were trained on are too good",
         "  1 label only in test or validation: 2",
         "    they are never predicted; move records of them to train, or leave them out",
