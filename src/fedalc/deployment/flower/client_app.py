@@ -26,6 +26,7 @@ from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_ranking import ranked
+from fedalc.deployment.flower.party_scores import SCORES, counted_scores
 from fedalc.deployment.flower.party_texts import check_own, counted_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
 from fedalc.deployment.flower.wire import (
@@ -235,6 +236,20 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     if hinge:
         metrics["loss"] = float(losses.sum()) / pairs
     return RecordDict({"metrics": metrics})
+
+
+@app.evaluate("scores")
+@answers
+def scores(message: Message, context: Context) -> RecordDict:
+    """Score all labels for its held-out records: send how many scores are in each bin, and how many of true labels."""
+    try:
+        counts = counted_scores(Work.read(message, context, on_held_out=True, **{"label-count": int}))
+    except NothingHeldOut:
+        counts = None
+    if counts is None:
+        log.info("no scores counted: too few held-out records would contribute to them")
+        return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
+    return RecordDict({SCORES: counts})
 
 
 @app.evaluate("rank")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -61,6 +61,8 @@ class PartyHits:
 
 class PartyRanking:
     """`traffic`: of the last evaluation. `silent`: the parties without a usable answer to it."""
+
+    kind = RANK
 
     def __init__(self, parties: Parties, census: Census, settings: Experiment, records: HeldOutRecords) -> None:
         self.parties = parties
@@ -115,7 +117,7 @@ class PartyRanking:
         here = self.parties.present(self.roster, round_number, at_least=0)
         clients = np.flatnonzero(self.roster.held_out)
         labels_of = {p: self.roster.labels_of(p, clients) for p in self.records.parties if p in here}
-        awake = self.parties.awake(self.roster, labels_of, RANK, round_number, least=1)
+        awake = self.parties.awake(self.roster, labels_of, self.kind, round_number, least=1)
         return {party: own for party, own in labels_of.items() if party in awake}
 
     def _send(
@@ -127,7 +129,7 @@ class PartyRanking:
         others["absent"] = pack({"labels": self.roster.absent.astype(np.int32)})
         if weights is not None:
             others[WEIGHTS] = pack({WEIGHTS: weights})
-        exchange = self.parties.exchange(RANK, round_number)
+        exchange = self.parties.exchange(self.kind, round_number)
         for party, labels in labels_of.items():
             about = self.census.about(labels) | {"label-count": self.roster.label_count}
             content = RecordDict({"task": task(self.settings, self.census.run, **about), **encoder})
@@ -139,8 +141,15 @@ class PartyRanking:
             if (holders := self.records.holders.get(party)) is not None:
                 content[HOLDERS] = shared = pack({HOLDERS: holders})
                 self.traffic.down += record_bytes(shared)
+            for name, record in self._more(party).items():
+                content[name] = record
+                self.traffic.down += record_bytes(record)
             exchange.send(self.parties.node_of[party], content)
         return exchange
+
+    def _more(self, party: int) -> dict[str, ArrayRecord]:
+        """Return what else the party is told."""
+        return {}
 
 
 def read_hits(
