@@ -31,11 +31,10 @@ HELD_OUT, ENOUGH, MOST_PARTS = 0.2, 3000, 5  # share of train in a part, and the
 FEWEST_RECORDS = 50  # with labels
 
 
-def refusal(settings: Experiment, at_parties: bool = False) -> str | None:
-    """Return why a run gives no probabilities by itself; None if it does. `at_parties`: if parties count scores."""
+def refusal(settings: Experiment) -> str | None:
+    """Return why a run gives no probabilities by itself; None if it does."""
     reasons = (
         (not settings.selection.calibrate, "selection.calibrate is false"),
-        (settings.engine == "flower" and not at_parties, "parties keep their records"),
         (settings.privacy.mechanism is not None, "ε does not cover counts of held-out label sets"),
         (settings.collection.correlations is not None, "label sets come from a collection, which may be private"),
         (distributed.here().count > 1, "several processes shared the training"),

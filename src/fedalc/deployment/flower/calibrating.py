@@ -35,7 +35,7 @@ def why_not(settings: Experiment, census: Census) -> str | None:
         (not tells_sizes(settings), "parties may not know how many labels a record has (client.set_size)"),
         (census.roster.label_count > MOST_LABELS, f"there are more than {MOST_LABELS} labels"),
     )
-    return refusal(settings, at_parties=True) or next((reason for applies, reason in reasons if applies), None)
+    return refusal(settings) or next((reason for applies, reason in reasons if applies), None)
 
 
 class PartyScores(PartyRanking):
