@@ -151,6 +151,8 @@ IDLE = [
     ("method=ovr", "encoder.name", "linear", "mlp"),
     ("text.kind=hashing", "text.most_terms", "5", "7"),
     ("text.kind=vocabulary", "text.buckets", "64", "128"),
+    ("text.kind=vocabulary", "text.terms_per_document", "4", "5"),
+    ("text.kind=hashing text.idf=false", "text.epsilon", "1", "2"),
     ("text.kind=hashing", "text.batch", "2", "3"),
     ("text.encoder=folder", "text.idf", "true", "false"),
     ("method=sleec", "encoder.dim", "4", "7"),

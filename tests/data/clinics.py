@@ -15,9 +15,9 @@ NAMES = [f"label {u}" for u in range(7)]
 HELD = {"east": [0, 1, 4], "north": [0, 1, 2, 3], "south": [2, 3, 5, 6]}  # party → labels; 0 to 3 are shared
 
 
-def union() -> Split:
+def union(records: int = 60) -> Split:
     """Return the records of all parties, all different and each with a label."""
-    split = random_split(60, 20, 7, seed=11)
+    split = random_split(records, 20, 7, seed=11)
     return split.rows(np.flatnonzero((split.labels.getnnz(axis=1) > 0) & (split.features.getnnz(axis=1) > 0)))
 
 

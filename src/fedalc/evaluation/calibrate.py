@@ -115,9 +115,9 @@ def fit_calibration(
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("scores", "labels", "truth", "weights", "log_share")
     )
-    if truth.sum() < FEWEST_POSITIVES or truth.all():
+    if weights[truth].sum() < FEWEST_POSITIVES or truth.all():
         return None
-    knots = np.unique(np.quantile(scores[truth], KNOTS))
+    knots = np.unique(_quantiles(scores[truth], weights[truth]))
     slopes, intercept, by_share = _fit_curve(scores, truth, weights, shares, knots)
     base = intercept + (by_share * log_share if log_share is not None else np.zeros(label_count))
     without = rising_curve(scores, knots, slopes)
@@ -125,6 +125,25 @@ def fit_calibration(
     offsets = (base + _fit_offsets(known, labels, truth, weights, label_count)).astype(np.float32)
     counts = count_at_levels(without + offsets[labels], labels, truth, weights, label_count)
     return Calibration(knots, slopes, offsets, counts, sum(part.records for part in parts))
+
+
+def _quantiles(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the scores at `KNOTS`. A score of weight 3 is three scores.
+
+    >>> scores, weights = np.array([2.0, 1.0, 5.0]), np.array([3.0, 1.0, 2.0])
+    >>> bool((_quantiles(scores, weights) == np.quantile([1.0, 2.0, 2.0, 2.0, 5.0, 5.0], KNOTS)).all())
+    True
+    """
+    if (weights == 1).all():
+        return np.asarray(np.quantile(scores, KNOTS))
+    order = np.argsort(scores)
+    ends = np.cumsum(weights[order])
+    place = np.array(KNOTS) * (ends[-1] - 1)
+    low, high = (
+        scores[order][np.minimum(np.searchsorted(ends, at, side="right"), len(ends) - 1)]
+        for at in (np.floor(place), np.ceil(place))
+    )
+    return np.asarray(low + (high - low) * (place - np.floor(place)))
 
 
 def _fit_curve(

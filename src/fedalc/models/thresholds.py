@@ -2,7 +2,7 @@
 
 A threshold is a level of log-odds. For each level the counts say how many held-out records reach it (`predicted`) and
 how many of these have the label (`hits`). That is enough for F1 and for any precision, and positive-only owners can
-add it up (`evaluation/owner_levels.py`). This module does not import torch.
+add it up (`evaluation/owner_scores.py`). This module does not import torch.
 """
 
 from __future__ import annotations

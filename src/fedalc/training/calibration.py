@@ -35,7 +35,10 @@ def refusal(settings: Experiment) -> str | None:
     """Return why a run gives no probabilities by itself; None if it does."""
     reasons = (
         (not settings.selection.calibrate, "selection.calibrate is false"),
-        (settings.engine == "flower", "parties keep their records"),
+        (
+            settings.engine == "flower" and settings.secure_sums.on,
+            "with secure sums no party counts scores for the server (docs/predictions.md)",
+        ),
         (settings.privacy.mechanism is not None, "ε does not cover held-out records"),
         (settings.collection.correlations is not None, "label sets come from a collection, which may be private"),
         (distributed.here().count > 1, "several processes shared the training"),

@@ -114,13 +114,13 @@ def test_without_the_setting_shared_labels_are_left_out(
     assert census.roster.parties == ("east", "south")  # north claims labels of both
 
 
-def joined(clinics: Path, key: str) -> tuple[Split, np.ndarray]:
-    """Return all records in one place, with labels in the order of pseudonyms, and which of a share of 0.3 are out."""
+def joined(clinics: Path, key: str, share: float = 0.3) -> tuple[Split, np.ndarray]:
+    """Return all records in one place, with labels in the order of pseudonyms, and which of them are held out."""
     data = load_dataset(clinics)
     hasher, whole = Hasher("hmac-sha256", Key.read(key), run=RUN_ID), data.train.in_one_place
     order = byte_order(hasher.labels(data.label_names))
     digests = hasher.instances(canonical_features(whole.features))
-    return Split(whole.features, whole.labels[:, order]), held_out(digests, 0.3)
+    return Split(whole.features, whole.labels[:, order]), held_out(digests, share)
 
 
 def test_parties_measure_what_one_place_would(tmp_path: Path, clinics: Path, nodes: dict[int, dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,13 @@ def test_folders_of_text_files(tmp_path: Path, clinics: Path, nodes: Nodes) -> N
     assert isinstance(found.text, KeyedVocabularyText) and found.feature_count == len(data.text.terms)
     census = Census.load(tmp_path / "run")
     assert census is not None and int(census.roster.counts.sum()) == len(data.train)
+
+
+def test_the_key_of_terms_is_that_of_the_specification() -> None:
+    """docs/collection-format.md, literally."""
+    of_run = hmac.digest(bytes(range(7, 47)), b"fedalc/2/run\0" + RUN_ID.encode(), "sha512")
+    hasher = Hasher("hmac-sha256", Key(bytes(range(7, 47))), run=RUN_ID)
+    assert terms_key(hasher) == hmac.digest(of_run, b"fedalc/1/terms", "sha512")
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -26,6 +26,7 @@ from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
+from fedalc.deployment.flower.party_scores import SCORES, counted_scores
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
 from fedalc.deployment.flower.party_texts import check_own, counted_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
@@ -258,6 +259,23 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     if hinge:
         metrics["loss"] = float(losses.sum()) / pairs
     return RecordDict({"metrics": metrics})
+
+
+@app.evaluate("scores")
+@answers
+def scores(message: Message, context: Context) -> RecordDict:
+    """Score all labels for its held-out records: send how many scores are in each bin, and how many of true labels."""
+    try:
+        work = Work.read(message, context, on_held_out=True, **{"label-count": int})
+        if work.settings.secure_sums.on:
+            raise BadMessage("asks for scores of this party alone, in a run with secure sums")
+        counts = counted_scores(work)
+    except NothingHeldOut:
+        counts = None
+    if counts is None:
+        log.info("no scores counted: too few held-out records would contribute to them")
+        return RecordDict({"metrics": MetricRecord({"num-examples": 0})})
+    return RecordDict({SCORES: counts})
 
 
 @app.evaluate("rank")

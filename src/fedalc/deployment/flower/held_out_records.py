@@ -86,6 +86,10 @@ class HeldOutRecords:
         """Return how many labels each record of the party has, at most 5: what nDCG@5 depends on, and no more."""
         return np.minimum(self.sizes[self._records(party)], DEEPEST).astype(np.uint8)
 
+    def whole_sizes(self, party: int) -> np.ndarray:
+        """Return how many labels each record of the party has, all of them."""
+        return self.sizes[self._records(party)].astype(np.uint32)
+
     def most_hits(self, party: int) -> np.ndarray:
         own = self.own.data[self.own.indptr[party] : self.own.indptr[party + 1]]
         return most_hits(own, self.sizes[self._records(party)])

@@ -47,6 +47,7 @@ BOUNDS = {
     "labels": Bound(1, 10_000_000, "memory: rows of W, where a party compares all labels"),
     "trials": Bound(1, 8, "settings that a search may try in one run, apart from penalties and rounds"),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
+    "calibrations": Bound(1, 1, "models of one run for which a party counts scores in bins: more than hits reveal"),
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
     "sum_lists": Bound(1, 100, "lists of parties whose secure sums are unmasked in one run: two of them differ"),
     "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),

@@ -28,9 +28,9 @@ MOST_WEIGHTINGS = 16  # in one message; a search sends one for each label power
 def ranked(work: Work) -> np.ndarray | None:
     """Return the hits to send, or None if too few held-out records contribute to them."""
     first, own = distinct_records(work)
-    sizes, held = _told(work, own)
+    sizes, held = told(work, own)
     if work.settings.clients == "parties":
-        own = _counted(work, own)
+        own = counted_parts(work, own)
     model, weights = work.model_of_all_labels(), _weights(work)
     _check_rankings(work, weights)
     weightings = [None] if weights is None else list(weights)
@@ -45,7 +45,7 @@ def ranked(work: Work) -> np.ndarray | None:
             scorer.W = model.W if weight is None else model.W * torch.from_numpy(weight).to(model.W)[:, None]
             top = scorer.top(DEEPEST)[0].numpy()
             hits[number] += count_hits(top, own[rows], None if sizes is None else sizes[rows])
-            influence[number, rows] = _own_scores(scorer, own[rows])
+            influence[number, rows] = own_influence(scorer, own[rows])
     if not all(enough_measured(each, work.limits.fewest) for each in influence):
         return None
     return hits[0] if weights is None else hits
@@ -84,7 +84,7 @@ def distinct_records(work: Work) -> tuple[np.ndarray, csr_matrix]:
     return first, own
 
 
-def _told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
+def told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
     """Return how many labels, at most 5, each held-out record has, if the server tells parties; and which labels have
     a client: only these are ranked. Both, and the labels that the question is about, may not change during a run: two
     answers could differ by one record's part."""
@@ -105,7 +105,7 @@ def _told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
     return sizes, held
 
 
-def _counted(work: Work, own: csr_matrix) -> csr_matrix:
+def counted_parts(work: Work, own: csr_matrix) -> csr_matrix:
     """Return `own` with the part of each hit that the party counts: 1/h if h parties have the record with the label."""
     own.sort_indices()
     holders = read_holders(work.message.content, own.nnz)
@@ -119,15 +119,20 @@ def _counted(work: Work, own: csr_matrix) -> csr_matrix:
 def _check_rankings(work: Work, weights: np.ndarray | None) -> None:
     """Limit the models that a run has the party rank labels with. The same one may be sent again. Each weighting of
     the labels makes another model."""
-    records = (work.message.content.get(name) for name in ("theta", "statistics", "all-rows"))
-    arrays = (array for record in records if isinstance(record, ArrayRecord) for array in record.values())
-    model = fingerprint(*(array.data for array in arrays))
+    model = model_digest(work)
     models = [model] if weights is None else [fingerprint(model.encode(), weight.tobytes()) for weight in weights]
     for each in models:
         check_asked(work.context, work.question["run"], "ranked", each, partial(work.limits.check, "rankings"))
 
 
-def _own_scores(scorer: Scorer, own: csr_matrix) -> np.ndarray:
+def model_digest(work: Work) -> str:
+    """Return a digest of the model that the message brings."""
+    records = (work.message.content.get(name) for name in ("theta", "statistics", "all-rows"))
+    arrays = (array for record in records if isinstance(record, ArrayRecord) for array in record.values())
+    return fingerprint(*(array.data for array in arrays))
+
+
+def own_influence(scorer: Scorer, own: csr_matrix) -> np.ndarray:
     """Return Σ |g(x)ᵀw_u| over the party's labels of each record: how much the record contributes."""
     pairs, labels = own.tocoo(), np.unique(own.indices)
     with torch.no_grad():

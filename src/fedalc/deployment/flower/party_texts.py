@@ -160,7 +160,7 @@ def _kept(context: Context, run: str, name: str) -> Agreement | None:
 
 def _file(context: Context, run: str, name: str) -> Path | None:
     folder = context.node_config.get("state")
-    return None if folder is None else Path(str(folder)) / "runs" / f"{run}.{name}.npz"
+    return None if folder is None else Path(str(folder)) / "runs" / f"{run or '_none'}.{name}.npz"
 
 
 class KeptRows(TextFeatures):

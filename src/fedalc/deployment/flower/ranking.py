@@ -62,6 +62,8 @@ class PartyHits:
 class PartyRanking:
     """`traffic`: of the last evaluation. `silent`: the parties without a usable answer to it."""
 
+    kind = RANK
+
     def __init__(self, parties: Parties, census: Census, settings: Experiment, records: HeldOutRecords) -> None:
         self.parties = parties
         self.census = census
@@ -115,7 +117,7 @@ class PartyRanking:
         here = self.parties.present(self.roster, round_number, at_least=0)
         clients = np.flatnonzero(self.roster.held_out)
         labels_of = {p: self.roster.labels_of(p, clients) for p in self.records.parties if p in here}
-        awake = self.parties.awake(self.roster, labels_of, RANK, round_number, least=1)
+        awake = self.parties.awake(self.roster, labels_of, self.kind, round_number, least=1)
         return {party: own for party, own in labels_of.items() if party in awake}
 
     def _send(
@@ -125,7 +127,7 @@ class PartyRanking:
         shared = self._shared(model)
         if weights is not None:
             shared[WEIGHTS] = pack({WEIGHTS: weights})
-        exchange = self.parties.exchange(RANK, round_number)
+        exchange = self.parties.exchange(self.kind, round_number)
         for party, labels in labels_of.items():
             exchange.send(self.parties.node_of[party], self._content(party, labels, shared))
         return exchange
@@ -145,7 +147,14 @@ class PartyRanking:
         if (holders := self.records.holders.get(party)) is not None:
             content[HOLDERS] = held = pack({HOLDERS: holders})
             self.traffic.down += record_bytes(held)
+        for name, record in self._more(party).items():
+            content[name] = record
+            self.traffic.down += record_bytes(record)
         return content
+
+    def _more(self, party: int) -> dict[str, ArrayRecord]:
+        """Return what else the party is told."""
+        return {}
 
 
 def read_hits(

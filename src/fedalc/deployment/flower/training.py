@@ -9,6 +9,7 @@ from typing import Self
 from fedalc.config.experiment import Experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.data.dataset import Split
+from fedalc.deployment.flower.calibrating import PartyScores, why_not
 from fedalc.deployment.flower.census import Census, who_is_in
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.engine import FlowerEngine
@@ -23,12 +24,14 @@ from fedalc.evaluation.evaluate import evaluate
 from fedalc.labels.privacy.accounts import deployment_account
 from fedalc.labels.privacy.ledger import Account
 from fedalc.methods import Method
+from fedalc.models.calibration import Calibration
 from fedalc.models.model import Model
 from fedalc.models.trained import TrainedModel
 from fedalc.runs import history
 from fedalc.runs.folder import CENSUS
 from fedalc.runs.result import Result, versions
 from fedalc.training.base import Callback
+from fedalc.training.calibration import summary
 from fedalc.training.federated import FederatedTraining, begin_training
 from fedalc.training.reasons import AT_PARTIES, why_round
 from fedalc.training.selection import Training
@@ -125,6 +128,18 @@ class PartyTraining(Training):
         if len(self.dataset.test):
             metrics = {f"test {name}": value for name, value in metrics.items()}
         self._record(loss, metrics, self.federated.averaged_model())
+
+    def _calibrated(self, interrupt: Interrupt) -> Calibration | None:
+        """Return what turns scores into probabilities, from the parties' held-out records."""
+        if (reason := why_not(self.settings, self.census)) is not None:
+            self.calibration = {"left_out": reason}
+            return None
+        assert self.census.ranking is not None
+        scores = PartyScores(self.parties, self.census, self.settings, self.census.ranking)
+        calibration = scores.calibration(self._kept_model(), self.kept_round)
+        self.federated.ledger.add(scores.traffic)
+        self.calibration = summary(calibration)
+        return calibration
 
     def result(self, trained: TrainedModel) -> Result:
         result = super().result(trained)
