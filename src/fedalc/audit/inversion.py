@@ -52,9 +52,7 @@ class Question:
 QUESTIONS = (
     Question("hinge, round 1", "the first change of θ with the paper's loss (fedalc)", ("method=fedalc",)),
     Question("hinge, rounds 8-10", "three later changes, taken together", ("method=fedalc",), 10, 8),
-    Question(
-        "square, round 1", "the first of fedalc-exact, from θ = 0: a label's mean record", ("method=fedalc-exact",)
-    ),
+    Question("square, round 1", "the first of fedalc-exact, from θ = 0: a label's mean", ("method=fedalc-exact",)),
     Question("square, rounds 1-3", "its first three changes, taken together", ("method=fedalc-exact",), 3),
     Question(
         "one round of sums",
