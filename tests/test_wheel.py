@@ -131,7 +131,7 @@ def test_train_predict_compare_and_report(home: Path) -> None:
     fedalc(home, "train", "--dataset", "demo", "--method", "fedalc", "--epsilon", "1", "--name", "private", *few)
     fedalc(home, "report", "runs/mine")
     fedalc(home, "privacy")
-    fedalc(home, "audit", "demo")
+    fedalc(home, "audit", "demo", "--what", "collection,membership", "--records", "200")
 
 
 def test_what_there_is(home: Path) -> None:

@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.audit.answers import ALONE, PARTY, RULE, SUM, CuriousServer, Notes, deal
 from fedalc.audit.inversion import QUESTIONS, Inversion, Question, _Asked, invert
-from fedalc.audit.reconstruct import matched
+from fedalc.audit.reconstruct import matched, reconstruct
 from fedalc.audit.targets import Target, choose_targets
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
@@ -162,7 +162,30 @@ def test_labels_are_dealt_once() -> None:
     assert len(deal(np.arange(2), 5, 0)) == 2
 
 
+def test_without_flower_the_rule_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.audit.answers.find_spec", lambda name: None)
+    (row,) = invert(DEMO.train, DEMO.label_names, questions=[SQUARE], sizes=(1,)).rows
+    assert set(row.cells) == {ALONE, PARTY, SUM} and row.cells[ALONE].cosine > 0.9999999
+
+
 def test_too_many_features_for_sums_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedalc.audit.inversion.LARGEST_GRAM", 10)
     result = invert(DEMO.train, DEMO.label_names, questions=[SUMS], sizes=(1,))
     assert result.rows == () and "one round of sums: left out, 400 features" in result.notes[0]
+
+
+@pytest.mark.long
+def test_secret_rows_do_not_hide_the_sum_of_a_label_with_one_record() -> None:
+    """Label sums times an unknown rotation, as a server sees the sum of a one-round method with embeddings.secret.
+    Independent components find labels with one record; the best of as many other records is no close guess."""
+    demo = make_demo()
+    data, targets = choose_targets(demo.train, demo.label_names, sizes=(1,), each=3)
+    X, random = data.features, np.random.default_rng(0)
+    sums = (X.T @ data.labels).toarray()
+    rotation = np.linalg.qr(random.normal(size=(sums.shape[1], sums.shape[1])))[0]
+    guesses = reconstruct([(sums @ rotation).astype(np.float32)], sums.shape[1])
+    for target in targets:
+        x = X[target.records].toarray()[0] / np.linalg.norm(X[target.records].toarray())
+        others = X[random.choice(X.shape[0], len(guesses))].toarray()
+        by_chance = np.abs(others @ x / np.linalg.norm(others, axis=1)).max()
+        assert np.abs(guesses @ x).max() > 0.9 > by_chance + 0.3

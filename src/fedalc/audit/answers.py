@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -24,6 +25,11 @@ from fedalc.models.model import Model
 
 ALONE, RULE, PARTY, SUM = "alone", "rule", "party", "sum"
 VIEWS = (ALONE, RULE, PARTY, SUM)
+
+
+def known_views() -> tuple[str, ...]:
+    """Return the views that can be tried here: the parties' rule comes with Flower."""
+    return VIEWS if find_spec("flwr") else tuple(view for view in VIEWS if view != RULE)
 
 
 def summed(answers: Sequence[Tensor]) -> Tensor:
@@ -132,9 +138,9 @@ class CuriousServer(Engine):
 
 def careful_engine(federation: Federation, method: Method, settings: Experiment, fewest: int) -> ClientsEngine | None:
     """Return the engine of a party with its rule of `fewest` contributing records. None without Flower."""
-    try:
-        from fedalc.deployment.flower.contributions import CarefulEngine
-        from fedalc.deployment.flower.limits import Limits
-    except ModuleNotFoundError:
+    if RULE not in known_views():
         return None
+    from fedalc.deployment.flower.contributions import CarefulEngine
+    from fedalc.deployment.flower.limits import Limits
+
     return CarefulEngine(federation, method, settings, Limits(fewest=fewest), record_numbers(federation.features))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedalc.audit.answers import VIEWS, CuriousServer, Notes, deal
+from fedalc.audit.answers import CuriousServer, Notes, deal, known_views
 from fedalc.audit.notes import Mixtures
 from fedalc.audit.reconstruct import by_chance, matched
 from fedalc.audit.targets import SIZES, Target, choose_targets
@@ -52,9 +52,7 @@ class Question:
 QUESTIONS = (
     Question("hinge, round 1", "the first change of θ with the paper's loss (fedalc)", ("method=fedalc",)),
     Question("hinge, rounds 8-10", "three later changes, taken together", ("method=fedalc",), 10, 8),
-    Question(
-        "square, round 1", "the first of fedalc-exact, from θ = 0: a label's mean record", ("method=fedalc-exact",)
-    ),
+    Question("square, round 1", "the first of fedalc-exact, from θ = 0: a label's mean", ("method=fedalc-exact",)),
     Question("square, rounds 1-3", "its first three changes, taken together", ("method=fedalc-exact",), 3),
     Question(
         "one round of sums",
@@ -165,14 +163,14 @@ class _Asked:
         X, random = self.data.features, numpy_generator(self.seed, "audit chance")
         mean = np.asarray(X.mean(axis=0)).ravel()
         for size in dict.fromkeys(len(target.records) for target in self.targets):
-            cosines: dict[str, list[float]] = {view: [] for view in VIEWS}
+            cosines: dict[str, list[float]] = {view: [] for view in known_views()}
             chance = []
             for target in (target for target in self.targets if len(target.records) == size):
                 records = X[target.records].toarray()
                 others = np.setdiff1d(np.arange(X.shape[0]), target.records)
                 drawn = [X[random.choice(others, size)].toarray() for _ in range(DRAWS if len(others) else 0)]
                 chance.append(by_chance(records, drawn, mean))
-                for view in VIEWS:
+                for view in cosines:
                     cosines[view] += matched(notes.guess(target, view), records).tolist()
             cells = {view: _cell(found) for view, found in cosines.items()}
             yield Row(size, self.question.name, cells, float(np.mean(chance)))

@@ -211,7 +211,7 @@ def _sizes(found: Inversion, size: int) -> str:
     cut = sum(target.had > size for target in targets)
     plural = "record" if size == 1 else "records"
     text = f"\n{len(targets)} label{'' if len(targets) == 1 else 's'} with {size} {plural}"
-    return text + (f" ({cut} of them cut down to {size}: no label has so few)" if cut else "")
+    return text + (f" ({cut} of them cut down to {size}: no other label has so few)" if cut else "")
 
 
 def _inversion_table(found: Inversion, size: int, fewest: int) -> Table:
@@ -260,7 +260,7 @@ def _membership(
         attacked = attack_model(str(run), TrainedModel.load(run / "model"), load_dataset(candidates, data_dir))
         rows.append(attacked)
         figures["run"] = asdict(attacked)
-    console.print("\nWhether a record was in the training data: what someone who has the model can tell")
+    console.print("\nWhich records a model was trained on: what someone who has it can tell")
     console.print(_membership_table(rows))
     console.print(f"\nEach model was trained on half of {found.records:,} records, and attacked with all of them.")
     if found.of_records > found.records:
