@@ -130,7 +130,7 @@ def test_a_bad_reply_is_left_out_of_its_round(
     assert f"round 2: party {BAD} left out: {reason}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("weights", ["samples", pytest.param("uniform", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", ["fedalc", "flag", "fedmlh", "fedalc-fixed"])
 def test_every_kind_of_method_goes_on_without_a_party(
     tmp_path: Path, train: Split, parties: Nodes, method: str, weights: str

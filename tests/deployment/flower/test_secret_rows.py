@@ -87,7 +87,7 @@ def assert_as_simulated(
     torch.testing.assert_close(with_key(found, parties).model.W, expected.W, **CLOSE)
 
 
-@pytest.mark.parametrize("dim", [4, 8])
+@pytest.mark.parametrize("dim", [8, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_losses_over_all_labels(tmp_path: Path, train: Split, parties: Nodes, loss: str, dim: int) -> None:
     """With 8 dimensions the server's rows are axes, which it sends as numbers; those of the parties are not."""
@@ -95,7 +95,7 @@ def test_losses_over_all_labels(tmp_path: Path, train: Split, parties: Nodes, lo
     assert_as_simulated(tmp_path / "run", train, parties, "fedalc-exact", settings)
 
 
-@pytest.mark.parametrize("design", ["linear", "constant"])
+@pytest.mark.parametrize("design", ["constant", pytest.param("linear", marks=pytest.mark.long)])
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_newton_steps(tmp_path: Path, train: Split, parties: Nodes, loss: str, design: str) -> None:
     newton = {"client.loss": loss, "server.optimizer": "newton", "server.newton_rounds": 2, "server.ridge": 0.3}
