@@ -149,6 +149,7 @@ IDLE = [
     ("method=ovr", "clients", "labels", "users"),
     ("method=ovr", "rounds", "3", "5"),
     ("method=ovr", "encoder.name", "linear", "mlp"),
+    ("method=fedavg-fixed", "server.least_holders", "1", "3"),
     ("text.kind=hashing", "text.most_terms", "5", "7"),
     ("text.kind=vocabulary", "text.buckets", "64", "128"),
     ("text.kind=vocabulary", "text.terms_per_document", "4", "5"),

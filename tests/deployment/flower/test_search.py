@@ -224,7 +224,7 @@ def test_the_final_training_goes_on_without_a_search(tmp_path: Path, parties: No
     result, tried = read(folder)
     assert (folder / "tuning.jsonl").read_text(encoding="utf-8") == before
     assert [Trial.model_validate(trial) for trial in result["tuning"]["tried"]] == tried
-    assert {kind for _, kind, _ in again.asked} <= {"query.hello", RANK}, "the round was saved"
+    assert {kind for _, kind, _ in again.asked} <= {"query.hello", RANK, "evaluate.scores"}, "the round was saved"
 
 
 def test_the_chosen_settings_train_on_all_records(
