@@ -99,12 +99,13 @@ def test_when_there_are_none(
     assert why in read_result(tmp_path / "run")["calibration"]["left_out"]
 
 
-def test_a_party_that_refuses(tmp_path: Path, nodes: Nodes) -> None:
+@pytest.mark.parametrize("bound", ["calibrations", "rankings"])
+def test_a_party_that_refuses(tmp_path: Path, nodes: Nodes, bound: str) -> None:
     """Its labels have no threshold of their own: others score its records, but only it knows the hits."""
-    nodes[7]["allow"] = "calibrations=0"
+    nodes[7]["allow"] = f"{bound}=0"
     model = trained(LocalGrid(nodes), tmp_path / "run")
     why = [reason for _, party, reason in notes(tmp_path / "run") if party == "south"]
-    assert any("calibrations = 1 is outside 1 to 0" in reason for reason in why)
+    assert f"{bound} = 1 is outside 1 to 0" in why[-1]
     assert model.calibration is not None
     census = Census.load(tmp_path / "run")
     assert census is not None

@@ -27,6 +27,7 @@ MOST_LABELS = 4096
 
 def counted_scores(work: Work) -> ArrayRecord | None:
     """Return the counts to send, or None if too few held-out records contribute to them."""
+    work.limits.check("rankings", 1)  # a party that refuses to rank does not do this either
     if work.all_label_count > MOST_LABELS:
         raise BadMessage(f"asks for the scores of {work.all_label_count} labels, more than {MOST_LABELS}")
     first, own = distinct_records(work)
