@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
@@ -136,7 +136,7 @@ class Federation:
 
     def holder_counts(self) -> np.ndarray:
         """Return how many parties have a record with each feature: a sum over parties of zeros and ones."""
-        party = numbered(self.party_of.tolist())[self.held.indices]
+        party = np.unique(self.party_of, return_inverse=True)[1][self.held.indices]
         ones = np.ones(len(party), dtype=np.int32)
         records = csr_matrix((ones, party, self.held.indptr), (self.held.shape[0], int(party.max()) + 1))
         return np.asarray((records.T @ (self.features != 0).astype(np.int32)).tocsr().getnnz(axis=0))
@@ -209,7 +209,7 @@ def form_clients(
     return Federation(train.features, train.labels, users=numbered(train.users), parts=parts)
 
 
-def numbered(names: Sequence[Any]) -> np.ndarray:
+def numbered(names: Sequence[str]) -> np.ndarray:
     """Return a number for each name, in their order. (A numpy array of names would pad each to the longest.)"""
     number = {name: at for at, name in enumerate(sorted(set(names)))}
     return np.array([number[name] for name in names])
