@@ -22,11 +22,13 @@ import fedalc
 from fedalc.data.dataset import Dataset
 from fedalc.labels.collection.buckets import Tables
 from fedalc.labels.collection.keys import Key
+from fedalc.labels.collection.psi import Traffic, intersection_size
 from fedalc.labels.correlations import Correlations
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.training.federated import knowledge_for
 
 KEYS = 3
+MOST_PAIRS, SAMPLED = 5000, 400
 
 
 def main() -> None:
@@ -89,19 +91,44 @@ def cost(data: Dataset) -> None:
 
 
 def psi(data: Dataset) -> None:
-    """Print what private set intersection of all pairs of labels takes, and check it against the join."""
-    joined = learnt(data, {}, method="fedalc")
+    """Print what private set intersection of all pairs of labels takes, checked against the join. With many pairs, of a
+    random sample."""
+    joined = learnt(data, {}, method="fedalc").labels
+    assert isinstance(joined, Correlations)
+    labels = np.flatnonzero(joined.counts)
+    pairs = len(labels) * (len(labels) - 1) // 2
+    if pairs > MOST_PAIRS:
+        sampled_psi(data, joined, labels, pairs)
+        return
     began = time.process_time()
     known = learnt(data, {"by": "psi"}, method="fedalc")
     seconds = time.process_time() - began
-    assert isinstance(known.labels, Correlations) and isinstance(joined.labels, Correlations)
-    assert (known.labels.together != joined.labels.together).nnz == 0
-    assert (known.labels.counts == joined.labels.counts).all()
-    pairs, records = known.collection["intersections"], known.labels.instances
-    _row(f"{len(known.labels.counts)} labels", f"{pairs:,} intersections; {seconds:,.0f} processor seconds")
+    assert isinstance(known.labels, Correlations) and known.collection["intersections"] == pairs
+    assert (known.labels.together != joined.together).nnz == 0 and (known.labels.counts == joined.counts).all()
+    _row(f"{len(labels)} labels", f"{pairs:,} intersections; {seconds:,.0f} processor seconds")
     sent = known.bytes_up
     _row("", f"{1e3 * seconds / pairs:.1f} ms and {sent / pairs / 1e3:.1f} kB each; {sent / 1e6:,.1f} MB in all")
-    _row("", f"equal to the join; N {records} by a sum, {joined.labels.instances} by the join")
+    _row("", f"equal to the join; N {known.labels.instances} by a sum, {joined.instances} by the join")
+
+
+def sampled_psi(data: Dataset, joined: Correlations, labels: np.ndarray, pairs: int) -> None:
+    by_label, random = data.train.labels.tocsc(), np.random.default_rng(0)
+
+    def elements(label: int) -> frozenset[str]:
+        rows = by_label.indices[by_label.indptr[label] : by_label.indptr[label + 1]]
+        return frozenset(f"{row:032x}" for row in rows)  # as long as a digest
+
+    taken, sent = np.zeros(SAMPLED), np.zeros(SAMPLED)
+    for number in range(SAMPLED):
+        u, v = random.choice(labels, 2, replace=False)
+        traffic, began = Traffic(), time.process_time()
+        assert intersection_size(elements(u), elements(v), traffic) == joined.together[u, v]
+        taken[number], sent[number] = time.process_time() - began, traffic.bytes
+    each, error = taken.mean(), taken.std(ddof=1) / np.sqrt(SAMPLED)
+    _row(f"{len(labels)} labels", f"{SAMPLED} of {pairs:,} pairs, drawn at random, equal to the join")
+    _row("", f"{1e3 * each:.1f} ± {1e3 * error:.1f} ms and {sent.mean() / 1e3:.1f} kB each")
+    size = pairs * sent.mean() / 1e6
+    _row("", f"so all take {pairs * each:,.0f} ± {pairs * error:,.0f} processor seconds, {size:,.0f} MB")
 
 
 def learnt(

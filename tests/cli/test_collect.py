@@ -273,3 +273,18 @@ def test_labels_that_nobody_holds_need_no_counts(place: Path) -> None:
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
     run("collect", "server", "a.msg", "--out", "correlations")
     assert "missing_labels" not in run_result("with", "--correlations", "correlations", "--key", "key")["collection"]  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_collection_by_sums_for_train_and_compare(place: Path) -> None:
+    common = ("--dataset", "data", "-q", "--set", "encoder.dim=8", "--collection")
+    for by in ("join", "sums"):
+        run("train", "--method", "fedalc-oneshot", "--name", by, *common, by)
+    join_, sums = (json.loads((place / "runs" / by / "result.json").read_text()) for by in ("join", "sums"))
+    assert sums["metrics"] == join_["metrics"] and sums["collection"]["by"] == "sums"
+    assert 'by = "sums"' in (place / "runs" / "sums" / "config.toml").read_text()
+    with pytest.raises(FedalcError, match="fedalc-fixed learns from how often labels occur together"):
+        run("compare", "--methods", "fedalc-fixed,fedalc-oneshot", *common, "sums")
+    run("compare", "--methods", "fedalc-oneshot", "--name", "one", *common, "sums")
+    compared = json.loads((place / "runs" / "one" / "fedalc-oneshot-s0" / "result.json").read_text())
+    assert compared["metrics"] == sums["metrics"]

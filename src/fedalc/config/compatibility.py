@@ -216,6 +216,7 @@ def _check_oracle(settings: Experiment) -> None:
     label_settings = {
         "privacy.mechanism": settings.privacy.mechanism,
         "collection.correlations": settings.collection.correlations,
+        "collection.by": None if settings.collection.by == "join" else settings.collection.by,
         "embeddings.secret": settings.embeddings.secret or None,
         "secure_sums.on": settings.secure_sums.on or None,
     }

@@ -109,7 +109,7 @@ def test_training_by_psi_is_training_by_the_join_but_for_the_estimate_of_N(metho
 def test_many_labels_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedalc.labels.collection.psi.intersection_size", lambda *_: 0)
     sets = {label: {label: frozenset(f"{label} {i}" for i in range(60))} for label in range(600)}
-    with pytest.warns(UserWarning, match="of 600 labels takes about 1 hours"):
+    with pytest.warns(UserWarning, match="of 600 labels takes about 2 hours"):
         pair_counts(sets, 600)
 
 

@@ -115,7 +115,7 @@ def test_a_pair_at_several_parties_counts_once() -> None:
 
 
 def test_many_parties_with_the_same_pair() -> None:
-    """Parts of more than 32 holders are rounded, and still add up."""
+    """Parts of more than 24 holders are rounded, and still add up."""
     rows, parties = [[1, 1]] * 50 + [[1, 0]] * 7, [*range(50), *range(50, 57)]
     sums = counted(rows, [3] * 57, parties)
     assert sums.set_sizes is not None and sums.holders is not None
@@ -232,6 +232,7 @@ def test_the_same_settings_give_the_same_collisions_and_a_key_file_gives_others(
     [
         ({"method": "fedalc"}, "collection.by: fedalc learns from how often labels occur together"),
         ({"method": "fedalc-fixed"}, "collection.by: fedalc-fixed learns from how often"),
+        ({"method": "ovr"}, "collection.by: ovr is centralised"),
         ({"collection": {"algorithm": "sha256"}}, "collection.by: sha256 uses no key"),
         ({"client": {"set_size": "expected"}, "privacy": {"epsilon": 1.0}}, "collection.by: noise needs label sets"),
         ({"engine": "flower"}, "collection.by: real parties collect by join"),

@@ -26,8 +26,8 @@ from fedalc.labels.collection.simulate import hashed
 from fedalc.labels.collection.sums import FEWEST_BUCKETS, Exchange, Held, added, simulated_hasher
 from fedalc.labels.correlations import Correlations, count_type
 
-SECONDS_PER_POINT = 1e-4
-"""One core takes about this long for one instance in one of the four steps of an intersection."""
+SECONDS_PER_POINT, SECONDS_PER_PAIR = 1e-4, 8e-3
+"""About how long one core takes for one instance in one of the four steps of an intersection, and for new keys."""
 _LONG = 3600.0
 
 Sets = dict[int, dict[int, frozenset[str]]]
@@ -147,7 +147,8 @@ def _library() -> Any:
 
 
 def _note_if_long(owned: Sets) -> None:
-    seconds = SECONDS_PER_POINT * sum(_points(owned))
+    pairs = len(owned) * (len(owned) - 1) // 2
+    seconds = SECONDS_PER_POINT * sum(_points(owned)) + SECONDS_PER_PAIR * pairs
     if seconds > _LONG:
         warnings.warn(
             f"private set intersection of {len(owned):,} labels takes about {seconds / 3600:.0f} hours of one core; "

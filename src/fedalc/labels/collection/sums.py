@@ -28,7 +28,7 @@ from fedalc.labels.collection.simulate import hashed
 SetSize = Literal["exact", "expected", "ignored"]
 Sum = Callable[[Iterable[np.ndarray]], np.ndarray]
 """Adds up the parties' vectors, modulo 2^64. All that the server sees of them is the result."""
-_MOST_EXACT_HOLDERS = 32  # lcm(1, …, 32) is below 2^48
+_MOST_EXACT_HOLDERS = 24  # lcm(1, …, 24) is below 2^33, so that n up to 2^31 fits
 FEWEST_BUCKETS = 4096  # to estimate the number of records to 1 %
 
 
