@@ -195,7 +195,7 @@ def _inversion(
     console.print("Who answers:")
     console.print("  alone      a party with this label only, without any rule")
     console.print(f"  fewest {fewest:<3} the same, with the party's own rule (deploy party --fewest)")
-    console.print(f"  party      one of {found.parties} parties, with about {each} labels: what the server sees today")
+    console.print(f"  party      one of {found.parties} parties, with about {each} labels, as the server sees it")
     console.print("  sum        all parties together: what secure sums leave")
     console.print("What the server asks for:")
     for question in inversion.QUESTIONS:
@@ -264,9 +264,9 @@ def _membership(
     console.print(_membership_table(rows))
     console.print(f"\nEach model was trained on half of {found.records:,} records, and attacked with all of them.")
     if found.of_records > found.records:
-        console.print(f"(There are {found.of_records:,}: trained on more, a model remembers less of each.)")
+        console.print(f"(There are {found.of_records:,} in all; --records sets how many are used.)")
     console.print("AUC with its 95 % interval (0.5 is chance), and the part of the members that is")
-    console.print("found if 1 % or 0.1 % of the other records may be taken for members. The attacks:")
+    console.print("found if 1 % or 0.1 % of the other records may be taken for members. Attacks:")
     console.print("  own scores        the scores of the record's own labels")
     console.print(f"  likelihood ratio  these, beside {found.shadows} shadow models, half of them trained with it")
     if run is not None:
