@@ -36,6 +36,7 @@ def swept(folder: Path, ridges: list[float] = RIDGES, **keys: Any) -> fedalc.Swe
     return fedalc.sweep({"server.ridge": ridges}, folder=folder, **keys)
 
 
+@pytest.mark.usefixtures("figures")
 def test_the_best_by_validation_is_trained_and_tested(tmp_path: Path) -> None:
     data = small_dataset(instances=120)
     done = swept(tmp_path / "sweep", dataset=data)
