@@ -33,6 +33,7 @@ from tests.deployment.flower.problem import (
     notes,
     run,
 )
+from tests.deployment.flower.test_resume import Crash, crash_in, renamed
 
 FIXED = {key: value for key, value in SETTINGS.items() if not key.startswith("regularizer")}
 NEWTON = LINEAR | {"client.loss": "logistic", "server.optimizer": "newton", "encoder.constant": 0.5}
@@ -330,3 +331,19 @@ def test_a_step_in_a_run_without_secure_sums_is_refused(parties: Nodes) -> None:
     grid.push_messages([Message(RecordDict({"task": question, RECORD: ConfigRecord({"keys": 1})}), 101, "query.sum")])
     (reply,) = grid.pull_messages(list(grid.sent))
     assert "in a run without them" in str(reply.error.reason)
+
+
+@pytest.mark.parametrize("kind", ["train", "query.sum"])
+def test_a_stopped_run_goes_on_to_the_same_bits(kind: str, parties: Nodes, tmp_path: Path) -> None:
+    """The server crashes while it asks in round 2, or while it asks to unmask; its parties remember, and have other
+    nodes afterwards."""
+    kept = {node: config | {"state": str(tmp_path / f"state {node}")} for node, config in parties.items()}
+    method, settings = CASES["mlp"]
+    whole, _ = trained(parties, tmp_path / "whole", "mlp")
+    grid = LocalGrid(kept)
+    crash_in(grid, kind, 2)
+    with pytest.raises(Crash):
+        run(grid, tmp_path / "run", asked(method, settings, **ON))
+    again = {"resume": True, "wait": 5.0, "round-timeout": 5.0, "num-parties": 4}
+    resumed = run(LocalGrid(renamed(kept)), tmp_path / "run", again)
+    assert all(map(torch.equal, theta(resumed), theta(whole)))

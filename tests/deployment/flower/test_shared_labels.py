@@ -213,3 +213,14 @@ def test_the_setting_reaches_the_parties(tmp_path: Path, nodes: dict[int, dict[s
     run(grid, tmp_path / "run", for_three("fedalc-oneshot", SQUARE))
     task = grid.pushed[0].content["task"]
     assert isinstance(task, ConfigRecord) and '"clients": "parties"' in str(task["settings"])
+
+
+@pytest.mark.parametrize("case", ["exact, cg", "exact, newton", "oneshot"])
+def test_by_secure_sums_too(tmp_path: Path, nodes: dict[int, dict[str, Any]], case: str) -> None:
+    method, settings = CASES[case]
+    models = [
+        run(LocalGrid(nodes), tmp_path / secure, for_three(method, settings, **{"secure-sums": secure})).model
+        for secure in ("off", "on")
+    ]
+    for plain, masked in zip(models[0].theta, models[1].theta, strict=True):
+        torch.testing.assert_close(masked, plain, rtol=1e-6, atol=1e-8)
