@@ -105,6 +105,8 @@ def test_what_is_refused(folder: Path) -> None:
 
 def test_texts_without_known_words_are_noted(folder: Path) -> None:
     assert "no word that the model knows" in run("predict", "run", "quantum chromodynamics", cwd=folder).stderr
+    assert predicted(folder, "quantum") == predicted(folder, "quantum", "--top", "1"), "equal scores have one order"
+    assert "the text is empty" in run("predict", "run", "", cwd=folder, code=2).stderr
     (folder / "half.txt").write_text("corn\n\n")
     assert "1 of 2 texts have no word" in run("predict", "run", "half.txt", cwd=folder).stderr
 

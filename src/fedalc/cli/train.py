@@ -72,6 +72,8 @@ def train(
 
     first = started_as().rank == 0  # of several processes, the one that prints
     console = Console(quiet=not first)
+    if settings.dataset == "demo" and "dataset" not in asked and resume is None and not options.quiet:
+        console.print("dataset: demo, the embedded texts (yours: --dataset FILE)", highlight=False)
     trackers = make_callbacks(options.callback, options.track) if first else []
     title = "fedalc" if settings.tuning.search else settings.method
     followers = make_progress(console, title, options.quiet or not first)

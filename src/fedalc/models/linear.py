@@ -89,9 +89,7 @@ class LinearScorer:
         parts = blocks(count, 24 * (label_count + self._model.theta.shape[1]), DEFAULT_BUDGET)
         for rows in watched("instances ranked", parts, count, lambda part: part.stop - part.start):
             scores = self.of_instances(rows)
-            best = np.argpartition(-scores, min(k, label_count - 1), axis=1)[:, :k]
-            order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
-            index[rows] = np.take_along_axis(best, order, axis=1)
+            index[rows] = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # of equal scores, the first label
             value[rows] = np.take_along_axis(scores, index[rows], axis=1)
         return index, value
 

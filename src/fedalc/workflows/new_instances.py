@@ -48,7 +48,12 @@ def read_features(
             file.write_bytes(sys.stdin.buffer.read())
             if not file.stat().st_size:
                 raise DataError("standard input is empty: expected a text per line")
-            return _of_file(model, file, table)
+            try:
+                return _of_file(model, file, table)
+            except DataError as error:
+                raise DataError(str(error).replace(str(file), "standard input")) from None
+    if not given.strip():
+        raise DataError("the text is empty")
     if is_file(given):
         return _of_file(model, Path(given), table)
     if model.text is None:
@@ -57,8 +62,6 @@ def read_features(
             "features)",
             Path(given),
         )
-    if not given.strip():
-        raise DataError("the text is empty")
     return of_texts(model.text, [given])
 
 

@@ -88,6 +88,10 @@ def test_npz(tmp_path: Path) -> None:
     named = load_dataset(tmp_path / "d.npz")
     assert (len(named.train), len(named.test), named.label_names) == (25, 10, ("0", "1", "2", "3"))
     assert "5 records of split 'stranger' left out" in named.notes[0]
+    for scale in (2.0, -1.0):
+        np.savez(tmp_path / "e.npz", X=X, Y=np.where(np.eye(3)[np.arange(40) % 3], scale, 0))
+        with pytest.raises(DataError, match="record 1: column 'Y': numbers other than 0 and 1, one of them twice"):
+            load_dataset(tmp_path / "e.npz")
 
 
 def test_a_folder_of_arrays(tmp_path: Path) -> None:

@@ -261,8 +261,11 @@ class _Reader:
         return builder.matrix(len(number)), tuple(number)
 
     def _numbers_of(self, at: int, block: Block, row: int, separator: str | None, number: dict[str, int]) -> list[int]:
+        cell = self._cells[at]
         try:
-            names = labels_in(self._cells[at], separator)
+            names = labels_in(cell, separator)
+            if isinstance(cell, np.ndarray) and len(set(cell.tolist())) < len(cell):
+                raise ValueError("numbers other than 0 and 1, one of them twice: a list of labels has each once")
         except ValueError as error:
             raise self.source.error(f"column {self.columns.labels[0]!r}: {error}", block, row) from None
         for name in names:
