@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import Message
 
 from fedalc.data.dataset import Dataset
 from fedalc.data.synthetic.demo import DemoSize, make_demo
+from fedalc.deployment.flower.sum_messages import RECORD
 from fedalc.deployment.local import LocalDeployment, run_to_its_end, split_by_labels
 from fedalc.models.model import Model
 from fedalc.models.trained import TrainedModel
-from tests.deployment.flower.local_grid import LocalGrid
+from tests.deployment.flower.local_grid import LocalGrid, Tamper
 from tests.deployment.flower.problem import run
 
 pytestmark = pytest.mark.deployment
@@ -56,7 +58,24 @@ def start(local: LocalDeployment, data: Dataset, names: str, dying: Mapping[str,
 OPTIONS = ("--held-out-share", "0", "--run-id", "sums", "--set", "dtype=float64", "--secure-sums")
 
 
-def in_one_process(local: LocalDeployment, names: str, folder: Path, **config: object) -> Model:
+def dead_from(in_round: int, step: str) -> Tamper:
+    """No answer at this step of a sum, nor ever after."""
+    dead = []
+
+    def tamper(question: Message, reply: Message) -> Message | None:
+        asked = question.metadata
+        steps = question.content[RECORD] if asked.message_type == "query.sum" else ()
+        reached = asked.message_type == "train" if step == "masked" else step in steps
+        if reached and asked.group_id == str(in_round):
+            dead.append(step)
+        return None if dead else reply
+
+    return tamper
+
+
+def in_one_process(
+    local: LocalDeployment, names: str, folder: Path, dying: Mapping[str, str] | None = None, **config: object
+) -> Model:
     """The same parties' data and key, with the real client app and server app in this process."""
     grid = LocalGrid(
         {
@@ -64,6 +83,8 @@ def in_one_process(local: LocalDeployment, names: str, folder: Path, **config: o
             for number, name in enumerate(names, 1)
         }
     )
+    for name, step in (dying or {}).items():
+        grid.tampering[names.index(name) + 1] = dead_from(IN_ROUND[name], step)
     options = {"held-out-share": 0.0, "run-id": "sums", "set": "dtype=float64", "num-parties": len(names)}
     return run(grid, folder, options | {"secure-sums": "on"} | config).model
 
@@ -106,4 +127,6 @@ def test_a_party_killed_at_each_step(deployment: LocalDeployment, data: Dataset)
     assert {(IN_ROUND[name], name) for name in DIES_AT} <= set(left_out)
     assert not {"f", "g"} & {party for _, party in left_out}
     found = TrainedModel.load(deployment.folder / "runs" / "killed" / "model").model
-    assert all(bool(parameter.isfinite().all()) for parameter in found.theta)
+    rounds = {"method": "fedavg-fixed", "num-server-rounds": 3, "min-parties": 3, "round-timeout": 2.0}
+    twin = in_one_process(deployment, names, deployment.folder / "twin", DIES_AT, **rounds)
+    assert all(map(torch.equal, found.theta, twin.theta))
