@@ -275,7 +275,6 @@ def test_labels_that_nobody_holds_need_no_counts(place: Path) -> None:
     assert "missing_labels" not in run_result("with", "--correlations", "correlations", "--key", "key")["collection"]  # type: ignore[operator]
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_collection_by_sums_for_train_and_compare(place: Path) -> None:
     common = ("--dataset", "data", "-q", "--set", "encoder.dim=8", "--collection")
     for by in ("join", "sums"):

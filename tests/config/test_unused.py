@@ -222,6 +222,8 @@ IDLE = [
     ("method=fedalc", "privacy.delta", "0.1", "0.01"),
     ("method=fedalc privacy.mechanism=none", "privacy.epsilon", "1", "9"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.clip", "1", "9"),
+    ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.moments", "diagonal", "full"),
+    ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.noise_parties", "2", "3"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.sample_rate", "1", "0.5"),
     (
         "method=fedalc privacy.mechanism=gradients privacy.noise=seeded regularizer.weighting=sigma",
