@@ -34,10 +34,15 @@ def data() -> Dataset:
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[LocalDeployment]:
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalDeployment]:
+    """With one thread in every process: the last bits of a product depend on their number."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with LocalDeployment(tmp_path) as local:
         local.start_server()
         yield local
+    torch.set_num_threads(threads)
     assert not local.processes
 
 
