@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test bench bench-growth bench-kernels bench-pictures bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning clean
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ deploy-demo: $(READY)  ## about two minutes: a server and three parties as real 
 
 deploy-test: $(READY)  ## a real deployment and what can go wrong with it (minutes)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment
+
+kill-test: $(READY)  ## seven real parties with secure sums, one killed at each step (about twenty minutes on two cores)
+	FEDALC_KILL_TEST=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment/test_secure_sums.py
 
 fuzz: $(READY)  ## 100,000 mutated inputs for every reader, into docs/results/fuzz.md (about half an hour on two cores; goes on where it stopped; FUZZ="--only arff")
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ)

@@ -106,6 +106,7 @@ def test_three_parties_give_the_same_bits_as_one_process(deployment: LocalDeploy
     assert not (deployment.folder / "runs" / "sums" / "parties.jsonl").exists()
 
 
+@pytest.mark.skipif("FEDALC_KILL_TEST" not in os.environ, reason="about twenty minutes: make kill-test")
 def test_a_party_killed_at_each_step(deployment: LocalDeployment, data: Dataset) -> None:
     """Three of seven parties die in round 1, one in round 2, one in round 3. The last two are in their round's sum."""
     names = "abcdefg"
