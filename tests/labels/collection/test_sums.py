@@ -216,7 +216,7 @@ def test_only_counts_travel_if_no_loss_uses_set_sizes() -> None:
 
 
 def test_the_same_settings_give_the_same_collisions_and_a_key_file_gives_others(tmp_path: Path) -> None:
-    Key.fresh().write(tmp_path / "key")
+    Key(bytes(range(32))).write(tmp_path / "key")
     collection = {"records": 20, "collisions": 0.5}
     with pytest.warns(UserWarning, match="collection.records is 20"):
         one, same, other, keyed = (
