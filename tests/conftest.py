@@ -15,6 +15,22 @@ import pytest
 
 _number = count()
 
+
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `few(n)`, leave n cases, evenly spaced, to `make test`, and mark the others long."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("long"):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for alike in cases.values():
+        (n,) = alike[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        kept = {round(at * (len(alike) - 1) / max(n - 1, 1)) for at in range(n)}
+        for at, item in enumerate(alike):
+            if at not in kept:
+                item.add_marker("long")
+
+
 # Some virtual machines announce matrix instructions (AMX) that they cannot run, and a product in bfloat16 then ends the
 # process. The tests do without them.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")

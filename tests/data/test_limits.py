@@ -157,6 +157,7 @@ def test_a_long_name_of_gigabytes(tmp_path: Path) -> None:
     assert grown < 100
 
 
+@pytest.mark.long
 def test_an_archive_that_unpacks_to_too_much(tmp_path: Path) -> None:
     into = tmp_path / "out"
     out = io.BytesIO()

@@ -61,6 +61,7 @@ def assert_equal(**changes: Any) -> None:
     assert fused.ledger == clients.ledger
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "method",
     # The engines' part in pictures is the same for all others; those on texts are in test_equality.
@@ -70,6 +71,7 @@ def test_every_method_on_moved_pictures_of_a_sample(method: str) -> None:
     assert_equal(method=method, images={"augment": "mirror-shift"}, client={"sample": 0.6})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -91,6 +93,7 @@ def test_every_setting_both_can_express(changes: dict[str, Any]) -> None:
     assert_equal(**changes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["fedavg", "fedalc", "fedalc-exact"])
 def test_frozen_statistics_of_pretrained_weights(tmp_path: Path, method: str) -> None:
     save_resnet(tmp_path)
@@ -109,6 +112,7 @@ def test_frozen_statistics_stay_to_the_bit_and_do_not_travel(tmp_path: Path) -> 
     assert one.ledger.up == 5 * (theta + 4 * 8)
 
 
+@pytest.mark.long
 def test_blocks_bound_memory_and_change_nothing_in_engine_clients() -> None:
     """One client with 40 pictures, in 40 blocks, 6 or one."""
     labels = np.zeros((40, 2))
@@ -163,6 +167,7 @@ def scaled(images: Images) -> torch.Tensor:
     return ((torch.from_numpy(images.pixels()).double() / 255 - mean) / deviation).permute(0, 3, 1, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_a_round_with_batch_normalisation_by_a_literal_twin(weights: str) -> None:
     """Run each client on its own copy: its statistics and its step; the server takes their weighted means."""

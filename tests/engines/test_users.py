@@ -33,6 +33,7 @@ def of_users(rounds: int = 3, **changes: Any) -> None:
 # --- the engines are equal ---
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("weights", "participation"),
     [
@@ -127,6 +128,7 @@ def test_a_round_of_two_users_who_share_a_label(weights: str, engine: str) -> No
     assert training.ledger == Ledger(2 * 32 + 2 * 16, 2 * 32 + 2 * 16)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_user_for_each_label_is_a_client_for_each_label(method: str, participation: float) -> None:

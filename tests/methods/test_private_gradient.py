@@ -128,6 +128,7 @@ def test_without_clip_and_noise_it_is_the_ordinary_gradient(name: str) -> None:
     assert torch.allclose(single.double(), ordinary, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["full", "mined", "adaptive", "fixed"])
 def test_no_instance_moves_the_sum_by_more_than_the_clip(name: str) -> None:
     """Empty one label set after another. N is public: the number of rows, empty or not."""
@@ -163,6 +164,7 @@ def test_each_step_draws_noise_of_its_own() -> None:
     assert not torch.equal(mechanism.value_and_gradient(W0)[1], mechanism.value_and_gradient(W0)[1])
 
 
+@pytest.mark.long
 def test_a_sample_is_right_on_average() -> None:
     _, whole = private("full", 0.9).value_and_gradient(W0)
     mechanism = private("full", 0.9, rate=0.3)

@@ -129,6 +129,7 @@ def test_one_round_is_possible_if_records_are_few(monkeypatch: pytest.MonkeyPatc
     assert not can_solve(settings, small_dataset(instances=15))
 
 
+@pytest.mark.long
 def test_few_records_with_very_many_features() -> None:
     """Features × features numbers would be 29 GB, and solving them 115."""
     data = small_dataset(instances=40, features=60_000)

@@ -64,6 +64,7 @@ def own_encoder() -> Iterator[None]:
     ENCODERS._registered.update(before)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
 def test_onnxruntime_gives_the_labels_and_scores_of_predict(tmp_path: Path, case: str) -> None:
     model = make_model(**CASES[case])

@@ -88,6 +88,7 @@ def bits(run: fedalc.Run) -> dict[str, torch.Tensor]:
     return {**model.model.encoder.state_dict(), "W": model.model.W}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "engine", "packed"),
     [("fedavg-fixed", "fused", False), ("fedavg", "clients", False), ("fedalc", "fused", True)],

@@ -81,6 +81,7 @@ def test_it_is_asked_once_about_the_kept_model(tmp_path: Path, nodes: Nodes) -> 
     assert all(SIZES in content for content in sent)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("settings", "config", "why"),
     [
@@ -171,6 +172,7 @@ def negative(arrays: dict[str, np.ndarray]) -> None:
     arrays["hits"][0] = -1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("lie", "why"),
     [

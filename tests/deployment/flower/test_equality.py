@@ -54,6 +54,7 @@ def test_every_method(
     assert_equal(tmp_path, train, parties, method, SETTINGS | {"server.weights": weights})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"])
 def test_in_float64_with_minibatches_and_some_clients_a_round(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str
@@ -70,6 +71,7 @@ DESIGNS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("design", ["constant", "random", "random alone"])
 @pytest.mark.parametrize("method", ["fedalc", "fedmlh"])
 def test_linear_encoders(
@@ -105,6 +107,7 @@ SGD: dict[str, Any] = {"dtype": "float64", "server.optimizer": "sgd", "server.le
 SGD |= {"server.aggregation": "mean", "client.learning_rate": 0.5}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("set_size", ["expected", pytest.param("exact", marks=pytest.mark.long)])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("loss", SET_LOSSES)
@@ -116,6 +119,7 @@ def test_losses_over_all_labels(
     assert_equal(tmp_path, train, parties, "fedalc-exact", asking)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("encoder", ["an axis per label", "fewer columns than labels", "mlp"])
 @pytest.mark.parametrize("loss", ["logistic", "squared-hinge"])
 def test_a_sample_of_the_labels(
@@ -126,6 +130,7 @@ def test_a_sample_of_the_labels(
     assert_equal(tmp_path, train, parties, "fedalc-exact", asking)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["fedalc-fixed", "fedavg-fixed", "flag", "fedetf"])
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 def test_losses_over_all_labels_with_other_fixed_rows(
@@ -136,6 +141,7 @@ def test_losses_over_all_labels_with_other_fixed_rows(
     assert_equal(tmp_path, train, parties, method, asking)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "design", ["linear", *(pytest.param(name, marks=pytest.mark.long) for name in ("constant", "random"))]
 )
@@ -150,6 +156,7 @@ def test_newton_steps(
     assert_equal(tmp_path, train, parties, "fedalc-exact", asking, rounds=6)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("set_size", ["exact", "expected"])
 @pytest.mark.parametrize("design", DESIGNS)
 def test_one_round(

@@ -114,6 +114,7 @@ FAULTS: dict[str, tuple[Content, str]] = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_of_its_round(
     tmp_path: Path, train: Split, parties: Nodes, fault: str, capsys: pytest.CaptureFixture[str]
@@ -130,6 +131,7 @@ def test_a_bad_reply_is_left_out_of_its_round(
     assert f"round 2: party {BAD} left out: {reason}\n" in capsys.readouterr().out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("weights", ["samples", pytest.param("uniform", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", ["fedalc", "flag", "fedmlh", "fedalc-fixed"])
 def test_every_kind_of_method_goes_on_without_a_party(
@@ -176,6 +178,7 @@ class Unreadable(LocalGrid):
         return super().pull_messages(message_ids)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("error", [ValueError(), KeyError("x"), RecursionError(), MemoryError(), TypeError()])
 def test_a_reply_that_flower_cannot_read(tmp_path: Path, train: Split, parties: Nodes, error: Exception) -> None:
     grid = Unreadable(parties)
@@ -357,6 +360,7 @@ def test_conjugate_gradients_need_everyone(tmp_path: Path, parties: Nodes, gone:
 NEWTON = LINEAR | {"client.loss": "logistic", "server.optimizer": "newton"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -239,6 +239,7 @@ def test_the_chosen_settings_train_on_all_records(
     assert final == chosen and json.loads((tmp_path / "all" / "result.json").read_text())["rounds"] == chosen.rounds
 
 
+@pytest.mark.long
 def test_a_missing_party_stops_the_search(tmp_path: Path, parties: Nodes) -> None:
     grid, folder = LocalGrid(parties), tmp_path / "run"
     grid.tampering[55] = lambda asked, reply: None if asked.metadata.message_type == RANK else reply
@@ -248,6 +249,7 @@ def test_a_missing_party_stops_the_search(tmp_path: Path, parties: Nodes) -> Non
     assert read(folder)[0]["metrics"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("weights", "words"),
     [

@@ -88,6 +88,7 @@ def assert_as_simulated(
     torch.testing.assert_close(with_key(found, parties).model.W, expected.W, **CLOSE)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dim", [8, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_losses_over_all_labels(tmp_path: Path, train: Split, parties: Nodes, loss: str, dim: int) -> None:
@@ -96,6 +97,7 @@ def test_losses_over_all_labels(tmp_path: Path, train: Split, parties: Nodes, lo
     assert_as_simulated(tmp_path / "run", train, parties, "fedalc-exact", settings)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("design", ["constant", pytest.param("linear", marks=pytest.mark.long)])
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_newton_steps(tmp_path: Path, train: Split, parties: Nodes, loss: str, design: str) -> None:
@@ -104,6 +106,7 @@ def test_newton_steps(tmp_path: Path, train: Split, parties: Nodes, loss: str, d
     assert_as_simulated(tmp_path / "run", train, parties, "fedalc-exact", settings, rounds=6)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("method", ["fedalc-exact", "fedalc-oneshot"])
 def test_the_square_loss(tmp_path: Path, train: Split, parties: Nodes, method: str, design: str) -> None:
@@ -111,6 +114,7 @@ def test_the_square_loss(tmp_path: Path, train: Split, parties: Nodes, method: s
     assert_as_simulated(tmp_path / "run", train, parties, method, LINEAR | square | DESIGNS[design])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["fedavg-fixed", "fedalc-fixed", "flag", "fedetf"])
 def test_other_fixed_rows_with_an_mlp(tmp_path: Path, train: Split, parties: Nodes, method: str) -> None:
     assert_as_simulated(tmp_path / "run", train, parties, method, SETTINGS)
@@ -202,7 +206,7 @@ def precision(model: TrainedModel, rows: torch.Tensor, test: Split) -> float:
 
 
 def test_the_server_cannot_predict_with_what_it_keeps(tmp_path: Path, demo: tuple[Path, Path, fedalc.Dataset]) -> None:
-    """θ, W and the counts of labels: as bad as naming a label at random; with a guess, far from the model with the key."""
+    """θ, W and the counts of labels: as naming a label at random; guesses are far from the key's."""
     folder, _, data = demo
     kept, complete = TrainedModel.load(folder / "model"), named(demo, tmp_path / "model")
     order = [data.label_names.index(name) for name in complete.label_names]

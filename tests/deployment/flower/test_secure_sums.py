@@ -63,6 +63,7 @@ def trained(
     return run(grid, folder, asked(method, settings, **(ON | more))), grid
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_masks_change_nothing_and_the_run_is_the_plain_one(
     case: str, parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

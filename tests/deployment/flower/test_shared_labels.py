@@ -85,6 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_simulation_of_a_folder_is_its_deployment(
     tmp_path: Path, nodes: dict[int, dict[str, Any]], case: str

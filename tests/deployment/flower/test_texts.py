@@ -111,6 +111,7 @@ def test_the_key_of_terms_is_that_of_the_specification() -> None:
     assert terms_key(hasher) == hmac.digest(of_run, b"fedalc/1/terms", "sha512")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("method", [ONESHOT, MLP], ids=["oneshot", "fedalc"])
 def test_the_deployment_of_texts_is_their_simulation(
@@ -385,6 +386,7 @@ def claims(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
     facts["documents"] = 10
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -178,6 +178,7 @@ def crafted(clinic: OneParty, loss: str, **client: Any) -> RecordDict:
     return content if loss == "hinge" else clinic.told(content, np.full(RECORDS, 1.0))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("loss", ["hinge", "square", *SET_LOSSES])
 @pytest.mark.parametrize("schedule", [{}, {"epochs": 3}, {"epochs": 2, "batch_size": 8}, {"batch_size": 13}])
 def test_a_crafted_encoder_gets_nothing_of_a_single_record(

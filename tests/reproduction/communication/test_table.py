@@ -81,6 +81,7 @@ def test_as_many_bytes_as_a_round_with_pictures(method: str) -> None:
     assert found.packed == found.counted and found.agrees
 
 
+@pytest.mark.long
 def test_a_round_of_the_papers_network_is_run(table: Communication) -> None:
     """The most expensive kind: batch normalisation, whose statistics are sent, and a row."""
     cell = next(cell for cell in table.cells if (cell.dataset, cell.method) == ("VOC12", "fedalc"))
