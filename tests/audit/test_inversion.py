@@ -46,6 +46,7 @@ def cell(found: Inversion, question: Question, size: int, view: str) -> tuple[fl
     return row.cells[view].cosine, row.cells[view].found == row.cells[view].records
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("question", [HINGE, SUMS, CHOSEN], ids=lambda question: question.name)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_records_of_a_label_alone_are_found(found: Inversion, question: Question, size: int) -> None:

@@ -43,6 +43,7 @@ def refused(call: str) -> tuple[str, int]:
     return error, int(grown) // 1024
 
 
+@pytest.mark.long
 def test_four_gigabytes_in_one_line(tmp_path: Path) -> None:
     """4 MB of gzip."""
     file = tmp_path / "train.txt.gz"
@@ -57,6 +58,7 @@ def test_four_gigabytes_in_one_line(tmp_path: Path) -> None:
     assert grown < 150
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
 def test_many_short_lines_that_unpack_to_too_much(tmp_path: Path, pack: object) -> None:
     assert callable(pack)
@@ -144,6 +146,7 @@ def test_a_size_in_base_256(tmp_path: Path, size: int, pack: object) -> None:
         unpack(file, "a.tar", tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_long_name_of_gigabytes(tmp_path: Path) -> None:
     """`tarfile` reads the name as a whole: 3 MB of gzip became 3 GB of memory."""
     file = tmp_path / "a.tar.gz"

@@ -153,7 +153,7 @@ def trained(data: Dataset, train: Split, **changes: object) -> FederatedTraining
     return training
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 @pytest.mark.parametrize("method", ["fedalc-oneshot", "fedalc-exact"])
 def test_exact_methods_give_the_model_of_all_records_in_one_place(tmp_path: Path, method: str, engine: str) -> None:

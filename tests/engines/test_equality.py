@@ -50,7 +50,7 @@ def assert_equal(rounds: int = 3, train: Split = TRAIN, **changes: Any) -> None:
     assert_engines_equal(changed(SMALL, changes), train, rounds)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("method", BY_STEPS)
@@ -135,6 +135,7 @@ def test_every_server_optimiser(optimizer: str) -> None:
     assert_equal(method="fedalc", server={"optimizer": optimizer})
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -71,7 +71,7 @@ def test_every_method_on_moved_pictures_of_a_sample(method: str) -> None:
     assert_equal(method=method, images={"augment": "mirror-shift"}, client={"sample": 0.6})
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "changes",
     [

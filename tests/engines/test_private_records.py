@@ -100,6 +100,7 @@ def test_no_record_changes_an_update_by_more_than_clip(clip: float) -> None:
             assert (np.linalg.norm(slopes, axis=1) <= own + 1e-9).all()
 
 
+@pytest.mark.long
 def test_an_update_without_clipping_is_the_softmax_gradient() -> None:
     """Against the loss written out: log Σ e^s minus the mean score of the record's labels."""
     training = federated(stepwise(), TRAIN)
@@ -116,6 +117,7 @@ def test_an_update_without_clipping_is_the_softmax_gradient() -> None:
     assert found / UNIT**2 == pytest.approx(gradient.numpy(), abs=40 * 4 / UNIT)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [settings_for(), stepwise()])
 def test_both_engines_give_the_same_private_model(settings: Experiment) -> None:
     one, other = (federated(settings.model_copy(update={"engine": name}), TRAIN) for name in ("fused", "clients"))

@@ -43,6 +43,7 @@ def scores(training: FederatedTraining, features: np.ndarray) -> np.ndarray:
     return scorer.of_labels(slice(0, training.federation.label_count)).numpy()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["fedncm", "fed3r", "fedetf", "feduv"])
 def test_it_passes_the_checks_of_all_methods(method: str) -> None:
     refused = check_method(method)

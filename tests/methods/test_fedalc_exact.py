@@ -43,6 +43,7 @@ def raw_outputs(encoder: TextEncoder) -> Tensor:
     return h
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 def test_an_mlp_with_a_shortcut_first_solves_and_then_trains(engine: str) -> None:
     """While the mlp outputs zero the shortcut is the linear encoder; then it stays fixed, and the mlp moves."""
@@ -180,6 +181,7 @@ def test_one_round_solves_the_normal_equations(engine: str, dim: int, set_size: 
     assert loss == pytest.approx((pairs + 0.3 * (solved**2).sum()) / PAIRS, rel=1e-10)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 def test_many_rounds_come_to_what_one_round_gives(engine: str, set_size: str) -> None:

@@ -192,6 +192,7 @@ def test_newton_reaches_the_centralised_solution(encoder: str, loss: str) -> Non
     assert np.abs(theta.detach().numpy().ravel() - found.x).max() < 2e-3 * np.abs(found.x).max()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 @pytest.mark.parametrize("loss", ["logistic", "squared-hinge"])
 def test_the_first_newton_step_follows_from_sums(engine: str, loss: str) -> None:

@@ -97,6 +97,7 @@ def private(name: str, clip: float, z: float = 0.0, rate: float = 1.0, seed: int
     return PrivateGradient(CASES[name][0], SETS, clip, z, rate, SecureGenerator.seeded(seed))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("budget", [SMALL, 2**28])
 @pytest.mark.parametrize("name", CASES)
 def test_norms_are_those_of_the_instances_own_gradients(name: str, budget: int) -> None:

@@ -94,6 +94,7 @@ def test_one_round(key: Path, engine: str, dim: int) -> None:
     assert secret.ledger.down - plain.ledger.down == 8 * clients * dim, "its row"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", ["logistic", "squared-hinge"])
 def test_an_axis_per_label_ends_where_it_does_without_the_turn(key: Path, loss: str) -> None:
     """Newton steps go column by column with axes and not with turned ones, so only the minimum is the same."""

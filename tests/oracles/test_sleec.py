@@ -175,6 +175,7 @@ def test_of_labels_with_equal_counts_the_first_is_better() -> None:
     assert scores[0].argsort()[::-1].tolist() == [1, 2, 0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings",
     [

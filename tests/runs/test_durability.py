@@ -206,6 +206,7 @@ def test_a_device_that_is_full_is_a_clear_error() -> None:
         files.write_text(Path("/dev/full"), "text")
 
 
+@pytest.mark.long
 def test_tensors_that_do_not_fit_on_the_disk_are_no_traceback(tmp_path: Path) -> None:
     """safetensors raises its own error for that. Here a limit on file size causes it."""
     code = (

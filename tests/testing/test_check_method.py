@@ -200,7 +200,7 @@ class Unsaid(Pushing):
         return descend(W, self.from_labels(lambda known: AllPairs(repel_within(1.0), known)), 0.1)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
     ("method", "said"),

@@ -416,6 +416,7 @@ def test_nothing_is_left_of_a_run_that_never_began(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "mine" / ".lock").exists()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["test", "_kept_model", "_save_if_due"])
 def test_who_asks_to_stop_when_training_is_over_gets_its_result(

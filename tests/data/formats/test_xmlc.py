@@ -109,6 +109,7 @@ def test_a_bad_line_is_named(write: Write, line: str, compression: str) -> None:
     assert BAD_LINES[line] in str(error.value)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("line", BAD_LINES)
 def test_a_bad_line_is_named_in_a_later_block(write: Write, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     path = write("1001 3 2\n" + "0,1 1:0.25 2:3\n" * 1000 + line + "\n")

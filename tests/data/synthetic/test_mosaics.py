@@ -64,6 +64,7 @@ def test_digits_of_a_group_come_together(mosaics: Dataset) -> None:
     assert (together[~same] > 0).all(), "and yet everything occurs with everything"
 
 
+@pytest.mark.long
 def test_a_linear_model_does_not_do(mosaics: Dataset) -> None:
     """It beats the most frequent digit but is far from right: a digit can be anywhere, in any colour."""
     X, S = (split.features.pixels().reshape(len(split), -1) / 255 - 0.4 for split in (mosaics.train, mosaics.test))

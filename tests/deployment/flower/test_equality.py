@@ -107,7 +107,7 @@ SGD: dict[str, Any] = {"dtype": "float64", "server.optimizer": "sgd", "server.le
 SGD |= {"server.aggregation": "mean", "client.learning_rate": 0.5}
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("set_size", ["expected", pytest.param("exact", marks=pytest.mark.long)])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("loss", SET_LOSSES)
@@ -130,7 +130,7 @@ def test_a_sample_of_the_labels(
     assert_equal(tmp_path, train, parties, "fedalc-exact", asking)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["fedalc-fixed", "fedavg-fixed", "flag", "fedetf"])
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 def test_losses_over_all_labels_with_other_fixed_rows(

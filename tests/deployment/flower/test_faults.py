@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[Content, str]] = {
 }
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_of_its_round(
     tmp_path: Path, train: Split, parties: Nodes, fault: str, capsys: pytest.CaptureFixture[str]

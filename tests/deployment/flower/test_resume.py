@@ -66,7 +66,7 @@ def without_time(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("crashes", [True, False])
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
@@ -152,6 +152,7 @@ def test_stopped_before_its_census_was_saved(tmp_path: Path, parties: Nodes) -> 
     assert_bit_for_bit(resumed.model, whole.model)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("of_earlier_version", [False, True])
 def test_the_usual_length_of_changes_outlives_a_stop(tmp_path: Path, parties: Nodes, of_earlier_version: bool) -> None:
     grid, folder = LocalGrid(parties), tmp_path / "run"

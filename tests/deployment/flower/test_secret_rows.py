@@ -125,6 +125,7 @@ def test_a_sample_of_the_labels(tmp_path: Path, train: Split, parties: Nodes) ->
     assert_as_simulated(tmp_path / "run", train, parties, "fedalc-exact", settings)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["fedalc-exact", "fedalc-oneshot"])
 def test_parties_rank_with_the_turned_rows(tmp_path: Path, train: Split, parties: Nodes, method: str) -> None:
     """The figures in result.json, and the chosen round, are those of the model that has the key."""

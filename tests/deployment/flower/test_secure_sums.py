@@ -334,6 +334,7 @@ def test_a_step_in_a_run_without_secure_sums_is_refused(parties: Nodes) -> None:
     assert "in a run without them" in str(reply.error.reason)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["train", "query.sum"])
 def test_a_stopped_run_goes_on_to_the_same_bits(kind: str, parties: Nodes, tmp_path: Path) -> None:
     """The server crashes while it asks in round 2, or while it asks to unmask; its parties remember, and have other

@@ -38,6 +38,7 @@ def analytic_multiplier(epsilon: float, delta: float) -> float:
     return brentq(lambda z: analytic_delta(epsilon, z) - delta, 0.05, 1000)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_one_release_is_the_analytic_gaussian_mechanism(epsilon: float) -> None:
     z = noise_multiplier(epsilon, DELTA, 1)
@@ -53,6 +54,7 @@ def test_releases_compose_as_one_with_less_noise(z: float, steps: int) -> None:
     assert analytic_delta(together, z / math.sqrt(steps)) == pytest.approx(DELTA, rel=1e-2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("epsilon", "steps", "rate"), [(1.0, 1, 1.0), (0.5, 300, 1.0), (2.0, 1000, 0.1), (1.0, 200, 0.1), (30.0, 50, 0.2)]
 )

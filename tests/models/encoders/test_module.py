@@ -42,6 +42,7 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("changes", [{}, {"server": {"participation": 0.3}}, {"client": {"sample": 0.5}}], ids=str)
 @pytest.mark.parametrize("method", ["fedalc", "fedmlh", "fedavg-fixed"])
 def test_engines_are_equal(method: str, changes: dict[str, Any]) -> None:
