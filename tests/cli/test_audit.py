@@ -58,6 +58,7 @@ def test_a_run_is_attacked_too(place: Path) -> None:
     assert found["membership"]["run"]["threshold"]["members"] == 120 and "collection" not in found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_data_that_a_part_cannot_use(place: Path) -> None:
     write_xmlc(place / "few.txt", DEMO.train.rows(np.arange(10)))

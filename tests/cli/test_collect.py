@@ -141,6 +141,7 @@ def test_a_key_others_can_read_is_refused(place: Path) -> None:
         run("collect", "client", "data", "--key", "key", "--out", "a.msg")
 
 
+@pytest.mark.long
 def test_noised_counts_from_the_server(large_place: Path) -> None:
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
     said = run("collect", "server", "a.msg", "--out", "noised", "--epsilon", "1")
@@ -188,6 +189,7 @@ def test_records_tell_equal_rows_apart(place: Path) -> None:
         run("collect", "client", "twice_train.txt", "--key", "key", "--out", "again.msg", *records)
 
 
+@pytest.mark.long
 def test_a_run_does_not_go_on_with_other_correlations(large_place: Path) -> None:
     run("collect", "client", "data", "--key", "key", "--out", "a.msg")
     run("collect", "server", "a.msg", "--out", "c")
@@ -236,6 +238,7 @@ def test_unique_counts_name_labels_whatever_the_key() -> None:
     assert frequency_attack(join([sent]), Y) == 2
 
 
+@pytest.mark.long
 def test_audit_prints_what_it_found(place: Path) -> None:
     out = run("audit", "data", "--what", "collection")
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith(("sha256", "hmac-sha512"))}

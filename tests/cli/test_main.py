@@ -54,6 +54,7 @@ def test_help_is_enough_to_start(tmp_path: Path) -> None:
     assert "fedavg-fixed" in run("train", "--help", cwd=tmp_path).stdout
 
 
+@pytest.mark.long
 def test_shells_complete_commands_and_names(tmp_path: Path) -> None:
     for typed, expected in (
         ("fedalc com", ["compare"]),
@@ -146,6 +147,7 @@ def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None
     assert "other settings" in error
 
 
+@pytest.mark.long
 def test_compare_leaves_out_what_the_settings_do_not_allow(tmp_path: Path) -> None:
     """Unless the user named the method, or no method would remain."""
     keys = {"data_dir": tmp_path, "folder": tmp_path / "c", "dataset": "demo", "rounds": 2}

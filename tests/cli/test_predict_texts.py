@@ -127,6 +127,7 @@ def test_a_model_of_features_refuses_a_sentence(folder: Path, monkeypatch: pytes
     assert json.loads(ended.stdout)["labels"][0]["label"] == 0
 
 
+@pytest.mark.long
 def test_a_sentence_encoder_that_was_moved(tmp_path: Path) -> None:
     texts = ["wheat and corn", "cheap oil", "gas prices", "corn and grain"] * 3
     text = fit_text(texts, TextSettings(encoder=str(make_encoder(tmp_path / "encoder"))))

@@ -54,6 +54,7 @@ def test_a_damaged_run_is_listed_with_what_is_wrong(runs: Path) -> None:
     assert "mlp: config.toml cannot be read" in shown
 
 
+@pytest.mark.long
 def test_a_run_that_is_being_written_is_running(runs: Path) -> None:
     with only_writer(runs / "stopped"):
         assert listed(runs)["stopped"]["status"] == "running"

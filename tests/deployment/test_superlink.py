@@ -65,6 +65,7 @@ def test_the_gate_answers_for_the_service() -> None:
     assert ask({"type": "lifespan"})[0]
 
 
+@pytest.mark.long
 def test_flowers_service_is_made_where_the_launcher_puts_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run it up to the point where it would listen."""
     import os

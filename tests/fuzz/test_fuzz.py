@@ -91,6 +91,7 @@ def test_memory_is_bounded() -> None:
     assert process.exitcode == 0
 
 
+@pytest.mark.long
 def test_the_command_counts_goes_on_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "fuzz.md"
     assert fuzz(["voc-list"], 5000, 3, 1, tmp_path / "state", page) == 0

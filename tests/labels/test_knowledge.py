@@ -124,6 +124,7 @@ def test_a_run_spends_what_was_asked_over_both_phases(method: str, mechanism: st
     assert spent["delta"] == 1e-5
 
 
+@pytest.mark.long
 def test_a_run_that_stops_early_still_reports_what_was_planned() -> None:
     """The stopping point depends on data without noise, so fewer looks do not improve the guarantee."""
     keys = {"selection": {"validation": 0.2, "patience": 1, "every": 1, "refit": False}, "rounds": 200}
@@ -144,6 +145,7 @@ def test_who_names_an_epsilon_gets_it() -> None:
     assert (asked.mechanism, asked.epsilon) == ("counts", 2.0)
 
 
+@pytest.mark.long
 def test_a_private_run_does_not_tell_how_many_messages_there_were() -> None:
     result = private("fedalc", "counts", selection={"validation": 0})
     assert set(result["collection"]) == {"algorithm", "identity", "digest_bytes"}
@@ -160,6 +162,7 @@ def test_noise_from_the_system_differs_and_seeded_noise_does_not() -> None:
     np.testing.assert_array_equal(counts("seeded"), counts("seeded"))
 
 
+@pytest.mark.long
 def test_gradient_noise_from_the_system_differs() -> None:
     def W(noise: str) -> torch.Tensor:
         keys = {"method": "fedalc", "privacy": {"mechanism": "gradients", "noise": noise, "sample_rate": 0.5}}

@@ -72,6 +72,7 @@ def test_a_damaged_model_is_refused_as_before(tmp_path: Path) -> None:
         light_model(tmp_path / "model", "-", "cpu")
 
 
+@pytest.mark.long
 def test_predict_does_not_import_what_it_does_not_need(tmp_path: Path) -> None:
     """A new process: start-up of a small prediction is mostly imports (docs/predictions.md)."""
     fedalc.train(DATA, tune=False).model.save(tmp_path / "model")

@@ -90,6 +90,7 @@ def test_a_contact_sheet_is_part_of_the_page(tmp_path: Path) -> None:
     assert page.count("<img") == 1 and '; img-src data:">' in page
 
 
+@pytest.mark.long
 def test_same_files_same_page(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [record(1), record(2)])
     assert write_page(folder).read_bytes() == write_page(folder).read_bytes()

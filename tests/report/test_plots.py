@@ -26,6 +26,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
+@pytest.mark.long
 def test_learning_curves(tmp_path: Path) -> None:
     histories = {name: [record(number) for number in range(1, 9)] for name in ("fedavg", "fedalc")}
     plots.learning_curves(histories, tmp_path / "new" / "curves.png", chosen={"fedalc": 4})

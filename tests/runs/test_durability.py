@@ -268,6 +268,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_result(tmp_path: Path, monkeypat
     assert fedalc.load_run(tmp_path / "run").metrics
 
 
+@pytest.mark.long
 def test_two_servers_do_not_share_a_state_folder(tmp_path: Path) -> None:
     """The second one starts nothing and changes nothing, on any port."""
     state = tmp_path / "state"

@@ -239,6 +239,7 @@ class Slow(RecordPredictor):
         return super().predict(*given)
 
 
+@pytest.mark.long
 def test_a_full_queue_and_a_late_answer(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(model)
     monkeypatch.setattr("tests.serving.test_service.RecordPredictor", lambda _: slow)

@@ -135,6 +135,7 @@ def test_dense_rows_are_scaled_like_sparse_ones(how: str) -> None:
     np.testing.assert_allclose(found, scale_rows(X, how).toarray(), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_file_that_does_not_agree_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(**CASES["linear"])
     model.save(tmp_path / "model")
@@ -144,6 +145,7 @@ def test_a_file_that_does_not_agree_is_not_written(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.long
 def test_the_command_says_what_goes_in_and_out(tmp_path: Path) -> None:
     make_model(**CASES["linear"]).save(tmp_path / "model")
     said = run("export", "model", "--onnx", "out/model.onnx", cwd=tmp_path)

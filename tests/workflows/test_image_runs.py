@@ -160,6 +160,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, norm: str, 
     assert unbroken == continued
 
 
+@pytest.mark.long
 def test_the_chosen_model_has_the_statistics_of_its_own_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation gives 1, 3, 2: round 2 is kept, with its statistics."""
     keys = {**BATCH, "selection": {"every": 1, "validation": 0.2, "refit": False, "metric": "P@1"}}
@@ -186,6 +187,7 @@ def test_a_saved_model_comes_back(tmp_path: Path, norm: str) -> None:
         loaded.model.predict(random_pictures(2, 24, 4, seed=0).features)
 
 
+@pytest.mark.long
 def test_a_saved_model_does_not_need_the_weights_it_began_with(tmp_path: Path) -> None:
     save_resnet(tmp_path / "weights")
     keys = {**SMALL, "encoder": {**ENCODER, "norm": "frozen", "pretrained": str(tmp_path / "weights")}, "rounds": 1}

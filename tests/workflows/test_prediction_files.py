@@ -217,6 +217,7 @@ def test_rows_of_features_have_a_bar_for_each_step(
     assert "instances encoded" in shown.getvalue()
 
 
+@pytest.mark.long
 def test_a_run_on_pictures_has_its_contact_sheet(place: Path, tmp_path: Path) -> None:
     """Drawn with the run's seed, so the saved model gives the same sheet."""
     run = fedalc.load_run(place / "run")

@@ -188,6 +188,7 @@ def test_a_sparse_row_cannot_leave_out_what_is_not_zero(write: Write) -> None:
         read_arff(path, LAST_TWO)
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(split=splits(), dense=st.booleans(), compression=st.sampled_from(sorted(COMPRESSIONS)), block=st.integers(1, 80))
 def test_what_is_written_is_read_back(split: Split, dense: bool, compression: str, block: int, tmp_path: Path) -> None:

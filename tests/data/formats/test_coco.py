@@ -155,6 +155,7 @@ def test_sets_with_different_categories(tmp_path: Path) -> None:
         read_coco(Place(write_files(tmp_path, files)), VARIANTS["2017"])
 
 
+@pytest.mark.long
 def test_memory_stays_near_the_size_of_the_file(tmp_path: Path) -> None:
     """A plain JSON parse, with outlines as lists of Python numbers, takes six times the file's size."""
     numbers = list(range(1, 401))

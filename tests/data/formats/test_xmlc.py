@@ -212,6 +212,7 @@ def written(split: Split, spell: Callable[[float], str] = repr) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(split=splits(), compression=st.sampled_from(sorted(COMPRESSIONS)), block=st.integers(1, 80))
 def test_what_is_written_is_read_back(split: Split, compression: str, block: int, tmp_path: Path) -> None:

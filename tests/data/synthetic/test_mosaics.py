@@ -26,6 +26,7 @@ def test_its_shape(mosaics: Dataset) -> None:
     assert mosaics.train.features.names[7] == "train-00007"
 
 
+@pytest.mark.long
 def test_it_is_the_same_always(mosaics: Dataset) -> None:
     assert load_dataset("mosaics").fingerprint == mosaics.fingerprint == make_mosaics().fingerprint
     assert make_mosaics(seed=11).fingerprint != mosaics.fingerprint
@@ -74,6 +75,7 @@ def test_a_linear_model_does_not_do(mosaics: Dataset) -> None:
     assert truth.mean(axis=0).max() < precision < 0.6
 
 
+@pytest.mark.long
 def test_its_size_can_be_changed_and_it_needs_neither_pillow_nor_torch() -> None:
     code = (
         "import sys; sys.modules['PIL'] = None; from fedalc.data.synthetic.mosaics import *\n"
@@ -86,6 +88,7 @@ def test_its_size_can_be_changed_and_it_needs_neither_pillow_nor_torch() -> None
     assert time.perf_counter() - begin < 2
 
 
+@pytest.mark.long
 def test_they_are_brought_to_the_size_asked_for() -> None:
     own, large = load_dataset("mosaics"), load_dataset("mosaics", images=ImageOptions(size=64))
     assert (own.train.features.size, large.train.features.size, large.test.features.size) == (32, 64, 64)

@@ -109,6 +109,7 @@ def test_blocks_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.diff(cut.train.features.indptr).mean() == pytest.approx(42, rel=0.02)
 
 
+@pytest.mark.long
 def test_it_can_be_learnt() -> None:
     """Far better than always predicting the most frequent label, and not perfect."""
     problem = make_shaped("wikilshtc-shaped-1000th")

@@ -71,6 +71,7 @@ def test_probabilities_are_those_of_one_place(tmp_path: Path, clinics: Path, nod
     assert model.predict_sets(whole.features, threshold="f1").nnz > 0
 
 
+@pytest.mark.long
 def test_it_is_asked_once_about_the_kept_model(tmp_path: Path, nodes: Nodes) -> None:
     grid = LocalGrid(nodes)
     grid.keeps = True
@@ -114,6 +115,7 @@ def test_a_party_that_refuses(tmp_path: Path, nodes: Nodes, bound: str) -> None:
     assert not np.isin(model.calibration.counts.labels, south).any()
 
 
+@pytest.mark.long
 def test_too_few_held_out_records(tmp_path: Path, nodes: Nodes) -> None:
     for node in nodes.values():
         node["fewest"] = 1000
@@ -121,6 +123,7 @@ def test_too_few_held_out_records(tmp_path: Path, nodes: Nodes) -> None:
     assert model.calibration is None
 
 
+@pytest.mark.long
 def test_another_model_is_refused(tmp_path: Path, nodes: Nodes) -> None:
     """A party counts scores for one model of a run."""
     trained(LocalGrid(nodes), tmp_path / "run")
@@ -142,6 +145,7 @@ def test_another_model_is_refused(tmp_path: Path, nodes: Nodes) -> None:
     assert all("calibrations = 2 is outside 1 to 1" in reason for _, _, reason in notes(tmp_path / "again"))
 
 
+@pytest.mark.long
 def test_other_set_sizes_are_refused(tmp_path: Path, nodes: Nodes) -> None:
     grid = LocalGrid(nodes)
 

@@ -285,6 +285,7 @@ def test_an_impostor_is_turned_away_and_let_in_when_the_party_has_gone(
     assert trained == [(BAD, "1"), (BAD, "2"), (4711, "3")]
 
 
+@pytest.mark.long
 def test_strangers_are_turned_away_and_hold_up_nothing(tmp_path: Path, train: Split, parties: Nodes) -> None:
     """One with uncollected labels, one that is not a fedalc party, and one that never answers."""
     grid = LocalGrid(parties)

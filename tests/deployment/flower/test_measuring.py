@@ -68,6 +68,7 @@ def test_at_parties_every_held_out_pair_counts_the_same(tmp_path: Path, train: S
     )
 
 
+@pytest.mark.long
 def test_a_party_that_says_it_has_more_weighs_no_more(tmp_path: Path, train: Split, parties: Nodes) -> None:
     grid = LocalGrid(parties)
 

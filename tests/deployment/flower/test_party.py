@@ -195,6 +195,7 @@ def drawn(parties: Nodes, content: RecordDict, monkeypatch: pytest.MonkeyPatch) 
     return np.concatenate(masks)
 
 
+@pytest.mark.long
 def test_the_digests_do_not_tell_whom_a_sample_draws(
     parties: Nodes, honest: RecordDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def asked_in(grid: LocalGrid, kind: str = "train") -> list[int]:
     return [int(group) for node, what, group in grid.asked if node == SLOW and what == kind]
 
 
+@pytest.mark.long
 def test_a_slow_party_costs_one_whole_wait_and_then_little(tmp_path: Path, parties: Nodes, clock: Clock) -> None:
     grid = SlowGrid(parties, clock, slow=range(1, 9))
     waited = rounds_waited(grid, tmp_path / "run", "fedavg", SETTINGS, 8)
@@ -102,6 +103,7 @@ def test_a_slow_party_costs_one_whole_wait_and_then_little(tmp_path: Path, parti
     assert skipped == [3, 5, 6, 8]
 
 
+@pytest.mark.long
 def test_an_answer_in_time_ends_it(tmp_path: Path, parties: Nodes, clock: Clock) -> None:
     grid = SlowGrid(parties, clock, slow=[1, 2, 6])
     waited = rounds_waited(grid, tmp_path / "run", "fedavg", SETTINGS, 7)
@@ -129,6 +131,7 @@ def test_with_too_few_others_nobody_rests(tmp_path: Path, parties: Nodes, clock:
     assert [t for t, _, _ in notes(tmp_path / "run", "was late")] == [1]
 
 
+@pytest.mark.long
 def test_late_in_evaluation_alone(tmp_path: Path, parties: Nodes, clock: Clock) -> None:
     grid = SlowGrid(parties, clock, slow=range(1, 9), kind="evaluate")
     settings = SETTINGS | {"selection.every": 1}

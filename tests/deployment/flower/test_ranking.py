@@ -196,6 +196,7 @@ def recorded(parties: Nodes, folder: Path, config: dict[str, Any]) -> LocalGrid:
     return grid
 
 
+@pytest.mark.long
 def test_rows_that_are_axes_are_sent_as_their_numbers(tmp_path: Path, parties: Nodes) -> None:
     settings = settings_for("fedalc-exact") | {"embeddings.start": "by-frequency"}
     grid = recorded(parties, tmp_path / "axes", asked("fedalc-exact", settings, **HELD_OUT))
@@ -219,6 +220,7 @@ def test_rows_that_parties_train_or_that_are_secret_are_not_shown_to_others_unle
     assert result["rounds"] == len(history) == 3 and {record["phase"] for record in history} == {"fit"}
 
 
+@pytest.mark.long
 def test_set_sizes_are_told_only_if_the_settings_say_so(
     tmp_path: Path, train: Split, parties: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +236,7 @@ def test_set_sizes_are_told_only_if_the_settings_say_so(
     assert sizes.max() <= 5
 
 
+@pytest.mark.long
 def test_a_metric_that_parties_cannot_measure(
     tmp_path: Path, parties: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,6 +277,7 @@ def test_when_parties_rank(options: dict[str, Any], ranks: bool | str) -> None:
     assert settings.selection.keep == ("best" if ranks else "last")
 
 
+@pytest.mark.long
 def test_the_ledger_counts_it_all(tmp_path: Path, parties: Nodes) -> None:
     large = {"encoder.embedding": 100, "encoder.hidden": [400], "encoder.dim": 20, "encoder.dropout": 0.0}
     grid = LocalGrid(parties)
@@ -286,6 +290,7 @@ def test_the_ledger_counts_it_all(tmp_path: Path, parties: Nodes) -> None:
 # --- parties that are away, or lie ---
 
 
+@pytest.mark.long
 def test_who_is_away_is_left_out_of_the_figures(tmp_path: Path, train: Split, parties: Nodes) -> None:
     """Then they are those of the records and labels of the others; nDCG with the whole label sets."""
     grid = LocalGrid(parties)
@@ -370,6 +375,7 @@ def test_a_liar_is_named_and_left_out(tmp_path: Path, parties: Nodes) -> None:
     assert (t, party) == (2, "party 7") and why.startswith("1e+06 hits for P@1, and its held-out records allow 0 to ")
 
 
+@pytest.mark.long
 def test_digests_that_are_not_to_be_held_out(tmp_path: Path, parties: Nodes) -> None:
     """A party that lists other records has no part in the evaluation, and trains all the same."""
     grid = LocalGrid(parties)
@@ -392,6 +398,7 @@ def test_digests_that_are_not_to_be_held_out(tmp_path: Path, parties: Nodes) -> 
 # --- what a party refuses ---
 
 
+@pytest.mark.long
 def test_a_party_with_few_held_out_records_sends_no_hits(tmp_path: Path, parties: Nodes) -> None:
     nodes = {node: {**config, "fewest": 8} for node, config in parties.items()}
     census_folder = tmp_path / "run"
@@ -412,6 +419,7 @@ def changed(content: RecordDict, **task: Any) -> RecordDict:
     return RecordDict({**content, "task": ConfigRecord({**content["task"], **task})})
 
 
+@pytest.mark.long
 def test_a_party_refuses_what_does_not_fit(tmp_path: Path, parties: Nodes) -> None:
     grid = recorded(parties, tmp_path / "run", asked("fedavg-fixed", settings_for("fedavg-fixed"), **HELD_OUT))
     question = next(m for m in grid.pushed if m.metadata.message_type == RANK and m.metadata.dst_node_id == 7)
@@ -451,6 +459,7 @@ def with_rows(content: RecordDict, scale: float) -> RecordDict:
     return RecordDict({**content, "all-rows": pack({"rows": scale * rows})})
 
 
+@pytest.mark.long
 def test_a_party_ranks_with_so_many_models_of_a_run(tmp_path: Path, parties: Nodes) -> None:
     grid = recorded(parties, tmp_path / "run", asked("fedavg-fixed", settings_for("fedavg-fixed"), **HELD_OUT))
     content = next(m.content for m in grid.pushed if m.metadata.message_type == RANK and m.metadata.dst_node_id == 7)
@@ -461,6 +470,7 @@ def test_a_party_ranks_with_so_many_models_of_a_run(tmp_path: Path, parties: Nod
     assert reply.has_error() and "rankings = 5 is outside 1 to 4" in str(reply.error.reason)
 
 
+@pytest.mark.long
 def test_a_party_that_does_not_rank(tmp_path: Path, parties: Nodes) -> None:
     nodes = {**parties, 7: {**parties[7], "allow": "rankings=0"}}
     run(LocalGrid(nodes), tmp_path / "run", asked("fedavg-fixed", settings_for("fedavg-fixed"), **HELD_OUT))
@@ -470,6 +480,7 @@ def test_a_party_that_does_not_rank(tmp_path: Path, parties: Nodes) -> None:
     assert read(tmp_path / "run")[0]["selection"] is not None
 
 
+@pytest.mark.long
 def test_a_model_that_sees_one_record_only(tmp_path: Path, parties: Nodes, train: Split) -> None:
     """All other records have g(x) = 0: the hits would be those of the one."""
     settings = LINEAR | EVERY | {"dtype": "float64", "encoder.output": "raw"}

@@ -143,6 +143,7 @@ def test_stopped_before_its_first_round(tmp_path: Path, parties: Nodes, monkeypa
     assert_bit_for_bit(resumed.model, whole.model)
 
 
+@pytest.mark.long
 def test_stopped_before_its_census_was_saved(tmp_path: Path, parties: Nodes) -> None:
     whole = run(LocalGrid(parties), tmp_path / "whole", asked("fedalc", SETTINGS))
     folder = tmp_path / "run"

@@ -147,6 +147,7 @@ def test_parties_evaluate_with_the_turned_rows(tmp_path: Path, train: Split, par
     assert metrics["party score"] == pytest.approx(scores[split.labels.nonzero()].mean(), rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_same(tmp_path: Path, parties: Nodes) -> None:
     whole = run(LocalGrid(parties), tmp_path / "whole", asked("fedalc-exact", LINEAR | SECRET))
     grid = LocalGrid(parties)

@@ -138,6 +138,7 @@ def test_parties_measure_what_one_place_would(tmp_path: Path, clinics: Path, nod
     assert 0 < measured["party P@1"] < 100
 
 
+@pytest.mark.long
 def test_a_run_is_resumed(tmp_path: Path, nodes: dict[int, dict[str, Any]]) -> None:
     asking = for_three("fedalc-exact", SQUARE | {"server.optimizer": "cg"}, **{"held-out-share": 0.3})
     whole = run(LocalGrid(nodes), tmp_path / "whole", asking)

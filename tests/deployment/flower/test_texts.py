@@ -206,6 +206,7 @@ def test_the_server_sees_no_words(tmp_path: Path, nodes: Nodes) -> None:
             assert not any(word.encode() in seen for word in ("throat", "patient", "brow", "day3"))
 
 
+@pytest.mark.long
 def test_a_run_is_resumed(tmp_path: Path, nodes: Nodes) -> None:
     """Also by parties that lost their state: the server tells them again."""
     asking = for_two("fedalc-exact", LINEAR | {"server.optimizer": "cg"})
@@ -234,6 +235,7 @@ def test_without_a_state_folder(tmp_path: Path, nodes: Nodes) -> None:
     torch.testing.assert_close(found.model.theta, with_state.model.theta, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_features_are_kept_between_messages(tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     turned: list[int] = []
     transform = KeyedVocabularyText.transform

@@ -96,6 +96,7 @@ def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
         Messages.load(tmp_path / "future")
 
 
+@pytest.mark.long
 def test_a_run_from_files_to_training(place: Path) -> None:  # noqa: F811
     """The run id is in the file: nobody has to give it again."""
     client = ("collect", "client", "data", "--key", "key")

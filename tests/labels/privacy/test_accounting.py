@@ -73,6 +73,7 @@ def test_one_release_of_a_sample_by_hand(z: float, rate: float) -> None:
     assert spent_epsilon(z, delta, 1, rate) == pytest.approx(epsilon, rel=1e-3)
 
 
+@pytest.mark.long
 def test_more_of_anything_costs_more() -> None:
     base = spent_epsilon(2.0, DELTA, 100, 0.1)
     assert spent_epsilon(3.0, DELTA, 100, 0.1) < base
@@ -128,6 +129,7 @@ def test_brute_force_by_a_second_hand() -> None:
         assert literal == pytest.approx(delta_of_counts(epsilon, sigma, 2), rel=1e-9)
 
 
+@pytest.mark.long
 def test_more_than_the_sampler_can_tell_is_not_asked_of_it() -> None:
     z = counts_multiplier(1000.0, DELTA, 1, 10)
     assert z == counts_multiplier(50.0, DELTA, 1, 10)

@@ -216,6 +216,7 @@ def test_data_is_known_by_its_label_sets_under_another_name_and_order(privacy_le
     assert Ledger(privacy_ledger.with_name("another")).mark_of(Y) != mark  # says nothing without the ledger's key
 
 
+@pytest.mark.long
 def test_files_of_the_same_label_sets_under_another_key_are_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_without_flower_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.packed is None and found.agrees and found.counted.up > 0
 
 
+@pytest.mark.long
 def test_what_was_counted_in_a_round_is_in_the_bytes_of_a_training(
     table: Communication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +229,7 @@ def test_the_figures_in_the_slips(table: Communication) -> None:
 # --- what is written ---
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_writes_table_and_figure(tmp_path: Path) -> None:
     communication(FOLDER, tmp_path)
