@@ -104,6 +104,7 @@ WRONG: list[tuple[Any, Any, str]] = [
     (NUMBERS, np.full((40, 2), 2), "labels should be 0 or 1"),
     (NUMBERS, [None] * 40, "no train record has a label"),
     ("a text", ["a"], "expected a list of texts, found one text"),
+    ([b"a text"], ["a"], "X: record 0 is not a text but b'a text'"),
     (["a", 3], ["a", "b"], "X: record 1 is not a text but 3"),
     (np.full((40, 2), np.nan), ["a"] * 40, "not a finite number"),
 ]

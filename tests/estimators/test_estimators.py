@@ -126,6 +126,19 @@ def test_raw_texts() -> None:
     assert embedded.shape == (60, 4)
     with pytest.raises(fedalc.DataError, match="expected a list of texts"):
         model.predict(np.ones((2, 3)))
+    for wrong, message in (([], "at least one text"), ([None], "text 0 is missing"), ("apples", r"give \[text\]")):
+        with pytest.raises(ValueError, match=message):
+            model.predict(wrong)
+
+
+def test_a_table_of_texts_is_refused_with_what_to_give() -> None:
+    texts = np.array(["red apples", "blue skies"] * 10)[:, None]
+    for table in (texts, texts.astype(object), texts.tolist()):
+        with pytest.raises(ValueError, match=r"found texts.*one column of a table: frame\['text'\]"):
+            fedalc.FedALCClassifier().fit(table, ["fruit", "weather"] * 10)
+    model = fedalc.FedALCClassifier().fit(texts[:, 0], ["fruit", "weather"] * 10)
+    with pytest.raises(ValueError, match=r"expected a list of texts, as in fit, found a table"):
+        model.predict(texts)
 
 
 def test_thresholds(tagged: tuple[np.ndarray, np.ndarray]) -> None:

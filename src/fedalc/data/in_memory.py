@@ -149,7 +149,7 @@ def _texts(X: Any, what: str) -> list[str] | None:
     if getattr(X, "ndim", 1) != 1:
         return None
     items = list(X)
-    if not items or not any(isinstance(item, str) for item in items):
+    if not items or not any(isinstance(item, str | bytes) for item in items):
         return None
     for number, item in enumerate(items):
         if not isinstance(item, str) and not is_missing(item):

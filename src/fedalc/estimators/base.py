@@ -19,10 +19,11 @@ from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core.arguments import as_flag
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.matrices import ONE_COLUMN
 from fedalc.data.text.features import TextFeatures, fit_text
 from fedalc.errors import ConfigError, DataError
 from fedalc.estimators.targets import Target, read_target
-from fedalc.models.text_parts import are_texts
+from fedalc.models.text_parts import are_rows, are_texts, as_texts
 from fedalc.workflows.train import register_own_encoder, train_on
 
 NAME = "X"  # of the dataset
@@ -113,7 +114,12 @@ class FederatedEstimator(BaseEstimator):
     def _features(self, X: Any, reset: bool = False) -> csr_matrix | np.ndarray:
         """Return X as numbers, after scikit-learn's checks of shape, names and finite values."""
         with value_errors():
-            return validate_data(self, X, reset=reset, accept_sparse="csr", dtype=(np.float32, np.float64))
+            try:
+                return validate_data(self, X, reset=reset, accept_sparse="csr", dtype=(np.float32, np.float64))
+            except ValueError as error:
+                if "could not convert string" in str(error):
+                    raise DataError(f"X: expected numbers, found texts. {ONE_COLUMN}") from None
+                raise
 
     def _experiment(self, data: Dataset) -> Experiment:
         as_flag(self.tune, "tune")
@@ -169,9 +175,13 @@ class FederatedEstimator(BaseEstimator):
         check_is_fitted(self, "run_")
         if self.model_.text is None:
             return self._features(X)
-        if isinstance(X, str) or not are_texts(X):
-            raise InputError("expected a list of texts, as in fit; a single one is [text]")
-        return list(X)
+        if are_rows(X):
+            raise InputError(f"expected a list of texts, as in fit, found a table. {ONE_COLUMN}")
+        with value_errors():
+            texts = as_texts(X)
+        if not texts:
+            raise InputError("expected at least one text, found an empty list")
+        return texts
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:
