@@ -221,6 +221,8 @@ def test_the_search(tagged: tuple[np.ndarray, np.ndarray]) -> None:
         ({"ridge": "big"}, "ridge"),
         ({"device": "gpu"}, "device"),
         ({"random_state": -1}, "seed"),
+        ({"threshold": "best"}, "threshold: expected f1"),
+        ({"threshold": 7}, "threshold: expected f1"),
     ],
 )
 def test_wrong_parameters(parameters: dict[str, Any], message: str) -> None:
@@ -238,6 +240,12 @@ def test_wrong_data(digits: tuple[np.ndarray, np.ndarray]) -> None:
         ("NaN", np.full((2, 2), np.nan), [0, 1], None),
         ("parties", X[:3], y[:3], "north"),
         ("2 .*for 3", X[:3], y[:3], ["a", "b"]),
+        (r"parties: record 1 has no party \(None\)", X[:3], y[:3], ["a", None, "b"]),
+        ("parties: record 0 has no party", X[:3], y[:3], np.array([np.nan, 1, 2])),
+        (r"y: labels of several types: record 0 has 1 \(int\), and record 1 '1' \(text\)", X[:3], [1, "1", 2], None),
+        ("y: labels of several types", X[:3], np.array([1, "1", 2], dtype=object), None),
+        (r"y: the label of record 1 is missing \(None\): leave", X[:3], ["a", None, "b"], None),
+        (r"y: the label of record 2 is missing \(nan\): leave", X[:3], ["a", "b", np.nan], None),
     ]
     for message, features, labels, parties in wrong:
         with pytest.raises(fedalc.DataError, match=message) as found:

@@ -19,7 +19,7 @@ from fedalc.data.tables.build import make_dataset
 from fedalc.data.tables.cells import as_text, is_list, is_missing, kind_of
 from fedalc.data.tables.columns import SPLIT_OF, find_columns
 from fedalc.data.tables.frames import frame_source, is_frame
-from fedalc.data.tables.label_cells import labels_in
+from fedalc.data.tables.label_cells import check_kinds, labels_in
 from fedalc.data.tables.records import Records
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
@@ -178,6 +178,8 @@ def label_rows(Y: Any, table: TableSettings | None = None, what: str = "Y") -> t
         except ValueError as error:
             raise DataError(f"{what}: record {record}: {error}") from None
         rows.append([number.setdefault(label, len(number)) for label in labels])
+    single = ((record, item) for record, cell in enumerate(cells) for item in (cell if is_list(cell) else (cell,)))
+    check_kinds(single, what, ", or give [] if it has none")
     pointers = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
     flat = np.array([label for row in rows for label in row], dtype=np.int64)
     data = np.ones(len(flat), dtype=np.float32)

@@ -20,6 +20,7 @@ from fedalc.core.arguments import as_flag
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.matrices import ONE_COLUMN
+from fedalc.data.tables.cells import is_missing
 from fedalc.data.text.features import TextFeatures, fit_text
 from fedalc.errors import ConfigError, DataError
 from fedalc.estimators.targets import Target, read_target
@@ -92,6 +93,7 @@ class FederatedEstimator(BaseEstimator):
     def _train(self, X: Any, y: Any, parties: Any) -> tuple[Target, Dataset]:
         """Check and train, and keep what all estimators have after a fit."""
         with value_errors():
+            names = _names(parties)
             text = self._fit_text(X) if are_texts(X) else None
             features = self._features(X, reset=True) if text is None else text.transform(list(X))
             target, labels = read_target(y)
@@ -100,7 +102,7 @@ class FederatedEstimator(BaseEstimator):
                     f"Found input variables with inconsistent numbers of samples: [{features.shape[0]}, "
                     f"{labels.shape[0]}]"
                 )
-            data = Dataset(NAME, Split(features, labels, parties=_names(parties)), label_names=target.names, text=text)
+            data = Dataset(NAME, Split(features, labels, parties=names), label_names=target.names, text=text)
             run = train_on(data, self._experiment(data), self.verbose)
         self.run_, self.settings_ = run, run.settings
         self.model_: Any = run.model
@@ -200,4 +202,7 @@ def _names(parties: Any) -> tuple[str, ...] | None:
         return None
     if isinstance(parties, str) or np.ndim(parties) != 1:
         raise DataError(f"parties should name the party of each record, found {parties!r:.60}")
-    return tuple(map(str, np.asarray(parties)))
+    for record, party in enumerate(parties):
+        if is_missing(party):
+            raise DataError(f"parties: record {record} has no party ({party!r:.20}); name the party of each record")
+    return tuple(map(str, parties))
