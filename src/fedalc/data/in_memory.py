@@ -70,12 +70,9 @@ def _from_tables(X: Any, test: Any, name: str, table: TableSettings, text: TextS
             parts[split] = part
         if "train" not in parts:
             raise DataError(f"{name}: has no split called train; the splits are {', '.join(map(str, X))}")
-    elif is_frame(X):
-        parts = {"train": X}
     else:
-        raise ConfigError(
-            f"expected labels: {type(X).__name__} has none. Give train(X, Y), or a data frame with a label column", "Y"
-        )
+        check_has_labels(X, "dataset_from(X, Y)")
+        parts = {"train": X}
     if test is not None:
         if not is_frame(test) or "test" in parts:
             raise ConfigError("expected one data frame, as for training", "test")
@@ -84,6 +81,14 @@ def _from_tables(X: Any, test: Any, name: str, table: TableSettings, text: TextS
         split: frame_source(part, f"{name} ({split})" if len(parts) > 1 else name) for split, part in parts.items()
     }
     return dataset_of_tables(name, sources, table, text)
+
+
+def check_has_labels(X: Any, call: str) -> None:
+    """Refuse records without labels. `call`: what to call instead."""
+    if not is_frame(X) and not _frames_by_split(X):
+        raise ConfigError(
+            f"expected labels: {type(X).__name__} has none. Give {call}, or a data frame with a label column", "Y"
+        )
 
 
 def records_to_evaluate(X: Any, Y: Any, table: TableSettings, split: str) -> Records:
