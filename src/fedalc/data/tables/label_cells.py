@@ -72,6 +72,31 @@ def labels_in(cell: Any, separator: str | None) -> list[str]:
     return list(dict.fromkeys(name for each in names if (name := each.strip())))
 
 
+def separator_hint(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return what to do about unknown labels, if other separators would make known ones of them; otherwise nothing.
+
+    >>> separator_hint(["sport/trade", "art"], ["sport", "trade"])
+    "If '/' separates labels, give --label-separator '/' (in Python table={'label_separator': '/'})"
+    >>> separator_hint(["Home", "Garden"], ["Home, Garden"])
+    "If ',' is part of a label's name, give --label-separator none (in Python table={'label_separator': 'none'})"
+    """
+    unknown, known = set(unknown), set(known)
+    for mark in (*SEPARATORS, "\t", "/", "+", "&", " "):
+        if any(mark in name and _parts(name, mark) <= known for name in unknown):
+            how, value = f"{mark!r} separates labels", repr(mark)
+        elif any(mark in name and _parts(name, mark) <= unknown for name in known):
+            how, value = f"{mark!r} is part of a label's name", "none"
+        else:
+            continue
+        python = {"label_separator": mark if value != "none" else value}
+        return f"If {how}, give --label-separator {value} (in Python table={python})"
+    return ""
+
+
+def _parts(name: str, mark: str) -> set[str]:
+    return {part.strip() for part in name.split(mark)} - {""}
+
+
 def check_kinds(labels: Iterable[tuple[int, Any]], what: str, none: str = "") -> None:
     """Refuse labels, each with its record, that are missing or of several types: 1 and "1" would become one label, and
     1 and 1.0 two. `none`: what to give for a record without a label."""
