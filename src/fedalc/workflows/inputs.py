@@ -26,7 +26,8 @@ def given_data(
     messages tell to call."""
     if first is None and labels is None and data is None and "dataset" not in keys:
         raise ConfigError(
-            f'expected data, found None. Give {call}X, Y), a data frame, a path, or a name: fedalc.{call}"demo")', "data"
+            f'expected data, found None. Give {call}X, Y), a data frame, a path, or a name: fedalc.{call}"demo")',
+            "data",
         )
     first = None if first is NOT_GIVEN else first
     if test is not None and (first is None or isinstance(first, str | os.PathLike | Dataset)):
