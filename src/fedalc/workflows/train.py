@@ -35,6 +35,7 @@ from fedalc.runs.folder import (
     clear_leftovers,
     only_writer,
     open_folder,
+    other_data,
     read_settings,
 )
 from fedalc.runs.result import Result, read_result, write_result
@@ -320,9 +321,8 @@ def train_or_continue(
         if folder is not None and begun:
             before = begun_with(settings, folder, data)
             if before is None:
-                raise OtherSettings(
-                    f"{folder} was made with other settings; give another folder, or replace it (--overwrite)"
-                )
+                made = other_data(folder, settings) or " with other settings"
+                raise OtherSettings(f"{folder} was made{made}; give another folder, or replace it (--overwrite)")
             settings = before
         if folder is not None and begun and (folder / "result.json").exists():
             return load_run(folder)
