@@ -28,15 +28,14 @@ def print_labels(console: Console, dataset: Dataset, every: bool) -> None:
 
     hidden = 0 if every or dataset.label_count <= FEW else dataset.label_count - 2 * ENDS
     counts = label_counts(dataset, ENDS if hidden else None)
-    shown = [*counts[:ENDS], None, *counts[ENDS:]] if hidden else counts
-
-    def column(heading: str, numbers: list[int | None]) -> PlainColumn:
-        return PlainColumn(heading, ["…" if number is None else f"{number:,}" for number in numbers], right=True)
-
-    columns = [PlainColumn("records of the label", ["…" if one is None else one.name for one in shown], wraps=True)]
-    columns += [column(name, [one and one.records[name] for one in shown]) for name in dataset.splits]
-    if dataset.train.parties is not None:
-        columns.append(column("parties", [one and one.parties for one in shown]))
+    rows = [(one.name, *(f"{count:,}" for count in one.numbers)) for one in counts]
+    if hidden:
+        rows.insert(ENDS, ("…",) * len(rows[0]))
+    headings = ("records of the label", *dataset.splits, *(["parties"] if dataset.train.parties is not None else []))
+    columns = [
+        PlainColumn(heading, cells, right=at > 0, wraps=at == 0)
+        for at, (heading, cells) in enumerate(zip(headings, zip(*rows, strict=True), strict=True))
+    ]
     console.print(plain_table(columns, console.width))
     if hidden:
         console.print(f"{hidden:,} labels in between; all: --labels")

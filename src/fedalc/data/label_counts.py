@@ -19,6 +19,10 @@ class LabelCount:
     records: Mapping[str, int]
     parties: int | None = None
 
+    @property
+    def numbers(self) -> list[int]:
+        return [*self.records.values(), *([] if self.parties is None else [self.parties])]
+
 
 @dataclass(frozen=True)
 class Shared:
