@@ -51,8 +51,8 @@ def read_target(y: Any) -> tuple[Target, csr_matrix]:
                 "sklearn.preprocessing.MultiLabelBinarizer"
             )
     if not (issparse(y) or hasattr(y, "columns")):
-        is_plain = isinstance(y, list | tuple) or getattr(y, "dtype", None) == object
-        if is_plain and any(label is None or isinstance(label, str) for label in y):  # numpy makes texts of all
+        plain = isinstance(y, list | tuple) or (getattr(y, "ndim", 0) == 1 and y.dtype.kind == "O")
+        if plain and any(label is None or isinstance(label, str) for label in y):  # numpy makes texts of all
             check_kinds(enumerate(y), "y")
         y = np.asarray(y)
     try:

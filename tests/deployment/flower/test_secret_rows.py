@@ -202,7 +202,7 @@ def precision(model: TrainedModel, rows: torch.Tensor, test: Split) -> float:
 
 
 def test_the_server_cannot_predict_with_what_it_keeps(tmp_path: Path, demo: tuple[Path, Path, fedalc.Dataset]) -> None:
-    """θ, W and the counts of labels: as bad as naming a label at random; with a guess, far from the model with the key."""
+    """θ, W and the counts of labels: as bad as a label at random; with a guess, far from the model with the key."""
     folder, _, data = demo
     kept, complete = TrainedModel.load(folder / "model"), named(demo, tmp_path / "model")
     order = [data.label_names.index(name) for name in complete.label_names]
