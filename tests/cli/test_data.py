@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from fedalc.cli.data import app
+from fedalc.data import load_dataset
+from fedalc.data.formats.table_settings import TableSettings
+from tests.data.clinics import HELD, union, write_clinics
 from tests.data.layouts import pack, picture, voc, write_files
 
 
@@ -178,3 +183,38 @@ def test_check_says_what_to_look_at(run, tmp_path: Path) -> None:  # type: ignor
 def test_check_of_a_known_dataset_looks_at_the_records_too(run) -> None:  # type: ignore[no-untyped-def]
     result = run("check", "demo")
     assert result.exit_code == 0 and "fedalc train --dataset demo" in result.stdout
+
+
+def test_check_lists_labels_with_their_records(run) -> None:  # type: ignore[no-untyped-def]
+    """All of them if they are few; otherwise the ends, unless asked."""
+    held = load_dataset("demo").train.labels.getnnz(axis=0)
+    named = dict(zip(load_dataset("demo").label_names, held.tolist(), strict=True))
+
+    def listed(*options: str) -> list[tuple[str, int]]:
+        lines = [line.split() for line in run("check", "demo", *options).stdout.splitlines()]
+        return [(line[0], int(line[1])) for line in lines if len(line) == 3 and line[0] in named]
+
+    ends, every = listed(), listed("--labels")
+    assert len(ends) == 10 and dict(every) == named and all(named[name] == count for name, count in ends)
+    assert [count for _, count in every] == sorted(held, reverse=True) and ends == every[:5] + every[-5:]
+    assert "69 labels in between; all: --labels" in run("check", "demo").stdout
+    found = json.loads(run("check", "demo", "--labels", "--json").stdout)
+    assert [(one["name"], one["records"]["train"]) for one in found["labels_by_records"]] == every
+    assert "labels_by_records" not in json.loads(run("check", "demo", "--json").stdout)
+
+
+def test_check_says_what_parties_share(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = write_clinics(tmp_path / "clinics", union())
+    result = run("check", str(folder), "--test-share", "0")
+    train = load_dataset(folder, table=TableSettings(test_share=0)).train
+    at = {
+        party: {row.tobytes() for row in train.features.toarray()[np.array(train.parties) == party]} for party in HELD
+    }
+    several = {row for one, other in combinations(HELD, 2) for row in at[one] & at[other]}
+    rows = _rows(result.stdout)
+    assert len(several) > 5
+    assert rows["records at several parties"] == f"{len(several)} of {len(set().union(*at.values()))} different ones"
+    assert rows["labels at several parties"] == "4: label 0, label 1, label 2, label 3"
+    parties = {"0": 2, "1": 2, "2": 2, "3": 2, "4": 1, "5": 1, "6": 1}
+    lines = [line.split() for line in result.stdout.splitlines() if line.startswith("label ")]
+    assert {line[1]: int(line[-1]) for line in lines} == parties

@@ -109,6 +109,24 @@ def test_labels_that_have_nothing_in_common_are_refused(place: Path, tmp_path: P
     assert "none of its labels is one of the model's" in ended.stderr
 
 
+def test_another_separator_is_hinted_at(tmp_path: Path) -> None:
+    kinds = [("red apples", "fruit", "food"), ("blue skies", "weather", "sky"), ("green pears", "fruit", "food")]
+    for name, mark in (("train", "|"), ("other", "; ")):
+        lines = [f"{text} of day {day},{mark.join(labels)}" for day in range(10) for text, *labels in kinds]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,labels", *lines, f"some rain,{kinds[1][1]}"]) + "\n")
+    run("train", "--dataset", "train.csv", "--no-tune", "--name", "run", cwd=tmp_path)
+    said = run("evaluate", "runs/run", "other.csv", cwd=tmp_path).stdout
+    assert "2 labels are unknown" in said and "If ';' separates labels, give --label-separator ';'" in said
+    assert "unknown" not in run("evaluate", "runs/run", "other.csv", "--label-separator", ";", cwd=tmp_path).stdout
+    none = (tmp_path / "other.csv").read_text().replace("some rain,weather\n", "")
+    (tmp_path / "other.csv").write_text(none)
+    ended = run("evaluate", "runs/run", "other.csv", cwd=tmp_path, code=2)
+    assert "none of its labels is one of the model's" in ended.stderr and "--label-separator ';'" in ended.stderr
+    run("train", "--dataset", "train.csv", "--no-tune", "--name", "one", "--label-separator", "none", cwd=tmp_path)
+    said = run("evaluate", "runs/one", "train.csv", "--label-separator", "|", cwd=tmp_path).stdout
+    assert "If '|' is part of a label's name, give --label-separator none" in said
+
+
 def test_a_model_without_probabilities(place: Path) -> None:
     assert "fedalc calibrate" in run("evaluate", "runs/plain", cwd=place).stdout
     assert "micro-F1" not in result(place, "plain")

@@ -304,3 +304,19 @@ def test_ctrl_c_saves_and_resume_finishes(folder: Path) -> None:
     process.communicate(timeout=60)
     after = json.loads((folder / "runs" / "long" / "checkpoint" / "facts.json").read_text())["federated"]["round"]
     assert after > before
+
+
+def test_files_of_one_stem_are_told_apart_where_their_runs_clash(tmp_path: Path) -> None:
+    """a.csv and a.tsv have the same default name."""
+    rows = [f"red apples {n},fruit\nblue sky {n},sky\n" for n in range(9)]
+    (tmp_path / "a.csv").write_text("text,labels\n" + "".join(rows))
+    (tmp_path / "a.tsv").write_text(("text,labels\n" + "".join(rows)).replace(",", "\t"))
+    run("train", "--dataset", "a.csv", "--no-tune", cwd=tmp_path)
+    ended = run("train", "--dataset", "a.tsv", "--no-tune", cwd=tmp_path, code=2)
+    said = f"already holds a run on other data, {tmp_path / 'a.csv'}; choose another --name, or replace it"
+    assert said in ended.stderr and "--resume" not in ended.stderr
+    assert "--resume" in run("train", "--dataset", "a.csv", "--no-tune", cwd=tmp_path, code=2).stderr
+    command = ["--methods", "fedalc-oneshot", "-q", "--name", "c"]
+    run("compare", "--dataset", "a.csv", *command, cwd=tmp_path)
+    ended = run("compare", "--dataset", "a.tsv", *command, cwd=tmp_path, code=2)
+    assert f"was made on other data, {tmp_path / 'a.csv'}; give another folder" in ended.stderr

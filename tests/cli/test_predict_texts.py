@@ -97,6 +97,8 @@ def test_what_is_refused(folder: Path) -> None:
     assert "some/where: no such file" in run("predict", "run", "some/where", cwd=folder, code=2).stderr
     (folder / "latin.txt").write_bytes("corn\nÖl".encode("latin-1"))
     assert "line 2 is not UTF-8" in run("predict", "run", "latin.txt", cwd=folder, code=2).stderr
+    (folder / "noise.txt").write_bytes(bytes(range(256)))
+    assert "noise.txt: is not text but binary data" in run("predict", "run", "noise.txt", cwd=folder, code=2).stderr
     (folder / "empty.txt").write_text("")
     assert "one per line" in run("predict", "run", "empty.txt", cwd=folder, code=2).stderr
     encoder = run("predict", "run", "corn", "--text-encoder", "x", cwd=folder, code=2)

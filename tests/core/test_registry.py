@@ -12,7 +12,7 @@ import pytest
 
 from fedalc.core import registry as module
 from fedalc.core.plugins import load_plugins, plugins_in
-from fedalc.core.registry import ENCODERS, METHODS, ORACLES, Registry
+from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES, Registry
 from fedalc.errors import ConfigError, FedalcError
 
 
@@ -80,6 +80,11 @@ def test_an_unknown_name_is_refused_with_a_close_one(registry: Registry) -> None
     assert str(registry.problem("countr")).startswith(said)
     assert registry.problem("counter") is registry.problem("taken") is None
     assert registry.problem(["counter"]) is not None
+    assert all("did you mean 'counter'?" in str(registry.problem(name)) for name in ("Counter", "COUNTER", "COUNTR "))
+    for near in ("FedALC-Exact", "fedalc_exact", "FEDALC EXACT", "fedalcexact"):
+        assert "did you mean 'fedalc-exact'?" in str(METHODS.problem(near))
+    assert "did you mean 'fedalc'?" in str(METHODS.problem("FedALC")) and "did" not in str(METHODS.problem("xyz"))
+    assert "did you mean 'P@1'?" in str(METRICS.problem("p@1"))
 
 
 def test_entry_points_of_packages(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ def test_numbers() -> None:
     assert (split.name, len(split.train), len(split.test)) == ("mine", 30, 10)
     assert dataset_from(NUMBERS, list(range(10)) * 4).label_names == tuple(map(str, range(10)))
     assert dataset_from(NUMBERS, [10, 9] * 20).label_names == ("9", "10")
+    assert dataset_from(NUMBERS, [10, np.int64(9), [], [9, 10]] * 10).label_names == ("9", "10")
 
 
 def test_what_to_predict_on() -> None:
@@ -102,8 +103,16 @@ WRONG: list[tuple[Any, Any, str]] = [
     (NUMBERS, "a", "Y: expected the labels of every record, found 'a'"),
     (NUMBERS, 3, "Y: expected the labels of every record, found 3"),
     (NUMBERS, np.full((40, 2), 2), "labels should be 0 or 1"),
-    (NUMBERS, [None] * 40, "no train record has a label"),
+    (NUMBERS, [[]] * 40, "no train record has a label"),
+    (NUMBERS, [None] * 40, r"Y: the label of record 0 is missing \(None\): leave the record out, or give \[\]"),
+    (NUMBERS, ["a", float("nan")] * 20, r"Y: the label of record 1 is missing \(nan\)"),
+    (NUMBERS, [["a"], ["b", None]] * 20, "Y: the label of record 1 is missing"),
+    (NUMBERS, [1, "1"] * 20, r"Y: labels of several types: record 0 has 1 \(int\), and record 1 '1' \(text\)"),
+    (NUMBERS, [[1], ["1", "2"]] * 20, "Y: labels of several types"),
+    (NUMBERS, [1, 1.0] * 20, r"1 \(int\), and record 1 1.0 \(float\)"),
+    (NUMBERS, [True, 1] * 20, r"True \(bool\), and record 1 1 \(int\)"),
     ("a text", ["a"], "expected a list of texts, found one text"),
+    ([b"a text"], ["a"], "X: record 0 is not a text but b'a text'"),
     (["a", 3], ["a", "b"], "X: record 1 is not a text but 3"),
     (np.full((40, 2), np.nan), ["a"] * 40, "not a finite number"),
 ]

@@ -10,8 +10,8 @@ import pytest
 import fedalc
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.load import load_dataset
-from fedalc.data.text.agreed import agreed_text
-from fedalc.data.text.features import VocabularyText, fit_text
+from fedalc.data.text.agreed import DocumentCounter, agreed_text
+from fedalc.data.text.features import VocabularyText, fit_text, text_from_parts
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
 from tests.commands import run as command
@@ -38,6 +38,18 @@ def write_texts(folder: Path) -> Path:
 @pytest.fixture
 def clinics(tmp_path: Path) -> Path:
     return write_texts(tmp_path / "clinics")
+
+
+@pytest.mark.parametrize("kind", ["vocabulary", "hashing"])
+def test_a_counter_has_a_column_for_every_term_and_can_be_saved(kind: str) -> None:
+    counter = DocumentCounter(TextSettings(kind=kind, buckets=64, least_documents=5))
+    assert counter.documents == 0 and counter.feature_count == (64 if kind == "hashing" else 0)
+    rows = counter.transform(["dry throat", "red skin", "dry skin"])
+    assert counter.documents == 3 and rows.shape == (3, counter.feature_count)
+    if kind == "vocabulary":
+        assert dict(zip(counter.fitted.terms, rows.getnnz(axis=0).tolist(), strict=True))["skin"] == 2
+    again = text_from_parts(*counter.parts())
+    assert (again.transform(["dry throat", "red skin", "dry skin"]) != rows).nnz == 0
 
 
 def test_parties_agree_by_numbers_of_documents(clinics: Path) -> None:

@@ -126,6 +126,19 @@ def test_raw_texts() -> None:
     assert embedded.shape == (60, 4)
     with pytest.raises(fedalc.DataError, match="expected a list of texts"):
         model.predict(np.ones((2, 3)))
+    for wrong, message in (([], "at least one text"), ([None], "text 0 is missing"), ("apples", r"give \[text\]")):
+        with pytest.raises(ValueError, match=message):
+            model.predict(wrong)
+
+
+def test_a_table_of_texts_is_refused_with_what_to_give() -> None:
+    texts = np.array(["red apples", "blue skies"] * 10)[:, None]
+    for table in (texts, texts.astype(object), texts.tolist()):
+        with pytest.raises(ValueError, match=r"found texts.*one column of a table: frame\['text'\]"):
+            fedalc.FedALCClassifier().fit(table, ["fruit", "weather"] * 10)
+    model = fedalc.FedALCClassifier().fit(texts[:, 0], ["fruit", "weather"] * 10)
+    with pytest.raises(ValueError, match=r"expected a list of texts, as in fit, found a table"):
+        model.predict(texts)
 
 
 def test_thresholds(tagged: tuple[np.ndarray, np.ndarray]) -> None:
@@ -208,6 +221,8 @@ def test_the_search(tagged: tuple[np.ndarray, np.ndarray]) -> None:
         ({"ridge": "big"}, "ridge"),
         ({"device": "gpu"}, "device"),
         ({"random_state": -1}, "seed"),
+        ({"threshold": "best"}, "threshold: expected f1"),
+        ({"threshold": 7}, "threshold: expected f1"),
     ],
 )
 def test_wrong_parameters(parameters: dict[str, Any], message: str) -> None:
@@ -225,6 +240,12 @@ def test_wrong_data(digits: tuple[np.ndarray, np.ndarray]) -> None:
         ("NaN", np.full((2, 2), np.nan), [0, 1], None),
         ("parties", X[:3], y[:3], "north"),
         ("2 .*for 3", X[:3], y[:3], ["a", "b"]),
+        (r"parties: record 1 has no party \(None\)", X[:3], y[:3], ["a", None, "b"]),
+        ("parties: record 0 has no party", X[:3], y[:3], np.array([np.nan, 1, 2])),
+        (r"y: labels of several types: record 0 has 1 \(int\), and record 1 '1' \(text\)", X[:3], [1, "1", 2], None),
+        ("y: labels of several types", X[:3], np.array([1, "1", 2], dtype=object), None),
+        (r"y: the label of record 1 is missing \(None\): leave", X[:3], ["a", None, "b"], None),
+        (r"y: the label of record 2 is missing \(nan\): leave", X[:3], ["a", "b", np.nan], None),
     ]
     for message, features, labels, parties in wrong:
         with pytest.raises(fedalc.DataError, match=message) as found:

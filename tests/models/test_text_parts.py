@@ -40,11 +40,30 @@ def test_saved_with_the_model(method: str, kind: str, tmp_path: Path) -> None:
         model.predict("more corn")
 
 
+def test_a_model_of_texts_says_what_is_not_a_text() -> None:
+    model = fedalc.train(data=dataset(), method="fedalc-oneshot").model
+    for wrong, message in (
+        ([None], r"text 0 is missing \(None\)"),
+        (["corn", float("nan")], r"text 1 is missing \(nan\)"),
+        (np.array([None, "corn"], dtype=object), "text 0 is missing"),
+        ([b"corn"], r"text 0 is bytes.*decode"),
+        (np.array([b"corn"]), "text 0 is bytes"),
+        (b"corn", r"give \[text\]"),
+        ([5], "text 0 is not a string: 5"),
+        (None, "expected a list of texts, found None"),
+        ([["corn"]], r"such as 'corn'. Texts are a list, or one column"),
+    ):
+        with pytest.raises(DataError, match=message):
+            model.predict(wrong)
+    assert model.predict([], 1)[0].shape == (0, 1) and model.predict(np.array([]))[0].shape[0] == 0
+
+
 def test_a_model_of_features_refuses_a_text() -> None:
     data = dataset()
     run = fedalc.train(data=fedalc.Dataset("rows", data.train, data.test), method="fedalc-oneshot")
-    with pytest.raises(DataError, match="not on raw texts"):
-        run.model.predict(["more corn"])
+    for text in ("more corn", ["more corn"], [b"more corn"], [None, "more corn"]):
+        with pytest.raises(DataError, match="not on raw texts"):
+            run.model.predict(text)
 
 
 def test_damaged_parts_are_refused(tmp_path: Path) -> None:

@@ -151,6 +151,19 @@ def test_a_penalty_at_the_edge_is_noted_once() -> None:
     assert "tried" not in printed([within, result(selection=None), result(selection=["x"])], 140)
 
 
+def test_a_small_test_set_is_noted_once() -> None:
+    few = result(test_records=8, test_labels=3)
+    said = "demo: there are only 8 test records: each is 12.5 points of P@1"
+    assert (
+        printed([few, few | {"seed": 1}, result(test_records=8, test_labels=3, method="fedaws")], 140).count(said) == 1
+    )
+    assert f"\n\n{said}\n" in markdown_table([few])
+    alone = result(test_records=1000, test_labels=1)
+    assert "all test records have the same label or none" in printed([alone], 140)
+    for enough in (result(test_records=30, test_labels=2), result(), result(test_records=None, test_labels=None)):
+        assert "test records" not in printed([enough], 140)
+
+
 def test_all_methods_fit_a_narrow_terminal() -> None:
     shown = printed([result(method, collapse={"max_cosine": -1e-9}) for method in (*METHODS, *ORACLES)], 80)
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown and "-0.000" not in shown

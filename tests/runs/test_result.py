@@ -47,3 +47,13 @@ def test_an_error_names_the_field(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"metrics": {"P@1": 3.0}, "bytes_up": "many"}')
     with pytest.raises(FedalcError, match=r"damaged: `bytes_up`: .*valid integer; .*--resume"):
         read_partial_result(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fedalc-oneshot", "ovr"])
+def test_the_size_of_the_test_set_is_in_the_result(method: str) -> None:
+    data = small_dataset()
+    found = fedalc.train(data, method=method).result
+    assert found["test_records"] == len(data.test)
+    assert found["test_labels"] == len(set(data.test.labels.indices.tolist()))
+    without = fedalc.train(fedalc.Dataset("train only", data.train), method=method).result
+    assert not {"test_records", "test_labels"} & set(without)

@@ -132,6 +132,20 @@ def test_none_is_not_the_demo() -> None:
             call()
 
 
+def test_errors_name_the_function_that_was_called() -> None:
+    X, Y = np.eye(4), ["a", "b"] * 2
+    for call, message in (
+        (lambda: fedalc.compare(["fedavg"], (X, Y)), r"tuple has none. Give compare\(methods, X, Y\)"),
+        (lambda: fedalc.compare(["fedavg"], None), r'fedalc.compare\(methods, "demo"\)'),
+        (lambda: fedalc.compare(["fedavg"], labels=Y), r"give both, compare\(methods, X, Y\)"),
+        (lambda: fedalc.compare(["fedavg"], "demo", test=(X, Y)), r"in memory: compare\(methods, X, Y, test="),
+        (lambda: fedalc.train((X, Y)), r"tuple has none. Give train\(X, Y\)"),
+        (lambda: fedalc.data.dataset_from((X, Y)), r"tuple has none. Give dataset_from\(X, Y\)"),
+    ):
+        with pytest.raises(fedalc.ConfigError, match=message):
+            call()
+
+
 def test_a_folder_that_is_taken_hides_no_other_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data that the run there has not read is read first. Otherwise the folder is refused at once."""
     (tmp_path / "a.csv").write_text(

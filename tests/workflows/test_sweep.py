@@ -98,6 +98,32 @@ def test_a_sweep_goes_on_where_it_stopped_and_grows(tmp_path: Path) -> None:
         fedalc.sweep(grid, folder=tmp_path / "a", encoder=ENCODER, **{**keys, "rounds": 5})
 
 
+def test_a_finished_sweep_of_a_table_trains_nothing_again(tmp_path: Path) -> None:
+    """The columns that were found are settings too."""
+    table = tmp_path / "mine.csv"
+    rows = [f"{('apple', 'sky', 'sea')[n % 3]} number {n % 7},{('fruit', 'air', 'water')[n % 3]}" for n in range(60)]
+    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    swept(tmp_path / "sweep", dataset=str(table))
+    before = (tmp_path / "sweep" / "best" / "result.json").read_bytes()
+    counting = Counting()
+    swept(tmp_path / "sweep", dataset=str(table), callbacks=counting)
+    assert not counting.trained and (tmp_path / "sweep" / "best" / "result.json").read_bytes() == before
+
+
+def test_settings_that_follow_from_the_data_are_no_other_settings(tmp_path: Path) -> None:
+    """Rounds that are minibatches: their number is in config.toml, not in the request."""
+    keys = {"method": "fedalc-exact", "tuning": {"batch": 40, "epochs": 1}, "dataset": small_dataset(instances=120)}
+    keys["encoder"] = {"name": "mlp", "dim": 4, "hidden": [4]}
+    keys |= {"client": {"loss": "softmax"}, "server": {"optimizer": "adam"}}
+    grid = {"server.learning_rate": [0.01, 0.1]}
+    fedalc.sweep(grid, folder=tmp_path / "sweep", **keys)
+    counting = Counting()
+    again = fedalc.sweep(grid, folder=tmp_path / "sweep", callbacks=counting, **keys)
+    assert not counting.trained and again.run.settings.rounds > 1 and again.run.settings.tuning.batch is None
+    with pytest.raises(ConfigError, match="other settings"):
+        fedalc.sweep(grid, folder=tmp_path / "sweep", **{**keys, "tuning": {"batch": 20, "epochs": 1}})
+
+
 def test_a_trial_that_fails_is_listed_and_the_others_go_on(tmp_path: Path) -> None:
     keys = {"method": "fedavg", "rounds": 3, "encoder": {**ENCODER, "output": "raw"}, "client": {"loss": "square"}}
     grid = {"server.learning_rate": [0.01, 1e30]}

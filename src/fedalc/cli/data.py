@@ -145,6 +145,9 @@ def check(
     table: TableOptions,
     data_dir: DataDir = None,
     set_: Set = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="list all labels with their number of records, not only the most and least")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
     """Read a dataset, count what is in it, and say what to look at: duplicates, empty records, labels that cannot be
@@ -156,7 +159,7 @@ def check(
     """
     from rich.progress import Progress
 
-    from fedalc.cli.data_check import as_json, print_findings
+    from fedalc.cli.data_check import as_json, print_findings, print_labels
     from fedalc.config.resolve import experiment
     from fedalc.data import ImageOptions, load_dataset
     from fedalc.data.catalog.datasets import entry as find
@@ -183,7 +186,7 @@ def check(
     entry = None if is_folder else find(name)
     checks = [] if entry is None else check_files(dataset_dir(entry, data_dir), entry) + compare(dataset, entry)
     if json:
-        typer.echo(as_json(dataset, notes, checks))
+        typer.echo(as_json(dataset, notes, checks, labels))
     else:
         for note in notes:
             console.print(note)
@@ -192,6 +195,7 @@ def check(
             _print_checks(checks)
         else:
             _print_counts(dataset)
+        print_labels(console, dataset, labels)
         print_findings(console, dataset, name)
     if (notes and is_folder) or not all(line.ok for line in checks):
         raise typer.Exit(1)

@@ -16,6 +16,31 @@ if TYPE_CHECKING:
     from fedalc.data.dataset import Dataset
 
 
+FEW = 20
+"""Up to this many labels are all listed."""
+ENDS = 5  # of more labels, the most and the least frequent
+
+
+def print_labels(console: Console, dataset: Dataset, every: bool) -> None:
+    """Print how many records have each label: all labels if they are few, or `every` is asked for."""
+    from fedalc.data.label_counts import label_counts
+    from fedalc.report.plain_tables import PlainColumn, plain_table
+
+    hidden = 0 if every or dataset.label_count <= FEW else dataset.label_count - 2 * ENDS
+    counts = label_counts(dataset, ENDS if hidden else None)
+    rows = [(one.name, *(f"{count:,}" for count in one.numbers)) for one in counts]
+    if hidden:
+        rows.insert(ENDS, ("…",) * len(rows[0]))
+    headings = ("records of the label", *dataset.splits, *(["parties"] if dataset.train.parties is not None else []))
+    columns = [
+        PlainColumn(heading, cells, right=at > 0, wraps=at == 0)
+        for at, (heading, cells) in enumerate(zip(headings, zip(*rows, strict=True), strict=True))
+    ]
+    console.print(plain_table(columns, console.width))
+    if hidden:
+        console.print(f"{hidden:,} labels in between; all: --labels")
+
+
 def print_findings(console: Console, dataset: Dataset, name: str) -> None:
     """Print each finding with what to do about it."""
     from fedalc.data.findings import findings
@@ -30,9 +55,10 @@ def print_findings(console: Console, dataset: Dataset, name: str) -> None:
     console.print(f"train on it with: fedalc train --dataset {shlex.quote(name)}")
 
 
-def as_json(dataset: Dataset, notes: Sequence[str], checks: Sequence[Check]) -> str:
+def as_json(dataset: Dataset, notes: Sequence[str], checks: Sequence[Check], with_labels: bool = False) -> str:
     """Return what was found as JSON."""
     from fedalc.data.findings import findings
+    from fedalc.data.label_counts import label_counts, shared
 
     held = dataset.train.labels.getnnz(axis=0)
     parties = getattr(dataset.train, "parties", None)
@@ -44,8 +70,11 @@ def as_json(dataset: Dataset, notes: Sequence[str], checks: Sequence[Check]) -> 
         "positives": {"least": int(held.min()), "median": float(np.median(held)), "most": int(held.max())},
         "users": None if dataset.users is None else len(set(dataset.users)),
         "parties": None if parties is None else len(set(parties)),
+        "shared": None if (common := shared(dataset)) is None else asdict(common),
         "notes": [*notes, *dataset.notes],
         "checks": [check._asdict() for check in checks],
         "findings": [asdict(finding) for finding in findings(dataset)],
     }
+    if with_labels:
+        answer["labels_by_records"] = [asdict(one) for one in label_counts(dataset)]
     return json.dumps(answer, ensure_ascii=False, indent=1)

@@ -98,10 +98,14 @@ def _check_run(run: Path) -> None:
 
 
 def _table(found: Evaluation) -> str:
+    from fedalc.data.tables.label_cells import separator_hint
+
     lines = [f"{found.data.name}: {found.records:,} records, metrics in percent"]
     if found.unknown_labels:
         shown = ", ".join(found.unknown_labels[:5]) + (", …" if len(found.unknown_labels) > 5 else "")
         lines.append(f"{len(found.unknown_labels):,} labels are unknown to the model and count as missed: {shown}")
+        if hint := separator_hint(found.unknown_labels, found.model.label_names):
+            lines.append(hint)
     width = max(map(len, found.metrics), default=0)
     lines += [f"{name:{width}}  {value:6.2f}" for name, value in found.metrics.items()]
     quality = found.probabilities

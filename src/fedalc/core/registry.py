@@ -78,8 +78,9 @@ class Registry(Mapping[str, Any]):
         known = [*self, *self.reserved]
         if isinstance(name, str) and name in known:
             return None
-        close = difflib.get_close_matches(str(name), known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        plain = {_plain(one): one for one in known}
+        close = difflib.get_close_matches(_plain(str(name)), plain, n=1)
+        hint = f" (did you mean {plain[close[0]]!r}?)" if close else ""
         own = "One of your own needs --plugin, or an import of the module that registers it"
         return f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(known) or 'none'}. {own}"
 
@@ -101,6 +102,11 @@ class Registry(Mapping[str, Any]):
 
     def _is_builtin(self, name: str, item: Any) -> bool:
         return _origin(item) == self._builtin[name].replace(":", ".")
+
+
+def _plain(name: str) -> str:
+    """Return a name in small letters and with hyphens, to compare."""
+    return re.sub(r"[\s_]+", "-", name.strip().lower())
 
 
 def _origin(item: Any) -> str:

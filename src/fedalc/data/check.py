@@ -12,10 +12,12 @@ from fedalc.data.catalog.datasets import Entry, ImageSet
 from fedalc.data.dataset import Dataset
 from fedalc.data.formats.text_stream import LineReader
 from fedalc.data.images.images import Images
+from fedalc.data.label_counts import shared
 from fedalc.data.parties import describe_parties
 
 _ROUNDING = 0.0051
 """Published averages have two decimals."""
+SHOWN = 5  # labels that several parties have
 
 
 class Check(NamedTuple):
@@ -94,6 +96,12 @@ def count(dataset: Dataset) -> list[tuple[str, str]]:
         lines.append(
             (f"party {party}", f"{records:,} records of {len(labels):,} labels, {alone:,} of them its own alone")
         )
+    if (common := shared(dataset)) is not None:
+        names = ", ".join(f"{name:.40}" for name in common.labels[:SHOWN]) + ", …" * (len(common.labels) > SHOWN)
+        lines += [
+            ("records at several parties", f"{common.records:,} of {common.different:,} different ones"),
+            ("labels at several parties", f"{len(common.labels):,}" + f": {names}" * bool(names)),
+        ]
     if dataset.users is not None:
         lines.append(("users with training instances", f"{len(set(dataset.users)):,}"))
     return lines

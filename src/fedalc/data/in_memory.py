@@ -19,7 +19,7 @@ from fedalc.data.tables.build import make_dataset
 from fedalc.data.tables.cells import as_text, is_list, is_missing, kind_of
 from fedalc.data.tables.columns import SPLIT_OF, find_columns
 from fedalc.data.tables.frames import frame_source, is_frame
-from fedalc.data.tables.label_cells import labels_in
+from fedalc.data.tables.label_cells import check_kinds, labels_in
 from fedalc.data.tables.records import Records
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, DataError
@@ -70,12 +70,9 @@ def _from_tables(X: Any, test: Any, name: str, table: TableSettings, text: TextS
             parts[split] = part
         if "train" not in parts:
             raise DataError(f"{name}: has no split called train; the splits are {', '.join(map(str, X))}")
-    elif is_frame(X):
-        parts = {"train": X}
     else:
-        raise ConfigError(
-            f"expected labels: {type(X).__name__} has none. Give train(X, Y), or a data frame with a label column", "Y"
-        )
+        check_has_labels(X, "dataset_from(X, Y)")
+        parts = {"train": X}
     if test is not None:
         if not is_frame(test) or "test" in parts:
             raise ConfigError("expected one data frame, as for training", "test")
@@ -84,6 +81,14 @@ def _from_tables(X: Any, test: Any, name: str, table: TableSettings, text: TextS
         split: frame_source(part, f"{name} ({split})" if len(parts) > 1 else name) for split, part in parts.items()
     }
     return dataset_of_tables(name, sources, table, text)
+
+
+def check_has_labels(X: Any, call: str) -> None:
+    """Refuse records without labels. `call`: what to call instead."""
+    if not is_frame(X) and not _frames_by_split(X):
+        raise ConfigError(
+            f"expected labels: {type(X).__name__} has none. Give {call}, or a data frame with a label column", "Y"
+        )
 
 
 def records_to_evaluate(X: Any, Y: Any, table: TableSettings, split: str) -> Records:
@@ -149,7 +154,7 @@ def _texts(X: Any, what: str) -> list[str] | None:
     if getattr(X, "ndim", 1) != 1:
         return None
     items = list(X)
-    if not items or not any(isinstance(item, str) for item in items):
+    if not items or not any(isinstance(item, str | bytes) for item in items):
         return None
     for number, item in enumerate(items):
         if not isinstance(item, str) and not is_missing(item):
@@ -178,6 +183,8 @@ def label_rows(Y: Any, table: TableSettings | None = None, what: str = "Y") -> t
         except ValueError as error:
             raise DataError(f"{what}: record {record}: {error}") from None
         rows.append([number.setdefault(label, len(number)) for label in labels])
+    single = ((record, item) for record, cell in enumerate(cells) for item in (cell if is_list(cell) else (cell,)))
+    check_kinds(single, what, ", or give [] if it has none")
     pointers = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
     flat = np.array([label for row in rows for label in row], dtype=np.int64)
     data = np.ones(len(flat), dtype=np.float32)

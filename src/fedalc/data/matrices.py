@@ -10,6 +10,7 @@ from scipy.sparse import csr_matrix, issparse
 
 from fedalc.errors import DataError
 
+ONE_COLUMN = "Texts are a list, or one column of a table: frame['text'], not frame[['text']]"
 _NUMERIC = "biuf"  # numpy's kinds of numbers: bool, signed, unsigned, floating
 
 
@@ -74,13 +75,24 @@ def _two_dimensional(given: Any, what: str) -> Any:
         raise DataError(f"{what}: expected a matrix with a row per instance, found {given!r:.60}")
     array = _checked_sparse(given, what) if issparse(given) else _as_array(given, what)
     if array.ndim != 2:
-        one = "; a single instance is a matrix of one row: x.reshape(1, -1)" if array.ndim == 1 else ""
         raise DataError(
-            f"{what}: expected two dimensions, a row per instance, found {array.ndim} (shape {array.shape}){one}"
+            f"{what}: expected two dimensions, a row per instance, found {array.ndim} (shape {array.shape})"
+            f"{_how_to_make_rows(array)}"
         )
     if array.dtype.kind not in _NUMERIC:
         array = _numbers_in_objects(array, what)
     return array
+
+
+def _how_to_make_rows(array: np.ndarray) -> str:
+    if array.ndim != 1:
+        return ""
+    if not len(array):
+        return ": there is no instance"
+    if array.dtype.kind not in _NUMERIC:
+        first = array[0].item() if isinstance(array[0], np.generic) else array[0]
+        return f" with {first!r:.40}, which is not a row of numbers"
+    return "; a single instance is a matrix of one row: x.reshape(1, -1)"
 
 
 def _checked_sparse(given: Any, what: str) -> Any:
@@ -108,7 +120,7 @@ def _as_array(given: Any, what: str) -> np.ndarray:
 
 def _numbers_in_objects(array: Any, what: str) -> Any:
     """Convert an array of Python objects, such as a data frame with mixed columns. Refuse text, even digits."""
-    wrong = DataError(f"{what}: expected numbers, found values of type {array.dtype}")
+    wrong = DataError(f"{what}: expected numbers, found values of type {array.dtype}{_of_texts(array, what)}")
     if array.dtype.kind != "O" or issparse(array):
         raise wrong
     if any(isinstance(value, str | bytes | complex | np.complexfloating) for value in array.ravel()):
@@ -117,6 +129,12 @@ def _numbers_in_objects(array: Any, what: str) -> Any:
         return array.astype(np.float64)
     except (ValueError, TypeError):
         raise wrong from None
+
+
+def _of_texts(array: Any, what: str) -> str:
+    """Return what to do about texts in a matrix."""
+    text = None if what != "features" or issparse(array) else next((x for x in array.flat if isinstance(x, str)), None)
+    return "" if text is None else f", such as {str(text)!r:.40}. {ONE_COLUMN}"
 
 
 def _row_of(matrix: csr_matrix, at: int) -> int:

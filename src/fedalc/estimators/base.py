@@ -19,10 +19,12 @@ from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core.arguments import as_flag
 from fedalc.core.registry import METHODS
 from fedalc.data.dataset import Dataset, Split
+from fedalc.data.matrices import ONE_COLUMN
+from fedalc.data.tables.cells import is_missing
 from fedalc.data.text.features import TextFeatures, fit_text
 from fedalc.errors import ConfigError, DataError
 from fedalc.estimators.targets import Target, read_target
-from fedalc.models.text_parts import are_texts
+from fedalc.models.text_parts import are_rows, are_texts, as_texts
 from fedalc.workflows.train import register_own_encoder, train_on
 
 NAME = "X"  # of the dataset
@@ -91,6 +93,7 @@ class FederatedEstimator(BaseEstimator):
     def _train(self, X: Any, y: Any, parties: Any) -> tuple[Target, Dataset]:
         """Check and train, and keep what all estimators have after a fit."""
         with value_errors():
+            names = _names(parties)
             text = self._fit_text(X) if are_texts(X) else None
             features = self._features(X, reset=True) if text is None else text.transform(list(X))
             target, labels = read_target(y)
@@ -99,7 +102,7 @@ class FederatedEstimator(BaseEstimator):
                     f"Found input variables with inconsistent numbers of samples: [{features.shape[0]}, "
                     f"{labels.shape[0]}]"
                 )
-            data = Dataset(NAME, Split(features, labels, parties=_names(parties)), label_names=target.names, text=text)
+            data = Dataset(NAME, Split(features, labels, parties=names), label_names=target.names, text=text)
             run = train_on(data, self._experiment(data), self.verbose)
         self.run_, self.settings_ = run, run.settings
         self.model_: Any = run.model
@@ -113,7 +116,12 @@ class FederatedEstimator(BaseEstimator):
     def _features(self, X: Any, reset: bool = False) -> csr_matrix | np.ndarray:
         """Return X as numbers, after scikit-learn's checks of shape, names and finite values."""
         with value_errors():
-            return validate_data(self, X, reset=reset, accept_sparse="csr", dtype=(np.float32, np.float64))
+            try:
+                return validate_data(self, X, reset=reset, accept_sparse="csr", dtype=(np.float32, np.float64))
+            except ValueError as error:
+                if "could not convert string" in str(error):
+                    raise DataError(f"X: expected numbers, found texts. {ONE_COLUMN}") from None
+                raise
 
     def _experiment(self, data: Dataset) -> Experiment:
         as_flag(self.tune, "tune")
@@ -169,9 +177,13 @@ class FederatedEstimator(BaseEstimator):
         check_is_fitted(self, "run_")
         if self.model_.text is None:
             return self._features(X)
-        if isinstance(X, str) or not are_texts(X):
-            raise InputError("expected a list of texts, as in fit; a single one is [text]")
-        return list(X)
+        if are_rows(X):
+            raise InputError(f"expected a list of texts, as in fit, found a table. {ONE_COLUMN}")
+        with value_errors():
+            texts = as_texts(X)
+        if not texts:
+            raise InputError("expected at least one text, found an empty list")
+        return texts
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:
@@ -190,4 +202,7 @@ def _names(parties: Any) -> tuple[str, ...] | None:
         return None
     if isinstance(parties, str) or np.ndim(parties) != 1:
         raise DataError(f"parties should name the party of each record, found {parties!r:.60}")
-    return tuple(map(str, np.asarray(parties)))
+    for record, party in enumerate(parties):
+        if is_missing(party):
+            raise DataError(f"parties: record {record} has no party ({party!r:.20}); name the party of each record")
+    return tuple(map(str, parties))

@@ -12,6 +12,7 @@ from fedalc.data.dataset import Split
 from fedalc.estimators.base import FederatedEstimator, value_errors
 from fedalc.estimators.probability import Line, fit_line
 from fedalc.models.calibration import Calibration
+from fedalc.models.thresholds import as_rule
 from fedalc.training.calibration import refusal
 
 LOWEST = -1e30  # the score of a label that no record has
@@ -59,6 +60,8 @@ class FedALCClassifier(ClassifierMixin, FederatedEstimator):
         `parties` names the party of each record: then each label of each party is a client. Without it, each label is
         a client with all its records.
         """
+        with value_errors():
+            as_rule(self.threshold)
         self._target, data = self._train(X, y, parties)
         self.classes_ = self._target.classes
         self._curve = self._calibrated(data.train)

@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import column_or_1d
 
 from fedalc.data.matrices import label_matrix
-from fedalc.data.tables.label_cells import CLASSIFY
+from fedalc.data.tables.label_cells import CLASSIFY, check_kinds
 from fedalc.errors import DataError
 
 
@@ -51,6 +51,9 @@ def read_target(y: Any) -> tuple[Target, csr_matrix]:
                 "sklearn.preprocessing.MultiLabelBinarizer"
             )
     if not (issparse(y) or hasattr(y, "columns")):
+        plain = isinstance(y, list | tuple) or (getattr(y, "ndim", 0) == 1 and y.dtype.kind == "O")
+        if plain and any(label is None or isinstance(label, str) for label in y):  # numpy makes texts of all
+            check_kinds(enumerate(y), "y")
         y = np.asarray(y)
     try:
         check_classification_targets(y)
@@ -66,10 +69,7 @@ def read_target(y: Any) -> tuple[Target, csr_matrix]:
     shape = (len(positions), len(classes))
     ones = np.ones(len(positions), dtype=np.float32)
     matrix = csr_matrix((ones, positions, np.arange(len(positions) + 1)), shape=shape)
-    names = tuple(map(str, classes))
-    if len(set(names)) < len(names):  # 1 and "1"
-        names = tuple(f"{name} ({number})" for number, name in enumerate(names))
-    return Target(classes, names, multilabel=False), matrix
+    return Target(classes, tuple(map(str, classes)), multilabel=False), matrix
 
 
 def _is_indicator(y: Any) -> bool:

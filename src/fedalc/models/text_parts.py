@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedalc.data.text.base import listed_texts
 from fedalc.data.text.features import TextFeatures, text_from_parts
 from fedalc.errors import DataError
 
@@ -40,21 +41,38 @@ def text_of(
 
 
 def from_texts(given: Any, text: TextFeatures | None) -> Any:
-    """Return features for a list of texts, and anything else as it is."""
-    if isinstance(given, str):
-        raise DataError("expected a list of texts, found a single one: give [text]")
-    if not are_texts(given):
-        return given
+    """Return features for a list of texts, and rows of features as they are."""
     if text is None:
-        raise DataError("the model was trained on rows of features, not on raw texts: it cannot read a text")
-    return text.transform(list(given))
+        if isinstance(given, str) or are_texts(given):
+            raise DataError("the model was trained on rows of features, not on raw texts: it cannot read a text")
+        return given
+    return given if are_rows(given) else text.transform(as_texts(given))
+
+
+def as_texts(given: Any) -> list[str]:
+    """Return a list, array or column of texts as a list, or say what is wrong with it."""
+    if given is None or not isinstance(given, Iterable):
+        raise DataError(f"expected a list of texts, found {given!r:.60}")
+    return listed_texts(given)
 
 
 def are_texts(given: Any) -> bool:
-    """Whether it is a list, array or column of texts."""
+    """Whether it is a list, array or column with texts in it. (Others of its items may be missing, or a mistake.)"""
+    if isinstance(given, str | bytes) or are_rows(given):
+        return False
     if isinstance(given, np.ndarray):
-        return given.ndim == 1 and given.dtype.kind in "UO" and len(given) > 0 and isinstance(given[0], str)
-    if isinstance(given, Sequence):
-        return len(given) > 0 and isinstance(given[0], str)
-    values = getattr(given, "array", None)  # a column of a data frame
-    return values is not None and getattr(given, "ndim", 0) == 1 and len(values) > 0 and isinstance(values[0], str)
+        return given.dtype.kind in "US" or (given.dtype.kind == "O" and _has_texts(given))
+    is_column = hasattr(given, "array") and getattr(given, "ndim", 0) == 1
+    return (isinstance(given, Sequence) or is_column) and _has_texts(given)
+
+
+def _has_texts(items: Iterable[Any]) -> bool:
+    return any(isinstance(item, str | bytes) for item in items)
+
+
+def are_rows(given: Any) -> bool:
+    """Whether it is a matrix, a data frame or a list of rows, rather than a list of texts."""
+    if hasattr(given, "shape"):
+        return len(given.shape) != 1
+    first = given[0] if isinstance(given, Sequence) and len(given) else None
+    return hasattr(first, "__len__") and not isinstance(first, str | bytes)

@@ -20,7 +20,18 @@ from fedalc.report.differences import differences
 from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
-from fedalc.report.summary import Result, Row, dataset_name, merge, number_at, per_client, text, total_bytes, varies
+from fedalc.report.summary import (
+    Result,
+    Row,
+    dataset_name,
+    merge,
+    number_at,
+    per_client,
+    small_test,
+    text,
+    total_bytes,
+    varies,
+)
 from fedalc.runs import history
 from fedalc.runs.folder import PARTIES_LOG, SHEET
 from fedalc.runs.result import read_partial_result
@@ -181,11 +192,12 @@ def _looks_at_test(result: Result, records: Sequence[Mapping[str, Any]]) -> str:
     if not result.get("metrics"):
         return "There was no test data."
     rounds = sum(any(name.startswith("test ") for name in record.get("metrics") or ()) for record in records)
+    small = f" Note: {why}." if (why := small_test(result)) else ""
     if not rounds:
-        return "The test set was used once, at the end."
+        return f"The test set was used once, at the end.{small}"
     return (
         f"The test set was used in {rounds} round{'s' * (rounds != 1)} for its curve, and at the end; it decided "
-        "nothing."
+        f"nothing.{small}"
     )
 
 

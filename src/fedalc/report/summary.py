@@ -10,6 +10,8 @@ from typing import Any
 
 COLLAPSED = 0.99  # largest cosine from which W counts as collapsed: two labels are indistinguishable
 
+FEWEST_TESTED = 30  # test records from which metrics are shown without a note
+
 Result = Mapping[str, Any]
 Reader = Callable[[Result], float | None]
 
@@ -112,6 +114,18 @@ def total_bytes(result: Mapping[str, Any]) -> float | None:
     """Return the bytes in both directions of a result or a history record."""
     up, down = number_at(result, "bytes_up"), number_at(result, "bytes_down")
     return None if up is None or down is None else up + down
+
+
+def small_test(result: Result) -> str | None:
+    """Say why the metrics mean little, if the test set has a single label or few records; None if it is larger."""
+    records, labels = number_at(result, "test_records"), number_at(result, "test_labels")
+    if not records or labels is None:  # older results do not say
+        return None
+    if labels <= 1:
+        return "all test records have the same label or none, so the metrics do not show whether labels are told apart"
+    if records < FEWEST_TESTED:
+        return f"there are only {records:.0f} test records: each is {100 / records:.1f} points of P@1"
+    return None
 
 
 def text(value: Any) -> str:

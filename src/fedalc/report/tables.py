@@ -21,6 +21,7 @@ from fedalc.report.summary import (
     number,
     number_at,
     per_client,
+    small_test,
     text,
     total_bytes,
     varies,
@@ -204,6 +205,8 @@ def markdown_table(results: Iterable[Result]) -> str:
     rule = [":--"] * len(names) + ["--:"] * len(columns)
     header, *body = zip(*table, strict=True)
     lines = [f"| {' | '.join(line)} |" for line in (header, rule, *body)]
+    for note in small_test_notes(rows):
+        lines += ["", escaped(note)]
     if (found := differences(rows)) is not None:
         before = ""
         for line in map(escaped, found.as_text()):  # blank lines around a list
@@ -229,6 +232,12 @@ def edge_notes(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
+def small_test_notes(rows: Iterable[Row]) -> list[str]:
+    """Return notes on metrics that mean little, as the test set is small."""
+    notes = [f"{row.dataset}: {why}" for row in rows for result in row.results if (why := small_test(result))]
+    return list(dict.fromkeys(notes))
+
+
 def escaped(name: str) -> str:
     """Escape a name for Markdown.
 
@@ -241,8 +250,8 @@ def escaped(name: str) -> str:
 def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
     """Return a table for the terminal.
 
-    Below it: hidden columns (if `width`, default the terminal's, is too small), penalties at the edge of the grid, and
-    settings that differ.
+    Below it: hidden columns (if `width`, default the terminal's, is too small), test sets that are too small, penalties
+    at the edge of the grid, and settings that differ.
     """
     from rich import box
     from rich.table import Table
@@ -261,7 +270,8 @@ def rich_table(results: Iterable[Result], width: int | None = None) -> Table:
         columns.remove(goes)
         left_out.append(goes.heading.replace(" /", "/"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left")
-    notes = [*([f"hidden columns (widen the terminal): {', '.join(left_out)}"] if left_out else []), *edge_notes(rows)]
+    hidden = [f"hidden columns (widen the terminal): {', '.join(left_out)}"] if left_out else []
+    notes = [*hidden, *small_test_notes(rows), *edge_notes(rows)]
     if (found := differences(rows)) is not None:
         notes += found.as_text()
     table.caption = Text("\n".join(notes)) if notes else None  # Text: a name is not markup

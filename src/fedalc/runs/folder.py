@@ -66,10 +66,22 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
         if not (folder / "config.toml").exists():
             raise FedalcError(f"{folder}: contains files that are not a run's; choose another folder")
         if not overwrite:
+            if other := other_data(folder, settings):
+                raise Taken(f"{folder}: already holds a run{other}; choose another --name, or replace it (--overwrite)")
             raise Taken(
                 f"{folder}: already holds a run; resume it (--resume {folder}), replace it (--overwrite) or choose "
                 "another --name"
             )
+
+
+def other_data(folder: Path, settings: Experiment) -> str:
+    """Return which other dataset the run in a folder is on, in words: default names of files a.csv and a.tsv are the
+    same. Empty if it is the same one, or cannot be read."""
+    try:
+        before = read_settings(folder)
+    except FedalcError:
+        return ""
+    return "" if before.dataset == settings.dataset else f" on other data, {before.dataset}"
 
 
 def _is_litter(path: Path) -> bool:

@@ -45,6 +45,10 @@ class Result(BaseModel):
     metrics: dict[str, float]
     """On the test set, in percent. With real parties and no test data: "party P@1", … of the kept round, in percent, on
     the instances that parties keep out of training, or their mean score and loss. {} without data."""
+    test_records: int | None = None
+    """Only in the file if there is test data, as the next."""
+    test_labels: int | None = None
+    """Different labels that the test records have."""
     selection: dict[str, Any] | None = None
     """The best evaluation on validation data: its `round`, the `value` of `selection.metric`, and all `metrics`, in
     percent. Oracles add the chosen `penalty`, the candidates `tried` (each with `penalty`, `value`, `unconverged`),
@@ -100,6 +104,7 @@ class Result(BaseModel):
         """Return the fields in the order of the file."""
         has_reason = self.kept is not None  # older versions gave none
         only_if_true = {"generated": self.generated, "kept": has_reason, "tuning": self.tuning is not None}
+        only_if_true |= {name: getattr(self, name) is not None for name in ("test_records", "test_labels")}
         only_if_true["calibration"] = self.calibration is not None  # nor this
         return self.model_dump(exclude={name for name, there in only_if_true.items() if not there})
 

@@ -109,7 +109,7 @@ class AnyTraining(ABC):
 
     def result(self, trained: Any) -> Result:
         """Test the trained model and return the result. `peak_memory_mb` is left to the workflow."""
-        settings, metrics = self.settings, self.test(trained)
+        settings, metrics, test = self.settings, self.test(trained), self.dataset.test
         cost = self.cost()  # after the test, which may send bytes too
         return Result(
             dataset=self.dataset.name,
@@ -121,6 +121,8 @@ class AnyTraining(ABC):
             rounds=self.kept_round,
             seed=settings.seed,
             metrics=metrics,
+            test_records=len(test) or None,
+            test_labels=int((test.labels.getnnz(axis=0) > 0).sum()) if len(test) else None,
             selection=self.chosen,
             kept=why_settings(self.tuning, self.kept_round) if self.tuning else self.why_kept(),
             tuning=self.tuning,

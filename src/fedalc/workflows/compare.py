@@ -122,7 +122,7 @@ def compare(
     if as_flag(overwrite, "overwrite") and target is None:
         raise ConfigError("there is nothing to overwrite without a folder", "folder")
     follow = _follow(callbacks)
-    user_data = own_data(keys, given_data(data, labels, test, keys, None))
+    user_data = own_data(keys, given_data(data, labels, test, keys, None, "compare(methods, "))
     register_own_encoder(keys)
     user_settings = names_of(keys, overrides)
     if user_data is not None:

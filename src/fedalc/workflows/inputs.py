@@ -11,7 +11,7 @@ from torch.nn import Module
 from fedalc.config.resolve import experiment
 from fedalc.data import Dataset, Images
 from fedalc.data.formats.table_settings import TableSettings
-from fedalc.data.in_memory import dataset_from
+from fedalc.data.in_memory import check_has_labels, dataset_from
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import register_module
 
@@ -19,18 +19,22 @@ NOT_GIVEN: Any = object()
 """The first argument of `train()`: a variable that happens to be None is a mistake, not a wish for the demo."""
 
 
-def given_data(first: Any, labels: Any, test: Any, keys: dict[str, Any], data: Dataset | None) -> Dataset | None:
-    """Return the dataset that the first argument is or describes. A name or path goes into `keys`."""
+def given_data(
+    first: Any, labels: Any, test: Any, keys: dict[str, Any], data: Dataset | None, call: str = "train("
+) -> Dataset | None:
+    """Return the dataset that the first argument is or describes. A name or path goes into `keys`. `call`: what
+    messages tell to call."""
     if first is None and labels is None and data is None and "dataset" not in keys:
         raise ConfigError(
-            'expected data, found None. Give train(X, Y), a data frame, a path, or a name: fedalc.train("demo")', "data"
+            f'expected data, found None. Give {call}X, Y), a data frame, a path, or a name: fedalc.{call}"demo")',
+            "data",
         )
     first = None if first is NOT_GIVEN else first
     if test is not None and (first is None or isinstance(first, str | os.PathLike | Dataset)):
-        raise ConfigError("goes with records in memory: train(X, Y, test=(X_test, Y_test))", "test")
+        raise ConfigError(f"goes with records in memory: {call}X, Y, test=(X_test, Y_test))", "test")
     if first is None:
         if labels is not None:
-            raise ConfigError("there are labels but no records: give both, train(X, Y)", "labels")
+            raise ConfigError(f"there are labels but no records: give both, {call}X, Y)", "labels")
         return data
     if data is not None or "dataset" in keys:
         raise ConfigError("the data is the first argument; do not give it again", "dataset" if data is None else "data")
@@ -41,6 +45,8 @@ def given_data(first: Any, labels: Any, test: Any, keys: dict[str, Any], data: D
     if isinstance(first, Dataset):
         refuse_labels(labels, "a Dataset")
         return first
+    if labels is None:
+        check_has_labels(first, f"{call}X, Y)")
     return dataset_from(first, labels, test=test, table=_section(keys, "table"), text=_section(keys, "text"))
 
 

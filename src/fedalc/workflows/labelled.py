@@ -21,6 +21,7 @@ from fedalc.data.formats.table import TableFormat
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.in_memory import records_to_evaluate
 from fedalc.data.load import load_held
+from fedalc.data.tables.label_cells import separator_hint
 from fedalc.data.tables.records import Records
 from fedalc.errors import ConfigError, DataError
 from fedalc.models.predicting import Predictor
@@ -140,7 +141,10 @@ def _matched(model: Predictor, name: str, records: Split, names: tuple[str, ...]
     truth = csr_matrix((np.ones(len(rows), np.float32), (rows, places[columns])), shape=shape)
     occurring = np.unique(truth.indices)
     if len(occurring) and occurring.min() >= len(model.label_names):
-        raise DataError(f"{name}: none of its labels is one of the model's, such as {model.label_names[0]!r}")
+        hint = separator_hint(unknown, model.label_names)
+        raise DataError(
+            f"{name}: none of its labels is one of the model's, such as {model.label_names[0]!r}{hint and f'. {hint}'}"
+        )
     return Labelled(name, records.features, truth, unknown)
 
 

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from fedalc.data.formats import file_format
 from fedalc.data.formats.table import TableFormat
 from fedalc.data.formats.table_settings import TableSettings
-from fedalc.data.formats.text_stream import LineReader
+from fedalc.data.formats.text_stream import LineReader, not_text
 from fedalc.data.images.loose_files import looks_like_pictures
 from fedalc.data.load import load_file
 from fedalc.data.text.base import TextFeatures
@@ -120,7 +120,7 @@ def _lines(file: Path) -> list[str]:
             try:
                 texts.append(line.decode())
             except UnicodeDecodeError:
-                raise DataError(f"line {reader.line} is not UTF-8 text", file) from None
+                raise not_text(file, line) or DataError(f"line {reader.line} is not UTF-8 text", file) from None
     if not texts:
         raise DataError("has no texts: expected one per line", file)
     return texts

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.resolve import experiment, for_labels
+from fedalc.config.resolve import experiment
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core.arguments import as_path
 from fedalc.core.atomic_files import WriteFailed, write_text
 from fedalc.data import Dataset, load_dataset
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.evaluation.metrics import find_metric
-from fedalc.runs.folder import OtherSettings, read_settings
+from fedalc.runs.folder import OtherSettings
 from fedalc.training.base import Callback, checked_callbacks
 from fedalc.workflows.inputs import describe, own_data, register_own_encoder
 from fedalc.workflows.run import Run
 from fedalc.workflows.search_space import Point, Space, point_name
-from fedalc.workflows.train import image_options, train_or_continue
+from fedalc.workflows.train import begun_with, image_options, train_or_continue
 
 BEST = "best"  # folder of the run with the best settings
 Follow = Callable[[str], Sequence[Callback]]
@@ -199,7 +199,7 @@ def _train_best(
     settings: Experiment, folder: Path, data: Dataset, callbacks: Sequence[Callback], epsilon_budget: float | None
 ) -> Run:
     """Train the best settings. If an earlier sweep of this folder had others for the best, its run is replaced."""
-    if (folder / "config.toml").exists() and read_settings(folder) != for_labels(settings, data.label_count):
+    if (folder / "config.toml").exists() and begun_with(settings, folder, data) is None:
         shutil.rmtree(folder)
     return train_or_continue(settings, folder, data, callbacks, epsilon_budget)
 

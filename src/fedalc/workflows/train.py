@@ -35,6 +35,7 @@ from fedalc.runs.folder import (
     clear_leftovers,
     only_writer,
     open_folder,
+    other_data,
     read_settings,
 )
 from fedalc.runs.result import Result, read_result, write_result
@@ -163,8 +164,7 @@ def _train(
         if taken is not None:
             check_kind(for_labels(settings, data.label_count), data)
             raise taken
-        if settings.clients != "parties" or settings.method in ORACLES:
-            data = replace(data, train=data.train.in_one_place)
+        data = _as_held(data, settings)
         settings, tuning, resume = settled(settings, data, folder, resume, overwrite, callbacks)
         settings = for_labels(settings, data.label_count)
         check_kind(settings, data)
@@ -179,6 +179,13 @@ def _train(
         training.prepare()  # refuses what cannot be trained, before anything is written
         training.check_budget(resume)
         return fill_folder(training, resume, overwrite)
+
+
+def _as_held(data: Dataset, settings: Experiment) -> Dataset:
+    """Return the data with each record once, unless the clients are parties that may share records."""
+    if settings.clients == "parties" and settings.method not in ORACLES:
+        return data
+    return replace(data, train=data.train.in_one_place)
 
 
 def _taken(folder: Path, settings: Experiment, resume: bool, overwrite: bool) -> Taken | None:
@@ -311,10 +318,12 @@ def train_or_continue(
     settings = for_labels(for_data(settings, data), data.label_count)
     while True:
         begun = folder is not None and (folder / "config.toml").exists()
-        if folder is not None and begun and read_settings(folder) != settings:
-            raise OtherSettings(
-                f"{folder} was made with other settings; give another folder, or replace it (--overwrite)"
-            )
+        if folder is not None and begun:
+            before = begun_with(settings, folder, data)
+            if before is None:
+                made = other_data(folder, settings) or " with other settings"
+                raise OtherSettings(f"{folder} was made{made}; give another folder, or replace it (--overwrite)")
+            settings = before
         if folder is not None and begun and (folder / "result.json").exists():
             return load_run(folder)
         with suppress(Taken):  # another process began a run here in the meantime: look again
@@ -323,6 +332,17 @@ def train_or_continue(
                 what = "this run" if folder is None else f"the run in {folder}"
                 raise Interrupted(f"after {what} was finished")
             return run
+
+
+def begun_with(settings: Experiment, folder: Path, data: Dataset) -> Experiment | None:
+    """Return the settings of the run in a folder, if a training with these settings on this data began it."""
+    settings, before = for_labels(for_data(settings, data), data.label_count), read_settings(folder)
+    if before != settings and not settings.tuning.search:
+        with warnings.catch_warnings():  # that run has told them
+            warnings.simplefilter("ignore")
+            settings = settled(settings, _as_held(data, settings), None, False, False, ())[0]
+        settings = for_labels(settings, data.label_count)
+    return before if before == settings else None
 
 
 def load_run(folder: Path | str) -> Run:

@@ -261,6 +261,29 @@ def test_settings_that_do_not_fit(write: Write) -> None:
         load_held(write(as_csv(RECORDS), "a.csv"))
 
 
+PACKED = gzip.compress(("text,labels\n" + "some words,a\nother words,b\n" * 50).encode())
+NOT_TEXT = {
+    "cut.csv.gz": (PACKED[: len(PACKED) // 2], "ends too early: the file was cut short"),
+    "checksum.csv.gz": (PACKED[:-5] + b"12345", r"the compressed file is damaged: it cannot be unpacked \(.*get it"),
+    "head.csv.gz": (b"\0" + PACKED[1:], "the compressed file is damaged, or something else: .* as gzip does"),
+    "noise.csv": (bytes(range(256)) * 3, "is not text but binary data"),
+    "noise.tsv": (bytes(range(256)) * 3, "is not text but binary data"),
+    "later.csv": (b"text,labels\nsome words,a\n\x00\xff\x01,b\n", "is not text but binary data"),
+    "noise.jsonl": (bytes(range(128, 256)) + bytes(200), "is not text but binary data"),
+    "table.csv": (b"\xd0\xcf\x11\xe0" + bytes(100), "is an old Excel or Word file, not text"),
+    "new.csv": (b"PK\x03\x04" + bytes(100), "is a zip archive: .*save an Excel file as CSV"),
+    "wide.csv": ("text,labels\nsome words,a\n".encode("utf-16-le"), "binary data, or UTF-16 text"),
+    "latin.csv": ("text,labels\ncafé,a\n".encode("cp1252"), "is not UTF-8 text; save it"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TEXT)
+def test_what_is_not_text_is_not_blamed_on_its_encoding(write: Write, name: str) -> None:
+    content, message = NOT_TEXT[name]
+    with pytest.raises(DataError, match=message):
+        load_dataset(write(content, name))
+
+
 def test_commas_in_names_of_classes(write: Write) -> None:
     rows = [{"text": f"some words {n}", "category": ["Arts, Crafts", "Home, Garden"][n % 2]} for n in range(10)]
     assert load_dataset(write(as_csv(rows), "a.csv")).label_names == ("Arts, Crafts", "Home, Garden")

@@ -22,7 +22,7 @@ from fedalc.data.cache import content_digest
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.formats.annotation_text import checked_text, shown
 from fedalc.data.formats.base import Format, ReadOptions
-from fedalc.data.formats.text_stream import LineReader
+from fedalc.data.formats.text_stream import LineReader, not_text
 from fedalc.data.images.annotations import Annotations, kept_annotations, label_matrix, make_dataset, make_splits
 from fedalc.data.images.decode import need_pillow
 from fedalc.data.storage import Place, safe_name
@@ -242,7 +242,7 @@ def _text(reader: LineReader) -> Iterator[str]:
         try:
             yield line.decode("utf-8") + "\n"
         except UnicodeDecodeError:
-            raise DataError("is not UTF-8 text", reader.path, reader.line) from None
+            raise not_text(reader.path, line) or DataError("is not UTF-8 text", reader.path, reader.line) from None
 
 
 def _columns(first: tuple[int, list[str]] | None, path: Path) -> list[str]:

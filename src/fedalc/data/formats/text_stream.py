@@ -32,6 +32,18 @@ _ARCHIVES = {
     b"\xfd7zX": "xz-compressed",
     b"\x28\xb5\x2f\xfd": "zstd-compressed",
 }
+_OTHER_FILES = {
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"%PDF": "a PDF document",
+    b"\xd0\xcf\x11\xe0": "an old Excel or Word file",
+    b"PAR1": "a Parquet file (rename it to .parquet)",
+    b"\x93NUMPY": "a numpy array",
+}
+_PACKED_NAMES = {".gz": "gzip", ".bz2": "bzip2"}
+_START = 4096  # bytes by which binary data is told from text
+_CONTROLS = [bytes([byte]) for byte in (*range(8), *range(14, 27), *range(28, 32))]  # 27 switches character sets
+_MOST_CONTROLS = 0.01
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,10 @@ class LineReader:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
 
     def next_line(self) -> bytes | None:
         """Return the next line without its newline; None at the end of the file."""
@@ -107,7 +123,8 @@ class LineReader:
                 "the compressed stream ends too early: the file was cut short; get it again", self.path
             ) from None
         except (zlib.error, OSError, ValueError) as error:
-            raise DataError(f"cannot be unpacked or read ({error}); get it again", self.path) from None
+            what = "cannot be read" if self._packed is None else "the compressed file is damaged: it cannot be unpacked"
+            raise DataError(f"{what} ({error}); get it again", self.path) from None
         self._unpacked += len(found)
         if self._packed is not None and self._largest is not None and self._unpacked > self._largest:
             raise unpacks_to_too_much(self.path, self._packed, self._largest, f" (line {self.line + 1})")
@@ -119,15 +136,44 @@ def text_lines(reader: LineReader, encoding: str = "utf-8") -> Iterator[str]:
     while (line := reader.next_line()) is not None:
         if reader.line == 1 and line.startswith(_UTF16_MARKS):
             raise DataError("is UTF-16 text; save it as UTF-8", reader.path)
+        if reader.line == 1 and b"\0" in line:
+            raise not_text(reader.path, line) or DataError("is not text", reader.path)
         try:
             yield line.decode(encoding)
         except UnicodeDecodeError:
+            if (error := not_text(reader.path, line)) is not None:
+                raise error from None
             what = "UTF-8" if encoding == "utf-8" else encoding
             raise DataError(
                 f"is not {what} text; save it as UTF-8, or name its encoding, such as --set table.encoding=cp1252",
                 reader.path,
                 reader.line,
             ) from None
+
+
+def not_text(path: Path, line: bytes) -> DataError | None:
+    """Return why a file with this line is no text in any encoding; None if it may be."""
+    with LineReader(path) as reader:
+        start = next(reader.pieces(), b"")[:_START]
+        packed = reader.is_packed
+    if not packed and (name := _PACKED_NAMES.get(path.suffix.lower())):
+        return DataError(
+            f"the compressed file is damaged, or something else: it does not begin as {name} does; get it again", path
+        )
+    for magic, what in _OTHER_FILES.items():
+        if start.startswith(magic):
+            return DataError(f"is {what}, not text", path)
+    if max(map(_share_of_controls, (start, line[:_START]))) > _MOST_CONTROLS:
+        return DataError(
+            "is not text but binary data, or UTF-16 text. See that this is the right file, and save a table as UTF-8",
+            path,
+        )
+    return None
+
+
+def _share_of_controls(text: bytes) -> float:
+    """Return the share of bytes that no text has, in any encoding that contains ASCII."""
+    return sum(map(text.count, _CONTROLS)) / max(len(text), 1)
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -173,7 +219,10 @@ def _open(path: Path) -> tuple[BinaryIO, int | None]:
     for magic, what in _ARCHIVES.items():
         if start.startswith(magic):
             file.close()
-            raise DataError(f"is {what}: unpack it first (plain text, gzip and bzip2 are read as they are)", path)
+            excel = "; save an Excel file as CSV" if what == "a zip archive" else ""
+            raise DataError(
+                f"is {what}: unpack it first (plain text, gzip and bzip2 are read as they are{excel})", path
+            )
     if start.startswith(_GZIP_MAGIC):
         return cast(BinaryIO, _Owning(gzip.GzipFile(fileobj=file), file)), packed
     if start.startswith(_BZIP2_MAGIC):

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedalc.data.formats.table_settings import AUTO
 from fedalc.data.tables.cells import as_text, in_words, is_list, is_missing, is_nested
+from fedalc.errors import DataError
 
 SEPARATORS = ("|", ";", ",")
 """In the order in which they are looked for: names of labels contain commas more often than bars."""
@@ -69,6 +70,58 @@ def labels_in(cell: Any, separator: str | None) -> list[str]:
         else:
             names = iter(text.split(separator) if separator and separator != AUTO else (text,))
     return list(dict.fromkeys(name for each in names if (name := each.strip())))
+
+
+def separator_hint(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return what to do about unknown labels, if other separators would make known ones of them; otherwise nothing.
+
+    >>> separator_hint(["sport/trade", "art"], ["sport", "trade"])
+    "If '/' separates labels, give --label-separator '/' (in Python table={'label_separator': '/'})"
+    >>> separator_hint(["Home", "Garden"], ["Home, Garden"])
+    "If ',' is part of a label's name, give --label-separator none (in Python table={'label_separator': 'none'})"
+    """
+    unknown, known = set(unknown), set(known)
+    for mark in (*SEPARATORS, "\t", "/", "+", "&", " "):
+        if any(mark in name and _parts(name, mark) <= known for name in unknown):
+            how, value = f"{mark!r} separates labels", repr(mark)
+        elif any(mark in name and _parts(name, mark) <= unknown for name in known):
+            how, value = f"{mark!r} is part of a label's name", "none"
+        else:
+            continue
+        python = {"label_separator": mark if value != "none" else value}
+        return f"If {how}, give --label-separator {value} (in Python table={python})"
+    return ""
+
+
+def _parts(name: str, mark: str) -> set[str]:
+    return {part.strip() for part in name.split(mark)} - {""}
+
+
+def check_kinds(labels: Iterable[tuple[int, Any]], what: str, none: str = "") -> None:
+    """Refuse labels, each with its record, that are missing or of several types: 1 and "1" would become one label, and
+    1 and 1.0 two. `none`: what to give for a record without a label."""
+    first: tuple[int, Any, str] | None = None
+    for record, label in labels:
+        if not isinstance(label, str) and is_missing(label):
+            raise DataError(
+                f"{what}: the label of record {record} is missing ({label!r:.20}): leave the record out{none}"
+            )
+        kind = _kind(label)
+        first = first or (record, label, kind)
+        if kind != first[2]:
+            raise DataError(
+                f"{what}: labels of several types: record {first[0]} has {_shown(first[1])} ({first[2]}), and record "
+                f"{record} {_shown(label)} ({kind}). Give them all as text, such as [str(label) for label in {what}]"
+            )
+
+
+def _kind(label: Any) -> str:
+    kinds = {"text": str, "bool": bool | np.bool_, "int": int | np.integer, "float": float | np.floating}
+    return next((name for name, kind in kinds.items() if isinstance(label, kind)), type(label).__name__)
+
+
+def _shown(label: Any) -> str:
+    return f"{label!r:.40}" if isinstance(label, str) else f"{label!s:.40}"
 
 
 def items_of(text: str) -> Iterator[str]:

@@ -126,27 +126,31 @@ def kept_terms(
 
 class DocumentCounter(TextFeatures):
     """Turns texts into features of their own, a column for each term or bucket that they have: by these a party counts
-    its documents before parties agree. `fitted`: the columns, once there were texts."""
+    its documents before parties agree. `fitted`: the columns, of no terms before there were texts. `documents`: how
+    many texts there were."""
 
     def __init__(self, settings: TextSettings) -> None:
-        self.asked = settings
+        self.asked, self.documents = settings, 0
         every = {"idf": False, "least_documents": 1, "largest_share": 1.0, "most_terms": sys.maxsize}
         self.settings = settings.model_copy(update=every)
-        self.fitted: HashedText | VocabularyText | None = None
+        self.fitted: HashedText | VocabularyText
+        if settings.kind == "hashing":
+            self.fitted = HashedText(self.settings, None)
+        else:
+            self.fitted = VocabularyText(self.settings, (), None)
 
     @property
     def feature_count(self) -> int:
-        return 0 if self.fitted is None else self.fitted.feature_count
+        return self.fitted.feature_count
 
     def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
         listed = listed_texts(texts)
-        if self.settings.kind == "hashing":
-            self.fitted = HashedText(self.settings, None)
-        else:
+        self.documents = len(listed)
+        if self.settings.kind != "hashing":
             fitted = fit_text(listed, self.settings, workers)
             assert isinstance(fitted, VocabularyText)
             self.fitted = fitted
         return self.fitted.transform(listed, workers)
 
     def parts(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        raise NotImplementedError("it is of use before training only")
+        return self.fitted.parts()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedalc.data.tables.cells import is_missing
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
@@ -44,10 +45,16 @@ def listed_texts(texts: Iterable[str]) -> list[str]:
 
 
 def refuse_single(texts: Iterable[str]) -> None:
-    if isinstance(texts, str):
+    if isinstance(texts, str | bytes):
         raise DataError("expected a list of texts, found a single one: give [text]")
 
 
 def check_text(number: int, text: Any) -> None:
-    if not isinstance(text, str):
-        raise DataError(f"text {number} is not a string: {text!r:.60}")
+    """Refuse what is not a string, with what to do about it."""
+    if isinstance(text, str):
+        return
+    if isinstance(text, bytes):
+        raise DataError(f"text {number} is bytes, not a string: decode it, such as text.decode('utf-8')")
+    if is_missing(text):
+        raise DataError(f"text {number} is missing ({text!r:.20}): leave it out, or give an empty string")
+    raise DataError(f"text {number} is not a string: {text!r:.60}")

@@ -45,7 +45,7 @@ COUNTS = "counts"  # the name under which a party keeps its noised numbers
 def counted_documents(party: Party, counter: DocumentCounter, context: Context, run: str) -> RecordDict:
     """Return in how many of the party's documents each term is, as a keyed digest, or each bucket."""
     features, settings = party.holding.split.features, counter.settings
-    if counter.fitted is None or not needs_counts(counter.asked):
+    if not counter.documents or not needs_counts(counter.asked):
         raise BadMessage("asks for numbers of documents, and this party has no texts, or nobody needs them")
     if settings.epsilon is not None:
         return _noised(features, settings, context, run).records()
