@@ -205,7 +205,8 @@ def test_a_private_run_says_what_it_spent_and_little_else(mechanism: str, tmp_pa
         ({"client": {"set_size": "expected"}}, "exact"),
         ({"privacy": SECRET | {"noise_parties": 2, "noise_dropouts": 2}}, "someone must add noise"),
         ({"privacy": SECRET | {"mechanism": "updates"}}, "several rounds"),
-        ({"engine": "flower"}, "real parties do not add noise yet"),
+        ({"engine": "flower"}, "the server knows the seed"),
+        ({"collection": {"identity": "embedding"}}, "by number or content"),
     ],
 )
 def test_what_noise_does_not_cover_is_refused(changes: dict[str, Any], problem: str) -> None:

@@ -25,6 +25,7 @@ from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
+from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
 from fedalc.deployment.flower.party_scores import SCORES, counted_scores
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
@@ -213,6 +214,13 @@ def sums(message: Message, context: Context) -> RecordDict:
     if masked is not None:
         return masked.reply([half, cross], total.constant, total.pairs)
     return RecordDict({"sums": pack({"gram": half, "cross": cross}), "outcome": work.outcome(total.constant)})
+
+
+@app.train("noised")
+@answers
+def noised(message: Message, context: Context) -> RecordDict:
+    """For a private model: send whole numbers about its records, with its share of the noise, masked."""
+    return noised_reply(Work.read(message, context, False, what=str, **{"label-count": int}))
 
 
 @app.query("sum")
