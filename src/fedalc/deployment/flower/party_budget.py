@@ -44,7 +44,11 @@ def check_promise(node_config: Mapping[str, Any], settings: Experiment, run: str
 
 
 def spend(node_config: Mapping[str, Any], settings: Experiment, run: str) -> Charge:
-    """Enter the run into this party's ledger, before its first noised answer. A run is charged once, by its id."""
+    """Enter the run into this party's ledger, before its first noised answer. A run is charged once, by its id, with
+    which its settings cannot change."""
+    known = _account(node_config).ledger.charges()
+    if entered := [charge for charge in known if charge.id == _id(run)]:
+        return entered[0]  # what it costs need not be worked out again, which takes seconds
     account, charge = _charge(node_config, settings, run)
     _within(lambda: account.ledger.add(charge, account.budget))
     return charge
@@ -59,8 +63,16 @@ def budget_of(node_config: Mapping[str, Any]) -> float | None:
 
 
 def _charge(node_config: Mapping[str, Any], settings: Experiment, run: str) -> tuple[Account, Charge]:
-    account = party_account(Path(str(node_config["state"])), budget_of(node_config))
-    return account, replace(planned_charge(settings, account, planned_looks(settings, 1)), id=f"run {run}")
+    account = _account(node_config)
+    return account, replace(planned_charge(settings, account, planned_looks(settings, 1)), id=_id(run))
+
+
+def _account(node_config: Mapping[str, Any]) -> Account:
+    return party_account(Path(str(node_config["state"])), budget_of(node_config))
+
+
+def _id(run: str) -> str:
+    return f"run {run}"
 
 
 def _within(act: Any) -> None:
