@@ -38,6 +38,7 @@ from tests.data.clinics import union, write_clinics
 from tests.data.test_parties import load_dataset
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import NAMES, OWNED, RUN_ID, Nodes, asked, notes, overrides, run, write_parties
+from tests.deployment.flower.test_resume import Crash
 from tests.deployment.flower.test_secure_sums import at_step
 from tests.deployment.flower.test_shared_labels import PARTIES
 from tests.problems import random_split
@@ -58,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 AUTO = {"secure-sums": "auto"}
+NAMED = [f"party {node}" for node in OWNED]
 
 
 @pytest.fixture
@@ -70,15 +72,11 @@ def config_of(case: str, **more: Any) -> dict[str, Any]:
     return asked(method, settings, **AUTO | more)
 
 
-def seeded(census: Census) -> Callable[..., SecureGenerator]:
-    """The noise of the simulation: by round, question and number of the party."""
-
-    def generator(work: Any, question: Any, parties: int) -> SecureGenerator:
-        number = census.roster.parties.index(work.context.node_config["client"])
-        purpose, task = f"record noise {work.question['what']}", work.message.content["task"]
-        return SecureGenerator.seeded(derived_seed(0, purpose, task.get("round", 1), number))
-
-    return generator
+def seeded(work: Any, question: Any, parties: int) -> SecureGenerator:
+    """The noise of the simulation: by question, round and number of the party."""
+    number, task = NAMED.index(work.context.node_config["client"]), work.message.content["task"]
+    seed = derived_seed(0, f"record noise {work.question['what']}", task.get("round", 1), number)
+    return SecureGenerator.seeded(seed)
 
 
 def simulated(case: str, train: Split, key: str, owner: np.ndarray) -> FederatedTraining:
@@ -95,13 +93,12 @@ def simulated(case: str, train: Split, key: str, owner: np.ndarray) -> Federated
 def test_with_the_same_seeds_the_model_is_that_of_the_simulation_to_the_last_bit(
     case: str, private: Nodes, train: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(LocalGrid(private), tmp_path / "first", config_of(case))
-    census = Census.load(tmp_path / "first")
+    monkeypatch.setattr(party_noise, "generator", seeded)
+    found = run(LocalGrid(private), tmp_path / "run", config_of(case, seed=0))
+    census = Census.load(tmp_path / "run")
     assert census is not None
-    monkeypatch.setattr(party_noise, "generator", seeded(census))
-    again = {node: config | {"state": config["state"] + " again"} for node, config in private.items()}
-    found = run(LocalGrid(again), tmp_path / "run", config_of(case, seed=0))
-    training = simulated(case, train, str(private[7]["key"]), census.roster.owner)
+    owner = np.array([NAMED.index(census.roster.parties[party]) for party in census.roster.owner])
+    training = simulated(case, train, str(private[7]["key"]), owner)
     assert torch.equal(found.model.theta[0], training.model.theta[0])
     assert found.model.theta[0].abs().max() > 0
 
@@ -201,7 +198,7 @@ def test_the_noise_of_the_sum_has_the_promised_variance(
     assert abs(np.corrcoef(single)[np.triu_indices(4, 1)]).max() < 5 / math.sqrt(single.shape[1])
 
 
-@pytest.mark.parametrize("moments", ["diagonal", "full"])
+@pytest.mark.parametrize("moments", ["diagonal", pytest.param("full", marks=pytest.mark.long)])
 def test_no_record_changes_the_sums_over_all_parties_by_more_than_the_noise_is_for(
     moments: str, parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +326,47 @@ def test_asked_again_a_party_gives_the_same_noise(
     assert all(charge.epsilon == pytest.approx(0.5, rel=0.01) for charge in charges)
 
 
+def test_a_party_that_has_forgotten_its_noise_does_not_draw_it_again(private: Nodes, tmp_path: Path) -> None:
+    run(LocalGrid(private), tmp_path / "run", config_of("diagonal"))
+    for config in private.values():
+        (Path(config["state"]) / "runs" / f"{RUN_ID}.json").unlink()
+    assert any("drawn and forgotten" in why for why in problems(private, tmp_path / "again"))
+
+
+def test_other_records_in_the_same_run_are_refused(private: Nodes, train: Split, tmp_path: Path) -> None:
+    """The same noise on other records would cancel in the difference."""
+    run(LocalGrid(private), tmp_path / "run", config_of("diagonal"))
+    (tmp_path / "changed").mkdir()
+    changed = write_parties(tmp_path / "changed", train.rows(np.arange(1, len(train))))
+    later = {node: config | {"data": changed[node]["data"]} for node, config in private.items()}
+    why = problems(later, tmp_path / "again")
+    assert any("records have changed" in one or "than before in this run" in one for one in why)
+
+
+@pytest.mark.parametrize("case", ["diagonal", "updates"])
+def test_a_run_that_is_resumed_is_charged_once(
+    case: str, private: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server crashes after the last sum and before it has saved it: parties give the same numbers again."""
+    totals, run_round = watched(monkeypatch), FederatedTraining.run_round
+
+    def crashing(self: FederatedTraining) -> float:
+        loss = run_round(self)
+        if self.round_number == (1 if case == "diagonal" else 2):
+            raise Crash
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FederatedTraining, "run_round", crashing)
+        with pytest.raises(Crash):
+            run(LocalGrid(private), tmp_path / "run", config_of(case))
+    before = len(totals)
+    run(LocalGrid(private), tmp_path / "run", config_of(case, resume=True))
+    last = 2 if case == "diagonal" else 1
+    assert all(map(np.array_equal, totals[before - last : before], totals[before : before + last]))
+    assert len(Ledger(Path(private[7]["state"]) / "privacy-ledger.jsonl").charges()) == 1
+
+
 def test_a_party_lost_on_the_way_costs_nothing(private: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is unmasked without it. It is asked again, and gives what it would have given."""
     totals = watched(monkeypatch)
@@ -444,6 +482,7 @@ def test_a_promise_that_is_too_small_is_refused(
     assert problem in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_party_with_a_budget_takes_part_until_it_is_spent_and_in_no_run_without_noise(
     private: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ the noise from ε and δ by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.errors import ConfigError
 from fedalc.labels.knowledge import planned_charge
-from fedalc.labels.privacy.accounts import party_account
+from fedalc.labels.privacy.accounts import charge_documents, party_account
 from fedalc.labels.privacy.ledger import Account, BudgetError, Charge
 from fedalc.training.privacy_budget import planned_looks
 
@@ -36,6 +36,8 @@ def check_promise(node_config: Mapping[str, Any], settings: Experiment, run: str
             "promises a private model without secure sums: the server would see this party's sums with a share of the "
             "noise only (--secure-sums)"
         )
+    if not run:
+        raise BadMessage("promises a private model and has no run id, by which this party knows what it has spent")
     if "state" not in node_config:
         raise BadMessage("promises a private model, and this party has no state folder to remember its noise in")
     if budget is not None:
@@ -46,12 +48,26 @@ def check_promise(node_config: Mapping[str, Any], settings: Experiment, run: str
 def spend(node_config: Mapping[str, Any], settings: Experiment, run: str) -> Charge:
     """Enter the run into this party's ledger, before its first noised answer. A run is charged once, by its id, with
     which its settings cannot change."""
-    known = _account(node_config).ledger.charges()
-    if entered := [charge for charge in known if charge.id == _id(run)]:
-        return entered[0]  # what it costs need not be worked out again, which takes seconds
+    if (entered := charged(node_config, run)) is not None:
+        return entered  # what it costs need not be worked out again, which takes seconds
     account, charge = _charge(node_config, settings, run)
     _within(lambda: account.ledger.add(charge, account.budget))
     return charge
+
+
+def charged(node_config: Mapping[str, Any], run: str) -> Charge | None:
+    """Return what the run was charged, or None: it was not."""
+    return next((charge for charge in _account(node_config).ledger.charges() if charge.id == _id(run)), None)
+
+
+def spend_documents(node_config: Mapping[str, Any], settings: Experiment, run: str) -> None:
+    """In a run with a private model, numbers of documents need noise, which is charged too."""
+    if not settings.privacy.covers_records:
+        return
+    if settings.text.epsilon is None:
+        raise BadMessage("asks for numbers of documents without noise, in a run with a private model (text.epsilon)")
+    account = _account(node_config)
+    _within(lambda: charge_documents(account, settings.text, account.ledger.path.parent, run))
 
 
 def budget_of(node_config: Mapping[str, Any]) -> float | None:
@@ -75,7 +91,7 @@ def _id(run: str) -> str:
     return f"run {run}"
 
 
-def _within(act: Any) -> None:
+def _within(act: Callable[[], None]) -> None:
     try:
         act()
     except BudgetError as error:  # what was spent before is none of the server's business

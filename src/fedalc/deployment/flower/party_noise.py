@@ -18,7 +18,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.data.federation import Federation
 from fedalc.deployment.flower.limits import check_memory
-from fedalc.deployment.flower.party_budget import spend
+from fedalc.deployment.flower.party_budget import charged, spend
 from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint, remembered
 from fedalc.deployment.flower.party_sums import Masking
 from fedalc.deployment.flower.wire import BadMessage
@@ -120,13 +120,17 @@ def _own_share(work: Work, masked: Masking, question: Question) -> NoiseShares:
         raise BadMessage(str(error)) from None
     if dropouts >= parties:
         raise BadMessage(f"{parties} parties share the noise, and privacy.noise_dropouts = {dropouts} may lack theirs")
+    source = generator(work, question, parties)
     charge = spend(work.context.node_config, work.settings, work.question["run"])
     assert charge.release is not None  # seeded noise is refused
-    return NoiseShares(charge.release.noise, parties, dropouts, generator(work, question, parties), drawn=1)
+    return NoiseShares(charge.release.noise, parties, dropouts, source, drawn=1)
 
 
 def generator(work: Work, question: Question, parties: int) -> SecureGenerator:
     """Return the source of this party's noise: always the same for one question and number of parties."""
-    with remembered(work.context, work.question["run"]) as known:
+    run = work.question["run"]
+    with remembered(work.context, run) as known:
+        if _KEY not in known and charged(work.context.node_config, run) is not None:
+            raise BadMessage("goes on with a run whose noise this party has drawn and forgotten: begin a new one")
         key = bytes.fromhex(known.setdefault(_KEY, secrets.token_hex(32)))
     return SecureGenerator(derived(key, "noise", question.digest, parties.to_bytes(4, "little")))
