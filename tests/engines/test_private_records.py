@@ -102,6 +102,14 @@ def test_no_record_changes_an_update_by_more_than_clip(clip: float) -> None:
             assert (np.linalg.norm(slopes, axis=1) <= own + 1e-9).all()
 
 
+def test_a_theta_that_overflows_does_not_break_the_bound() -> None:
+    """As a server may send it: scores of ±∞, and nan where these meet."""
+    some = next(iter(owned(federated(stepwise(), TRAIN), by_client=True)))
+    scores = np.tile([np.inf, np.inf, -np.inf, np.nan, 1e308, 0.0], (some.x.shape[0], 1))
+    slopes = owners_slopes(some, scores, 1.0)
+    assert (np.linalg.norm(slopes, axis=1) <= UNIT / some.sizes + 1e-9).all() and (slopes != 0).any()
+
+
 def test_an_update_without_clipping_is_the_softmax_gradient() -> None:
     """Against the loss written out: log Σ e^s minus the mean score of the record's labels."""
     training = federated(stepwise(), TRAIN)

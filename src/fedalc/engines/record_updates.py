@@ -18,6 +18,7 @@ from fedalc.labels.privacy.record_sums import UNIT
 from fedalc.models.model import Model
 
 UPDATE = "update"
+LARGEST = 1e300
 
 
 def private_update(records: OwnedRecords, model: Model, round_number: int) -> RoundResult:
@@ -51,6 +52,7 @@ def update_of(numbers: np.ndarray, model: Model, rate: float, traffic: Ledger) -
 
 def owners_slopes(some: Owned, scores: np.ndarray, clip: float) -> np.ndarray:
     """Return Σ_u (p - e_u)/m over each record's owners u, each clipped and rounded towards zero, in units."""
+    scores = np.nan_to_num(scores, nan=0.0, posinf=LARGEST, neginf=-LARGEST)  # of a θ that would break the bound
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     chance = scores / scores.sum(axis=1, keepdims=True)
     record, label = np.repeat(np.arange(len(chance)), some.times), some.owners.indices
