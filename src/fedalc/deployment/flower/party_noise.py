@@ -127,10 +127,11 @@ def _own_share(work: Work, masked: Masking, question: Question) -> NoiseShares:
 
 
 def generator(work: Work, question: Question, parties: int) -> SecureGenerator:
-    """Return the source of this party's noise: always the same for one question and number of parties."""
+    """Return the source of this party's noise: always the same for one question, whatever the round's number, and one
+    number of parties."""
     run = work.question["run"]
     with remembered(work.context, run) as known:
         if _KEY not in known and charged(work.context.node_config, run) is not None:
             raise BadMessage("goes on with a run whose noise this party has drawn and forgotten: begin a new one")
         key = bytes.fromhex(known.setdefault(_KEY, secrets.token_hex(32)))
-    return SecureGenerator(derived(key, "noise", question.digest, parties.to_bytes(4, "little")))
+    return SecureGenerator(derived(key, "noise", question.subject, parties.to_bytes(4, "little")))
