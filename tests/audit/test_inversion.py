@@ -31,7 +31,7 @@ def small(question: Question) -> Question:
     return replace(question, settings=(*question.settings, *SMALL))
 
 
-HINGE, LATER, SQUARE, SQUARES, SUMS, NEWTON, CHOSEN = map(small, QUESTIONS)
+HINGE, LATER, SQUARE, SQUARES, SUMS, _, PRIVATE, NEWTON, CHOSEN = map(small, QUESTIONS)
 CHOSEN = replace(CHOSEN, rounds=5)
 
 
@@ -66,6 +66,15 @@ def test_a_sum_over_all_parties_still_has_a_label_of_one_record(found: Inversion
     """What secure sums do not hide: class embeddings tell the labels of a sum apart, exactly if D ≥ labels."""
     for view in (PARTY, SUM):
         assert cell(found, question, 1, view)[0] > 0.9999
+
+
+def test_with_noise_a_label_of_one_record_is_not_in_the_sum() -> None:
+    """And there is no other answer. The features of noise are all of them, so chance is lower than for mean records."""
+    found = invert(DEMO.train, DEMO.label_names, questions=[SUMS, PRIVATE], sizes=(1,))
+    assert cell(found, SUMS, 1, SUM)[0] > 0.99
+    (row,) = (row for row in found.rows if row.question == PRIVATE.name)
+    assert set(row.cells) == {SUM} and row.cells[SUM].found == 0
+    assert row.cells[SUM].cosine < max(row.chance, 4 / np.sqrt(DEMO.feature_count))
 
 
 def test_random_theta_finds_each_record_in_the_sum_over_all_parties(found: Inversion) -> None:

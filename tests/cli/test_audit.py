@@ -44,7 +44,7 @@ def test_all_parts_in_80_columns(place: Path, monkeypatch: pytest.MonkeyPatch) -
     assert set(found) == {"data", "collection", "inversion", "membership"}
     row = found["inversion"]["rows"][0]
     assert (row["size"], row["question"]) == (1, "hinge, round 1") and row["cells"]["alone"]["cosine"] > 0.9999999
-    assert found["membership"]["records"] == 60 and len(found["membership"]["rows"]) == 3
+    assert found["membership"]["records"] == 60 and len(found["membership"]["rows"]) == 5
 
 
 @pytest.mark.usefixtures("quick")

@@ -224,6 +224,12 @@ IDLE = [
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.clip", "1", "9"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.moments", "diagonal", "full"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.noise_parties", "2", "3"),
+    (
+        "method=fedalc-oneshot privacy.mechanism=sums privacy.noise=seeded secure_sums.on=true",
+        "privacy.noise_parties",
+        "2",
+        "3",
+    ),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.sample_rate", "1", "0.5"),
     (
         "method=fedalc privacy.mechanism=gradients privacy.noise=seeded regularizer.weighting=sigma",

@@ -24,7 +24,9 @@ from fedalc.engines.record_updates import owners_slopes
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
+from fedalc.labels.knowledge import planned_charge
 from fedalc.labels.privacy import NoiseShares, SecureGenerator
+from fedalc.labels.privacy.accounts import party_account
 from fedalc.labels.privacy.record_sums import UNIT
 from fedalc.training.federated import FederatedTraining
 from tests.problems import federated, random_split, small_dataset
@@ -100,6 +102,14 @@ def test_no_record_changes_an_update_by_more_than_clip(clip: float) -> None:
             assert (np.linalg.norm(slopes, axis=1) <= own + 1e-9).all()
 
 
+def test_a_theta_that_overflows_does_not_break_the_bound() -> None:
+    """As a server may send it: scores of ±∞, and nan where these meet."""
+    some = next(iter(owned(federated(stepwise(), TRAIN), by_client=True)))
+    scores = np.tile([np.inf, np.inf, -np.inf, np.nan, 1e308, 0.0], (some.x.shape[0], 1))
+    slopes = owners_slopes(some, scores, 1.0)
+    assert (np.linalg.norm(slopes, axis=1) <= UNIT / some.sizes + 1e-9).all() and (slopes != 0).any()
+
+
 @pytest.mark.long
 def test_an_update_without_clipping_is_the_softmax_gradient() -> None:
     """Against the loss written out: log Σ e^s minus the mean score of the record's labels."""
@@ -132,6 +142,50 @@ def test_shares_of_several_parties_make_a_model_too() -> None:
     training = federated(settings_for(privacy=SECRET | {"noise_parties": 4, "noise_dropouts": 1}), TRAIN)
     training.run_round()
     assert training.is_finite()
+
+
+@pytest.mark.parametrize("moments", ["diagonal", "full"])
+def test_rows_of_equal_content_are_one_record(moments: Any) -> None:
+    """With identity `content`: a copy adds nothing, but for what is rounded towards zero once more."""
+    rows = np.r_[np.arange(40), 3, 3, 8]
+    settings = settings_for(collection={"identity": "content"})
+    found = []
+    for train in (TRAIN, TRAIN.rows(rows)):
+        for by_client in (False, True):
+            records = owned(federated(settings, train), by_client)
+            found.append((RecordSums(12, 6, 1, moments).add_all(records), records.count_units()[0]))
+    (first, count), _, *copies = found
+    scale = UNIT if moments == "full" else 1  # of a rounding error
+    for sums, counted in copies:
+        assert abs(count - counted) <= 30
+        for name, most in (("cross", 10), ("squares", 10), ("totals", 10), ("gram", 10 * scale)):
+            assert np.abs(getattr(sums, name) - getattr(first, name)).max(initial=0) <= most
+
+
+@pytest.mark.parametrize("settings", [settings_for(), settings_for(privacy=SECRET | {"moments": "full"}), stepwise()])
+def test_masked_by_party_the_private_model_has_the_same_clean_sums(
+    settings: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all noise zero, secure sums of single labels give the model of one process."""
+    path = "fedalc.labels.privacy.record_sums.gaussian_noise"
+    monkeypatch.setattr(path, lambda sigma, generator, count: np.zeros(count, dtype=np.int64))
+    secure = settings.model_copy(
+        update={"engine": "clients", "secure_sums": settings.secure_sums.model_copy(update={"on": True})}
+    )
+    one, other = (federated(each, TRAIN) for each in (settings, secure))
+    for training in (one, other):
+        training.run_round()
+    assert torch.equal(one.model.theta[0], other.model.theta[0])
+    assert one.model.theta[0].abs().max() > 0
+
+
+def test_a_sample_rate_that_does_nothing_does_not_lower_what_is_charged(tmp_path: Path) -> None:
+    account = party_account(tmp_path)
+    charges = [
+        planned_charge(settings_for(privacy={"mechanism": "sums", "epsilon": 1.0} | more), account, 1)
+        for more in ({}, {"sample_rate": 0.01})
+    ]
+    assert charges[0].release == charges[1].release and charges[0].epsilon == charges[1].epsilon
 
 
 def test_diagonal_moments_are_filtered_as_the_formula_says() -> None:
@@ -207,7 +261,8 @@ def test_a_private_run_says_what_it_spent_and_little_else(mechanism: str, tmp_pa
         ({"client": {"set_size": "expected"}}, "exact"),
         ({"privacy": SECRET | {"noise_parties": 2, "noise_dropouts": 2}}, "someone must add noise"),
         ({"privacy": SECRET | {"mechanism": "updates"}}, "several rounds"),
-        ({"engine": "flower"}, "real parties do not add noise yet"),
+        ({"engine": "flower"}, "the server knows the seed"),
+        ({"collection": {"identity": "embedding"}}, "by number or content"),
     ],
 )
 def test_what_noise_does_not_cover_is_refused(changes: dict[str, Any], problem: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedalc.secure_sums import Disclosures, Identity, NotEnough, PartySum, Refused, ServerSum, encoded
+from fedalc.secure_sums import Disclosures, Identity, NotEnough, PartySum, Question, Refused, ServerSum, encoded
 from fedalc.secure_sums import party as party_module
 from fedalc.secure_sums.messages import Agreements, Deal, Dealt, Keys, Parties, Revealed, Roster
 from fedalc.secure_sums.party import keys_of, pair_key, self_key
@@ -409,3 +409,27 @@ def test_steps_out_of_order_are_refused() -> None:
     party.make_keys()
     with pytest.raises(Refused, match="asks for step 'keys' of sum 1, and the last step of it was 'keys'"):
         party.make_keys()
+
+
+# --- noised numbers ---
+
+
+def test_noised_numbers_are_unmasked_only_with_all_parties_that_share_the_noise() -> None:
+    """With real numbers the four that are left would do."""
+    vectors = {name: np.full(5, number) for number, name in enumerate(names_of(5))}
+    noised = Question(b"noised", b"noised", 5, 0, everyone=True)
+    for lost, asked in ((False, noised), (True, replace(noised, everyone=False)), (True, noised)):
+        deployment = Deployment(5)
+        if lost:
+            deployment.lost.add(("masked", "party 03"))
+        if lost and asked.everyone:
+            with pytest.raises(NotEnough):
+                deployment.total(asked, lambda name: vectors[name])
+            assert all(
+                "too little of it would be left" in deployment.server.problems[name]
+                for name in names_of(5)
+                if name != "party 03"
+            )
+        else:
+            total = deployment.total(asked, lambda name: vectors[name])
+            assert total.view(np.int64).tolist() == [10 - 3 * lost] * 5

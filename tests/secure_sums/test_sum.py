@@ -161,3 +161,11 @@ def test_without_the_libraries_one_line_says_what_to_install(monkeypatch: pytest
     monkeypatch.setattr("fedalc.secure_sums.primitives.Shamir", None)
     with pytest.raises(FedalcError, match=r"pip install 'fedalc\[flower\]'"):
         Deployment(3)
+
+
+def test_whole_numbers_are_taken_as_they_are() -> None:
+    """A double would lose the last bits of these."""
+    numbers = np.array([2**59 + 1, -(2**59) - 1])
+    assert encoded(numbers, 0, 4).view(np.int64).tolist() == numbers.tolist()
+    with pytest.raises(Refused, match="overflow"):
+        encoded(numbers, 0, 9)

@@ -32,14 +32,17 @@ def about_inversion(found: Inversion, split: Split, fewest: int) -> Iterator[str
         yield f"In these parties' answers labels with few records are hidden among others. {has}"
     yield (
         "Leave labels with few records out (fedalc deploy party --labels), or join them into larger ones. Trust in the "
-        "server, or noise at the parties, is the only protection for the others against chosen θ."
+        "server, or noise at the parties (--set privacy.mechanism=sums), is the only protection for the others against "
+        "chosen θ."
     )
 
 
 def _exposed(found: Inversion, view: str) -> str:
     """Return the sizes of labels of which some question finds a record, or comes close: "1, 2"."""
     sizes = (
-        row.size for row in found.rows if row.cells[view].found or row.cells[view].cosine > row.chance + WELL_ABOVE
+        row.size
+        for row in found.rows
+        if view in row.cells and (row.cells[view].found or row.cells[view].cosine > row.chance + WELL_ABOVE)
     )
     return ", ".join(map(str, dict.fromkeys(sizes)))
 
@@ -49,7 +52,8 @@ def about_membership(found: Membership) -> Iterator[str]:
     if best.low > TELLING:
         yield (
             f"Treat a model like its data: who has it and a record can tell whether it was trained on it (AUC "
-            f"{best.auc:.2f}). A larger penalty helps little; only noise for each record bounds it."
+            f"{best.auc:.2f}). A larger penalty helps little; only noise for each record bounds it (--set "
+            "privacy.mechanism=sums)."
         )
     else:
         yield f"The models tell little about whether a record was trained on (AUC {best.auc:.2f} at most)."

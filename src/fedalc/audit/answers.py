@@ -16,6 +16,7 @@ from fedalc.data.federation import Federation
 from fedalc.data.records import record_numbers
 from fedalc.engines.base import Engine, RoundResult
 from fedalc.engines.fused import FusedEngine
+from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
@@ -104,6 +105,12 @@ class CuriousServer(Engine):
 
         self._listen(model, ask, plain=True)
         return self._fused.sums(model, participants)
+
+    def private_sums(self, model: Model) -> NoisedSums:
+        found = self._fused.private_sums(model)
+        for target in self.targets if self.listens else ():
+            self.notes.add(target, SUM, [found.cross.to(model.W)], model)
+        return found
 
     def curvature(
         self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0

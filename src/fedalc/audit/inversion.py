@@ -2,19 +2,21 @@
 
 The deployment is simulated on the user's data: labels are dealt to parties, the server trains as it would, and keeps
 what it sees. Each question is asked of each target alone (a party with this label only, without and with the rule of
-`--fewest`), of its party (as the server sees it without secure sums), and of all parties (what secure sums leave).
+`--fewest`), of its party (as the server sees it without secure sums), and of all parties (what secure sums leave). With
+a private model there is no answer but the last, and it has noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedalc.audit.answers import CuriousServer, Notes, deal, known_views
+from fedalc.audit.answers import SUM, CuriousServer, Notes, deal, known_views
 from fedalc.audit.notes import Mixtures
 from fedalc.audit.reconstruct import by_chance, matched
 from fedalc.audit.targets import SIZES, Target, choose_targets
@@ -47,6 +49,17 @@ class Question:
     since: int = 1
     sums: bool = False  # whether parties answer with sums, features × features
     chosen: bool = False  # whether the server draws θ anew in each round, instead of training it
+    noised: bool = False  # whether parties add noise to the sums, which they mask: the server sees the sum of all alone
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return (SUM,) if self.noised else known_views()
+
+
+def noised_sums(epsilon: float) -> Question:
+    """Return the question of a private model."""
+    settings = ("method=fedalc-oneshot", "privacy.mechanism=sums", "privacy.noise=seeded", f"privacy.epsilon={epsilon}")
+    return Question(f"sums, ε = {epsilon:g}", "the same with noise, a private model", settings, noised=True)
 
 
 QUESTIONS = (
@@ -60,6 +73,8 @@ QUESTIONS = (
         ("method=fedalc-oneshot",),
         sums=True,
     ),
+    noised_sums(4),
+    noised_sums(1),
     Question(
         "Newton products",
         "H p of three directions (fedalc-exact, logistic)",
@@ -135,6 +150,9 @@ def invert(
         if question.sums and data.features.shape[1] ** 2 > LARGEST_GRAM:
             notes.append(f"{question.name}: left out, {data.features.shape[1]:,} features are too many for one round")
             continue
+        if question.noised and find_spec("dp_accounting") is None:
+            notes.append(f'{question.name}: left out, noise needs pip install "fedalc[privacy]"')
+            continue
         for row in _Asked(question, data, targets, parties, fewest, seed).rows():
             rows[row.size, question.name] = row
     ordered = [rows[size, q.name] for size in sizes for q in questions if (size, q.name) in rows]
@@ -163,7 +181,7 @@ class _Asked:
         X, random = self.data.features, numpy_generator(self.seed, "audit chance")
         mean = np.asarray(X.mean(axis=0)).ravel()
         for size in dict.fromkeys(len(target.records) for target in self.targets):
-            cosines: dict[str, list[float]] = {view: [] for view in known_views()}
+            cosines: dict[str, list[float]] = {view: [] for view in self.question.views}
             chance = []
             for target in (target for target in self.targets if len(target.records) == size):
                 records = X[target.records].toarray()

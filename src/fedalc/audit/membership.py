@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ SHADOWS = 8
 MOST_RECORDS = 4000
 LARGEST_AXES = 4096  # labels up to which the one-round model has an axis for each
 FEWEST_RECORDS = 20
+EPSILONS = (4, 1)  # of private models
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,19 @@ def usual_settings(labels: int, seed: int = 0) -> list[Trained]:
     """Return the settings that the audit trains with unless told otherwise."""
     dim = {"encoder": {"dim": labels}} if labels <= LARGEST_AXES else {}
     one_round = {"method": "fedalc-oneshot", "seed": seed, **dim}
+    private = [] if find_spec("dp_accounting") is None else [_private(one_round, epsilon) for epsilon in EPSILONS]
     return [
         Trained("fedalc-oneshot", experiment(one_round)),
         Trained("… penalty 10", experiment(one_round, overrides=["server.ridge=10"])),
+        *private,
         Trained("fedalc, 30 rounds", experiment({"method": "fedalc", "seed": seed, "rounds": 30})),
     ]
+
+
+def _private(one_round: dict[str, Any], epsilon: float) -> Trained:
+    """Its noise is drawn anew for each model: the same noise in all of them would cancel."""
+    noise = ["privacy.mechanism=sums", f"privacy.epsilon={epsilon}"]
+    return Trained(f"… private, ε = {epsilon:g}", experiment(one_round, overrides=noise))
 
 
 def infer_membership(

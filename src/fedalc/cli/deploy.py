@@ -202,6 +202,13 @@ def party(
     require_secure_sums: Annotated[
         bool, typer.Option("--require-secure-sums", help="take part only in runs with secure sums")
     ] = False,
+    epsilon_budget: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6,
+            help="take part only in runs with a private model, while all of them together spend at most this ε",
+        ),
+    ] = None,
     any_app: Annotated[
         bool, typer.Option("--any-app", help="run any code that the server sends (default: installed code only)")
     ] = False,
@@ -231,6 +238,7 @@ def party(
             allow=";".join(allow) if allow else None,
             without_run_id=without_run_id or None,
             require_secure_sums=require_secure_sums or None,
+            epsilon_budget=epsilon_budget,
             state=str(folder.resolve()),
         ),
         server=server,

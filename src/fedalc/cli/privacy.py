@@ -21,7 +21,9 @@ _SERVER_STATE = Path("fedalc-server")
 def privacy(
     state: Annotated[
         Path | None,
-        typer.Option(help="state folder of a server, to list its runs (default: ./fedalc-server, if it exists)"),
+        typer.Option(
+            help="state folder of a server or a party, to list its runs (default: ./fedalc-server, if it exists)"
+        ),
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="ledger file (default: $FEDALC_PRIVACY_LEDGER, or the one in your state folder)")

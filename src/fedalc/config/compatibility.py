@@ -88,7 +88,8 @@ def _check_holders(settings: Experiment) -> None:
 def _check_private_records(settings: Experiment) -> None:
     """Check what differential privacy of whole records needs: everything that comes from records has noise."""
     privacy, facts, client = settings.privacy, method_facts(settings.method), settings.client
-    if privacy.noise_dropouts >= privacy.noise_parties:
+    counts_shares = settings.engine == "flower" or settings.secure_sums.on  # then all parties add noise
+    if privacy.noise_dropouts >= privacy.noise_parties and not counts_shares:
         raise ConfigError("someone must add noise: use less than privacy.noise_parties", "privacy.noise_dropouts")
     if not privacy.covers_records:
         return
@@ -100,7 +101,11 @@ def _check_private_records(settings: Experiment) -> None:
         (sums or settings.server.optimizer in ("sgd", "momentum"), "updates needs server.optimizer sgd or momentum"),
         (encoder_facts(settings.encoder.name).linear, "records are private only with a linear encoder"),
         (not facts.trains_rows and facts.sub_models(settings) == 1, "class embeddings must be fixed"),
-        (settings.engine != "flower", "real parties do not add noise yet; simulate, or protect label sets with counts"),
+        (settings.engine != "flower" or privacy.noise == "system", "seeded noise: the server knows the seed"),
+        (
+            settings.collection.identity != "embedding",
+            "the bound is for records that are the same by number or content, not by embedding (collection.identity)",
+        ),
         (settings.clients != "users", "ε is for records, not for users"),
         (not settings.embeddings.secret, "secret rows cannot be used with it"),
         (client.set_size == "exact", 'owners need client.set_size = "exact" to limit what a record adds'),

@@ -200,9 +200,10 @@ def _choose_optimizer(values: dict[str, Any]) -> None:
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:
     """Real parties may send false values, simulated ones do not. A method that solves one objective needs the mean,
-    and so do secure sums."""
+    and so do secure sums and noise for whole records."""
     server = values.setdefault("server", {})
     mean = solves_one_objective(method, server.get("optimizer")) or values.get("secure_sums", {}).get("on")
+    mean = mean or values.get("privacy", {}).get("mechanism") in ("sums", "updates")
     server.setdefault("aggregation", "clip" if values.get("engine") == "flower" and not mean else "mean")
 
 

@@ -307,9 +307,10 @@ class PrivacySettings(Settings):
     """sums: what to sum about features. diagonal: squares and totals. full: all products of two. auto: full only where
     the records outweigh its noise."""
     noise_parties: Annotated[int, Field(ge=1, le=2**16)] = 1
-    """sums, updates: how many parties add noise, each a share. 1: the server adds all of it, and must be trusted."""
+    """sums, updates: how many parties add noise, each a share. 1: the server adds all of it, and must be trusted. With
+    secure sums all parties do, whatever their number."""
     noise_dropouts: Annotated[int, Field(ge=0)] = 0
-    """sums, updates: of these parties, how many may fail to add their share."""
+    """sums, updates: of these parties, how many may fail to add their share, or tell the server what it was."""
     clip: Positive = 1.0
     """gradients, updates: clip the gradient of an instance to this length."""
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0

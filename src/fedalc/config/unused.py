@@ -93,6 +93,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("privacy.labels_per_instance", {"privacy.mechanism": ("counts", "sums")}),
     ("privacy.moments", {"privacy.mechanism": ("sums",)}),
     ("privacy.noise_parties privacy.noise_dropouts", {"privacy.mechanism": ("sums", "updates")}),
+    ("privacy.noise_parties", {"secure_sums.on": (False,)}),  # with them, all parties add noise
     ("privacy.clip", {"privacy.mechanism": ("gradients", "updates")}),
     ("privacy.sample_rate", {"privacy.mechanism": ("gradients",)}),
     ("selection.every selection.patience selection.keep selection.test_curve", {"method": FEDERATED}),

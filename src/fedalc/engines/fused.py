@@ -37,7 +37,7 @@ from fedalc.engines.fused_batches import Block, Portion
 from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.owned_records import OwnedRecords
 from fedalc.engines.prefetch import one_ahead
-from fedalc.engines.record_sums import private_sums
+from fedalc.engines.record_sums import sums_in_one_place
 from fedalc.engines.record_updates import private_update
 from fedalc.engines.sums import GramOfRecords, Sums
 from fedalc.engines.traffic import Ledger
@@ -196,7 +196,7 @@ class FusedEngine(Engine):
         return Sums(whole, cross, constant.item(), self.federation.labels.nnz, traffic)
 
     def private_sums(self, model: Model) -> NoisedSums:
-        return private_sums(self._owned_records(model), model.W)
+        return sums_in_one_place(self._owned_records(model), model.W)
 
     def _owned_records(self, model: Model) -> OwnedRecords:
         return OwnedRecords(self.federation, self.method, self.settings, model.encoder, by_client=False)

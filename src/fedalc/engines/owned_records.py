@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
 from fedalc.core.seeds import derived_seed
 from fedalc.data.federation import Federation
+from fedalc.data.records import record_numbers
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import ConfigError
 from fedalc.labels.privacy import NoiseShares, SecureGenerator
@@ -38,18 +40,26 @@ class Owned(NamedTuple):
 
 
 class OwnedRecords:
-    """All records of a federation. `by_client`: one client after the other, as real owners would; otherwise block by
-    block, each record with all its owners at once. The sums are the same whole numbers."""
+    """The records of a federation. `by_client`: one client after the other, as real owners would; otherwise block by
+    block, each record with all its owners at once. The sums are the same whole numbers. `clients`: those whose records
+    are meant, with `by_client` (default: all)."""
 
     def __init__(
-        self, federation: Federation, method: Method, settings: Experiment, encoder: Encoder, by_client: bool
+        self,
+        federation: Federation,
+        method: Method,
+        settings: Experiment,
+        encoder: Encoder,
+        by_client: bool,
+        clients: np.ndarray | None = None,
     ) -> None:
         if distributed.here().count > 1:
             raise ConfigError("private records need a single process", "privacy.mechanism")
+        if settings.collection.identity == "content":
+            federation = each_once(federation, record_numbers(federation.features))
         self.federation, self.settings, self.encoder, self.by_client = federation, settings, encoder, by_client
-        assert method.knowledge is not None and method.knowledge.set_sizes is not None
-        assert method.knowledge.noise_multiplier is not None
-        self.sizes, self.multiplier = np.maximum(method.knowledge.set_sizes, 1), method.knowledge.noise_multiplier
+        self.clients = federation.clients if clients is None else clients
+        self.sizes, self.multiplier = _set_sizes(method), _multiplier(method)
 
     def __iter__(self) -> Iterator[Owned]:
         step, labels = self.settings.block_rows, self.federation.labels
@@ -57,16 +67,13 @@ class OwnedRecords:
             for start in range(0, labels.shape[0], step):
                 yield self._of_records(np.arange(start, min(start + step, labels.shape[0])))
             return
-        for client in self.federation.clients.tolist():
-            held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
-            for start in range(0, len(held), step):
-                some = held[start : start + step]
-                parts = self.federation.parts_of(client, some)
-                yield self._owned(some, np.full(len(some), label), np.ones(len(some)) if parts is None else parts)
+        for records, label, parts in self._of_clients():
+            yield self._owned(records, np.full(len(records), label), parts)
 
     def noise(self, round_number: int) -> NoiseShares:
         """Return the noise of a round. It is drawn once: a second draw would take another look at the records."""
         privacy, seed = self.settings.privacy, self.settings.seed
+        assert self.multiplier is not None
         if privacy.noise == "seeded":
             generator = SecureGenerator.seeded(derived_seed(seed, "record noise", round_number))
         else:
@@ -76,6 +83,10 @@ class OwnedRecords:
     def count_units(self) -> np.ndarray:
         """Return the number of records in units, as an array of one: each of m owners counts a whole part of 1/m."""
         total = 0
+        if self.by_client:
+            for records, _, parts in self._of_clients():
+                total += int(np.trunc(UNIT * parts / self.sizes[records]).sum())
+            return np.array([total])
         for start in range(0, self.federation.labels.shape[0], self.settings.block_rows):
             rows = np.arange(start, min(start + self.settings.block_rows, self.federation.labels.shape[0]))
             owners, parts = self._pairs(rows)
@@ -87,6 +98,15 @@ class OwnedRecords:
         by_labels = self.settings.clients == "labels"
         everyone = self.federation.label_count if by_labels else self.federation.sender_count(self.federation.clients)
         return Ledger(everyone * down, 8 * everyone * numbers)
+
+    def _of_clients(self) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+        """Yield records of one client, `block_rows` at most, its label, and the part of each that it counts."""
+        for client in self.clients.tolist():
+            held, label = self.federation.instances_of(client), int(self.federation.label_of[client])
+            for start in range(0, len(held), self.settings.block_rows):
+                some = held[start : start + self.settings.block_rows]
+                parts = self.federation.parts_of(client, some)
+                yield some, label, np.ones(len(some)) if parts is None else parts
 
     def _of_records(self, rows: np.ndarray) -> Owned:
         if self.federation.parts is None:
@@ -116,6 +136,30 @@ class OwnedRecords:
         assert isinstance(batch, SparseRows)  # no encoder of pictures is linear
         columns = [csr_matrix(more.numpy()) for more in self.encoder.columns(batch)]
         return bounded(hstack([features] * self.encoder.uses_features + columns, format="csr"))
+
+
+def each_once(federation: Federation, record: np.ndarray) -> Federation:
+    """Return the federation with each record counted once by a client that has it in several rows. `record`: that of
+    each row."""
+    held = federation.held
+    pairs = np.repeat(record, np.diff(held.indptr)) * held.shape[1] + held.indices
+    _, pair, often = np.unique(pairs, return_inverse=True, return_counts=True)
+    if often.max(initial=1) == 1:
+        return federation
+    return replace(federation, parts=(1.0 if federation.parts is None else federation.parts) / often[pair])
+
+
+def _set_sizes(method: Method) -> np.ndarray:
+    """Return m of each record, which the server has joined, or has told this party."""
+    if method.told is not None:
+        return np.rint(1 / method.told.shares).astype(np.int64)
+    assert method.knowledge is not None and method.knowledge.set_sizes is not None
+    return np.maximum(method.knowledge.set_sizes, 1)
+
+
+def _multiplier(method: Method) -> float | None:
+    """Return the noise of the run. A party works it out by itself."""
+    return None if method.knowledge is None else method.knowledge.noise_multiplier
 
 
 def bounded(x: csr_matrix) -> csr_matrix:

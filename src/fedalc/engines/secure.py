@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.core.seeds import derived_seed
 from fedalc.data.federation import Federation
 from fedalc.engines.aggregation.lengths import norm
 from fedalc.engines.base import Engine, RoundResult, no_rows
+from fedalc.engines.noised_sums import NoisedSums
+from fedalc.engines.owned_records import OwnedRecords
+from fedalc.engines.record_sums import owners_answer, private_sums
+from fedalc.engines.record_updates import UPDATE, owners_update, update_of
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
 from fedalc.engines.vectors import flattened, half_of, unflattened, whole_of
 from fedalc.errors import ConfigError
+from fedalc.labels.privacy import NoiseShares, NoiseSize, SecureGenerator
 from fedalc.methods import Method
 from fedalc.models.encoders import Chance
 from fedalc.models.model import Model
@@ -58,6 +65,8 @@ class SecureSums(Engine):
         self._seq = 0
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        if self.settings.privacy.mechanism == "updates":
+            return self._private_update(model, round_number)
         like, weight_of = model.theta + model.statistics, self._weights(model, participants)
 
         def vector(party: int, clients: np.ndarray) -> np.ndarray:
@@ -107,6 +116,57 @@ class SecureSums(Engine):
         (half, cross), (constant, pairs) = unflattened(total, [half, cross])
         return Sums(whole_of(half, gram_size), cross, constant, round(pairs), traffic)
 
+    def private_sums(self, model: Model) -> NoisedSums:
+        knowledge, traffic = self.method.knowledge, Ledger()
+        assert knowledge is not None and knowledge.noise_multiplier is not None
+
+        def ask(what: str, length: int) -> np.ndarray:
+            def vector(party: int, clients: np.ndarray) -> np.ndarray:
+                noise = self._share_of_noise(f"record noise {what}", 1, party)
+                return owners_answer(self._records_of(model, clients), what, len(model.W), noise)
+
+            total, took = self._whole_sum(what, [], length, vector)
+            traffic.add(took)
+            return total
+
+        size = NoiseSize(knowledge.noise_multiplier)
+        found = private_sums(ask, self.settings.privacy, model.encoder.width, size, model.W)
+        return replace(found, traffic=traffic)
+
+    def _private_update(self, model: Model, round_number: int) -> RoundResult:
+        (theta,) = model.theta
+
+        def vector(party: int, clients: np.ndarray) -> np.ndarray:
+            noise = self._share_of_noise(f"record noise {UPDATE}", round_number, party)
+            return owners_update(self._records_of(model, clients), model, noise)
+
+        length = theta.shape[0] * len(model.W) + 1
+        total, traffic = self._whole_sum(UPDATE, [theta, torch.tensor(round_number)], length, vector)
+        traffic.down += len(self.parties) * payload_bytes([theta])
+        return update_of(total, model, self.settings.client.learning_rate, traffic)
+
+    def _whole_sum(
+        self, what: str, about: Iterable[Tensor], length: int, vector: Callable[[int, np.ndarray], np.ndarray]
+    ) -> tuple[np.ndarray, Ledger]:
+        """Return the sum of whole numbers to which all parties add shares of noise."""
+        about = list(about)
+        return self._sum(f"noised {what}", about, about, length, self.federation.clients, vector, whole=True)
+
+    def _share_of_noise(self, purpose: str, round_number: int, party: int) -> NoiseShares:
+        """Return the share that this party draws."""
+        knowledge, privacy = self.method.knowledge, self.settings.privacy
+        assert knowledge is not None and knowledge.noise_multiplier is not None
+        seeded = privacy.noise == "seeded"
+        seed = derived_seed(self.settings.seed, purpose, round_number, self.parties.index(party))
+        generator = SecureGenerator.seeded(seed) if seeded else SecureGenerator.system()
+        count = len(self.parties)
+        if privacy.noise_dropouts >= count:
+            raise ConfigError(f"{count} parties share the noise: use less than that", "privacy.noise_dropouts")
+        return NoiseShares(knowledge.noise_multiplier, count, privacy.noise_dropouts, generator, drawn=1)
+
+    def _records_of(self, model: Model, clients: np.ndarray) -> OwnedRecords:
+        return OwnedRecords(self.federation, self.method, self.settings, model.encoder, True, clients)
+
     def _weights(self, model: Model, participants: np.ndarray) -> dict[int, float]:
         """Return P_k, the sum of p_u over a party's participants."""
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
@@ -122,16 +182,18 @@ class SecureSums(Engine):
         length: int,
         participants: np.ndarray,
         vector: Callable[[int, np.ndarray], np.ndarray],
+        whole: bool = False,
     ) -> tuple[np.ndarray, Ledger]:
         """Return the sum of the parties' vectors, and what it took beside the question. `vector`: of a party and its
-        participants."""
+        participants. `whole`: whole numbers with noise, to which every party must add its share."""
         self._seq += 1
         asked, secure = participants.astype("<i8").tobytes(), self.settings.secure_sums
         question = Question(
             question_digest(kind, asked, *map(_bytes, content)),
             question_digest(kind, asked, *map(_bytes, subject)),
             length,
-            secure.bits,
+            0 if whole else secure.bits,
+            everyone=whole,
         )
         party_of = self.federation.party_of[participants]
         number_of = {identity.name: party for party, identity in self._identities.items()}
@@ -143,7 +205,8 @@ class SecureSums(Engine):
         parties = {identity.name: PartySum(identity, self._seq) for identity in self._identities.values()}
         server = ServerSum("simulation", self._seq, secure.threshold)
         exchange = InProcess(server, parties, self._disclosures)
-        total = decoded(exchange.total(question, vector_of), secure.bits)
+        numbers = exchange.total(question, vector_of)
+        total = numbers.view(np.int64) if whole else decoded(numbers, secure.bits)
         if server.problems:  # in one process nobody is lost: a number did not fit
             name, problem = next(iter(server.problems.items()))
             raise ConfigError(f"{name}: {problem}", "secure_sums")

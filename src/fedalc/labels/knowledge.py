@@ -19,6 +19,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.schema import PrivacySettings
 from fedalc.core import distributed
 from fedalc.core.seeds import derived_seed
 from fedalc.data.dataset import Split
@@ -245,7 +246,12 @@ def _spent(settings: Experiment, multiplier: float, looks: int) -> float:
     privacy = settings.privacy
     if privacy.mechanism == "counts":
         return counts_epsilon(multiplier, privacy.delta, max(looks, 1), privacy.labels_per_instance)
-    return spent_epsilon(multiplier, privacy.delta, max(looks, 1), privacy.sample_rate)
+    return spent_epsilon(multiplier, privacy.delta, max(looks, 1), _sample_rate(privacy))
+
+
+def _sample_rate(privacy: PrivacySettings) -> float:
+    """Return the share of the records in each look: all of them, but for mechanism `gradients`."""
+    return privacy.sample_rate if privacy.mechanism == "gradients" else 1.0
 
 
 def noised(joined: Joined, epsilon: float, delta: float, labels_per_instance: int, account: Account) -> Collected:
@@ -287,7 +293,7 @@ def planned_charge(settings: Experiment, account: Account, looks: int, run: Path
     if privacy.mechanism == "counts":
         release = counts_release(z, max(looks, 1), privacy.labels_per_instance)
     else:
-        release = Release("gaussian", z, max(looks, 1), privacy.sample_rate)
+        release = Release("gaussian", z, max(looks, 1), _sample_rate(privacy))
     return account.charge(what, privacy.delta, _spent(settings, z, looks), release, run=folder)
 
 

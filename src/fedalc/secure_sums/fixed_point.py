@@ -15,11 +15,15 @@ def largest(bits: int, parties: int) -> float:
 
 
 def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
-    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits.
+    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits. Whole numbers (int64, 0 bits) are
+    taken as they are.
 
     >>> encoded(np.array([0.5, -0.25]), 2, 3).view(np.int64).tolist()
     [2, -1]
     """
+    if bits == 0 and numbers.dtype == np.int64:
+        _check_fits(max(int(numbers.max(initial=0)), -int(numbers.min(initial=0))), bits, parties)
+        return numbers.ravel().view(np.uint64)
     if not 0 <= bits <= MOST_BITS:
         raise Refused(f"fixed point with {bits} bits after the point; valid are 0 to {MOST_BITS}")
     scaled = np.ldexp(np.asarray(numbers, dtype=np.float64).ravel(), bits)
@@ -27,12 +31,16 @@ def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
     most = max(float(scaled.max(initial=0.0)), -float(scaled.min(initial=0.0)))
     if not np.isfinite(most):
         raise Refused("its vector has numbers that are not finite")
+    _check_fits(most, bits, parties)
+    return scaled.astype(np.int64).view(np.uint64)
+
+
+def _check_fits(most: float, bits: int, parties: int) -> None:
     if most > float((1 << 62) // parties):
         raise Refused(
             f"overflow: with {bits} bits after the point and {parties} parties, numbers up to "
             f"{largest(bits, parties):.3g} fit, and its vector has a larger one; use fewer bits (secure_sums.bits)"
         )
-    return scaled.astype(np.int64).view(np.uint64)
 
 
 def decoded(total: np.ndarray, bits: int) -> np.ndarray:

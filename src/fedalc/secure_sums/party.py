@@ -59,12 +59,15 @@ class Identity:
 @dataclass(frozen=True)
 class Question:
     """What a sum is about. `content`: the digest of everything that decides a party's vector and that all parties are
-    told alike. `subject`: the digest of the part by which two answers are alike, so without the round's number."""
+    told alike. `subject`: the digest of the part by which two answers are alike, so without the round's number.
+    `everyone`: nothing is unmasked unless all parties that masks are for are in the sum, because each adds a share of
+    noise."""
 
     content: bytes
     subject: bytes
     length: int
     bits: int  # after the point
+    everyone: bool = False
 
     @property
     def digest(self) -> bytes:
@@ -124,6 +127,7 @@ class PartySum:
         self._dealers: tuple[int, ...] = ()
         self._survivors: tuple[int, ...] = ()
         self._question = self._subject = b""
+        self._everyone = False
 
     # --- the five steps ---
 
@@ -160,7 +164,7 @@ class PartySum:
             raise Refused(f"its vector has {vector.size} numbers, and the question says {question.length}")
         masked = np.ones(question.length + 1, np.uint64)
         masked[:-1] = encoded(vector, question.bits, len(self._roster.members))
-        self._question, self._subject = question.digest, question.subject
+        self._question, self._subject, self._everyone = question.digest, question.subject, question.everyone
         add_mask(masked, self_key(self._session, self._seeds["self"]))
         for peer in self._dealers:
             if peer != self._index:
@@ -180,6 +184,11 @@ class PartySum:
         if len(listed) < max(LEAST_PARTIES, self._roster.threshold):
             needed = max(LEAST_PARTIES, self._roster.threshold)
             raise Refused(f"asks to unmask a sum over {len(listed)} parties; at least {needed} are needed")
+        if self._everyone and listed != self._dealers:
+            raise Refused(
+                f"asks to unmask noised numbers of {len(listed)} parties, and {len(self._dealers)} share the noise: "
+                "too little of it would be left"
+            )
         self._survivors = listed
         disclosures.check(self._subject, self._names_digest)
         return tag(self.identity.secret, "agree", *self._agreed_on(self._index))
@@ -311,6 +320,7 @@ class PartySum:
                 "survivors": self._survivors,
                 "question": self._question.hex(),
                 "subject": self._subject.hex(),
+                "everyone": self._everyone,
             }
         )
 
@@ -327,4 +337,5 @@ class PartySum:
         }
         party._dealers, party._survivors = tuple(state["dealers"]), tuple(state["survivors"])
         party._question, party._subject = bytes.fromhex(state["question"]), bytes.fromhex(state["subject"])
+        party._everyone = bool(state.get("everyone"))
         return party

@@ -848,4 +848,5 @@ def test_the_bounds_themselves() -> None:
 def test_the_bounds_are_those_of_the_docs() -> None:
     docs = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text(encoding="utf-8")
     for name, bound in BOUNDS.items():
-        assert f"| `{name}` | {bound.least:g} to {bound.most:,.{0 if bound.most >= 1 else 1}f} | {bound.why} |" in docs
+        most = f"{bound.most:,.0f}" if bound.most >= 1 else f"{bound.most:g}"
+        assert f"| `{name}` | {bound.least:g} to {most} | {bound.why} |" in docs

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import RecordDict
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
@@ -31,7 +32,7 @@ from fedalc.deployment.flower.text_census import introduced
 from fedalc.deployment.flower.wire import SEARCH, for_parties, task
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
-from fedalc.labels.collection.join import distinct, join, set_sizes, too_many_labels
+from fedalc.labels.collection.join import MOST_LABELS_PER_INSTANCE, distinct, join, set_sizes, too_many_labels
 from fedalc.labels.collection.messages import Messages
 from fedalc.labels.collection.simulate import Collection
 from fedalc.labels.correlations import Correlations
@@ -177,13 +178,19 @@ def take_census(
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
         raise FedalcError("no party's label sets could be used")
-    joined = join([messages[node] for node in known], say_counts=not private, shared_labels=shared)
+    covers_records = settings.privacy.covers_records
+    most = sum(len(who.labels) for who in known.values()) if covers_records else MOST_LABELS_PER_INSTANCE
+    sent = [messages[node] for node in known]
+    joined = join(sent, max_labels=most, say_counts=not private, shared_labels=shared)
     for note in joined.notes:
         parties.say(f"label sets: {note}")
     column = {pseudonym.tobytes(): number for number, pseudonym in enumerate(joined.pseudonyms)}
     known = {node: who for node, who in known.items() if who.client in joined.clients}
-    roster, nodes = _roster(parties, known, shared, set(column))
-    label_sets = joined.label_sets[:, [column[pseudonym.tobytes()] for pseudonym in roster.pseudonyms]]
+    stated = _without_instance(known) if covers_records else set()  # that they have none is not to show
+    roster, nodes = _roster(parties, known, shared, set(column) | stated)
+    label_sets = csr_matrix((joined.label_sets.shape[0], roster.label_count), dtype=joined.label_sets.dtype)
+    if not covers_records:
+        label_sets = joined.label_sets[:, [column[pseudonym.tobytes()] for pseudonym in roster.pseudonyms]]
     sizes = {}
     for party, node in nodes.items() if settings.tells_shares else ():
         sizes[party] = set_sizes(joined, distinct(messages[node].digests)[0])
@@ -210,6 +217,11 @@ def take_census(
         parties.say(who_is_in(roster))
     ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
     return Census(roster, knowledge, sizes, share, run, ranking, search, holders, text)
+
+
+def _without_instance(known: dict[int, Introduction]) -> set[bytes]:
+    """Return the labels that a party claims and has no instance of."""
+    return {label for who in known.values() for label, count in zip(who.labels, who.counts, strict=True) if count == 0}
 
 
 def who_is_in(roster: Roster) -> str:

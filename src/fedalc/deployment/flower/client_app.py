@@ -24,7 +24,9 @@ from fedalc.deployment.flower.compared_rows import read_compared_rows
 from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
+from fedalc.deployment.flower.party_budget import spend_documents
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
+from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
 from fedalc.deployment.flower.party_scores import SCORES, counted_scores
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
@@ -106,6 +108,7 @@ def _texts(message: Message, context: Context) -> RecordDict:
 def document_counts(message: Message, context: Context) -> RecordDict:
     """Send in how many of its documents each term is, as a keyed digest, or each bucket of a hash."""
     settings, question, _ = checked_task(message, context)
+    spend_documents(context.node_config, settings, question["run"])
     counter = DocumentCounter(settings.text)
     party = party_of(context, settings, question, lambda hasher: counter)
     return counted_documents(party, counter, context, question["run"])
@@ -213,6 +216,13 @@ def sums(message: Message, context: Context) -> RecordDict:
     if masked is not None:
         return masked.reply([half, cross], total.constant, total.pairs)
     return RecordDict({"sums": pack({"gram": half, "cross": cross}), "outcome": work.outcome(total.constant)})
+
+
+@app.train("noised")
+@answers
+def noised(message: Message, context: Context) -> RecordDict:
+    """For a private model: send whole numbers about its records, with its share of the noise, masked."""
+    return noised_reply(Work.read(message, context, False, what=str, **{"label-count": int}))
 
 
 @app.query("sum")

@@ -45,12 +45,14 @@ class Patience:
 
 @dataclass
 class Parties:
-    """`hello` returns the content of the message that asks a new node who it is."""
+    """`hello` returns the content of the message that asks a new node who it is. `empty_labels`: whether a party may
+    claim labels that it has no instance of."""
 
     grid: Grid
     patience: Patience
     hello: Callable[[], RecordDict]
     say: Callable[[str], None] = print
+    empty_labels: bool = False
     node_of: dict[int, int] = field(default_factory=dict)  # party → node, see `connect`
     party_of: dict[int, int] = field(default_factory=dict)  # node → party
     punctuality: Punctuality = field(default_factory=Punctuality)
@@ -161,7 +163,7 @@ class Parties:
             exchange.send(node, self.hello())
         for reply in exchange.replies():
             try:
-                introductions[reply.node] = read_introduction(content_of(reply))
+                introductions[reply.node] = read_introduction(content_of(reply), self.empty_labels)
             except BadMessage as error:
                 self._turn_away(reply.node, f"node {reply.node}", str(error), round_number, time.monotonic() - began)
         return introductions

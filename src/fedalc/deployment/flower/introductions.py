@@ -32,7 +32,8 @@ class Introduction:
     has_texts: bool = False
 
 
-def read_introduction(content: RecordDict) -> Introduction:
+def read_introduction(content: RecordDict, empty_labels: bool = False) -> Introduction:
+    """`empty_labels`: whether a party may claim labels that it has no instance of."""
     if TEXTS in content:
         return _with_texts(content)
     wanted: dict[str, type | tuple[type, type]] = {
@@ -52,7 +53,8 @@ def read_introduction(content: RecordDict) -> Introduction:
     for key in ("counts", "held-out"):
         if len(said[key]) != size or not all(0 <= count < MOST for count in said[key]):
             raise BadMessage(f"{key} are not one plausible number per label")
-    if not all(count + out for count, out in zip(said["counts"], said["held-out"], strict=True)):
+    have = [count + out > 0 for count, out in zip(said["counts"], said["held-out"], strict=True)]
+    if not (empty_labels or all(have)):
         raise BadMessage("it claims a label that it has no instance of")
     if not any(said["counts"]):
         raise BadMessage("it has no instance to train on")

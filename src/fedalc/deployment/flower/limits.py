@@ -51,6 +51,8 @@ BOUNDS = {
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
     "sum_lists": Bound(1, 100, "lists of parties whose secure sums are unmasked in one run: two of them differ"),
     "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
+    "privacy.epsilon": Bound(0, 10, "of a private model: a larger ε promises little"),
+    "privacy.delta": Bound(0, 1e-5, "of a private model: the chance that ε does not hold"),
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
     "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
     "set_size": Bound(1, 1_000, "labels of one instance: the join leaves out instances with more"),
@@ -111,6 +113,9 @@ class Limits:
         self.check("text.buckets", settings.text.buckets)
         self.check("text.most_terms", settings.text.most_terms)
         self.check("block_rows", settings.block_rows)
+        if settings.privacy.covers_records:
+            self.check("privacy.epsilon", settings.privacy.epsilon)
+            self.check("privacy.delta", settings.privacy.delta)
 
     def check_steps(self, settings: Experiment, counts: np.ndarray) -> None:
         size = settings.client.batch_size

@@ -19,7 +19,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import Parties
-from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, question_of
+from fedalc.deployment.flower.sum_messages import MASKED, NOISED, RECORD, STEP, question_of
 from fedalc.deployment.flower.wire import BadMessage, config, task, unpack
 from fedalc.engines.traffic import Ledger
 from fedalc.secure_sums import NotEnough, Refused, ServerSum, decoded
@@ -36,12 +36,18 @@ def described(settings: Experiment, parties: int) -> str:
         needed = threshold_of(settings.secure_sums.threshold, parties)
         return (
             f"secure sums: the server learns sums over at least {max(LEAST_PARTIES, needed)} of {parties} parties, "
-            "and no party's change or hits alone (docs/secure-sums.md)"
+            f"and no party's change or hits alone{_noise(settings)} (docs/secure-sums.md)"
         )
     return (
         "secure sums are off: the server sees each party's change of θ by itself, from which records can be "
         "reconstructed, and each party's hits (docs/secure-sums.md)"
     )
+
+
+def _noise(settings: Experiment) -> str:
+    if not settings.privacy.covers_records:
+        return ""
+    return f", all of them with noise that the parties add, for ε = {settings.privacy.epsilon:g}"
 
 
 class Unfinished(NotEnough):
@@ -74,7 +80,8 @@ class MaskedSums:
             if all_of_them and len(survivors) < len(asked):
                 raise NotEnough(f"{len(survivors)} of {len(asked)} parties answered, and all are needed")
             self._unmask(server, round_number)
-            total = decoded(server.total(), self.settings.secure_sums.bits)
+            numbers = server.total()
+            total = numbers.view(np.int64) if kind == NOISED else decoded(numbers, self.settings.secure_sums.bits)
         except (NotEnough, Refused) as error:
             self._ahead = None
             raise Unfinished(str(error)) from None

@@ -27,7 +27,7 @@ from fedalc.deployment.flower.sum_messages import EVERY_ROW, MASKED, RECORD, que
 from fedalc.deployment.flower.wire import BadMessage, config, pack, unpack_all_rows
 from fedalc.engines.vectors import flattened
 from fedalc.labels.collection.identity import make_hasher
-from fedalc.secure_sums import Disclosures, Identity, PartySum, Refused
+from fedalc.secure_sums import Disclosures, Identity, PartySum, Question, Refused
 from fedalc.secure_sums.party import STEPS
 
 if TYPE_CHECKING:
@@ -164,9 +164,15 @@ class Masking:
         counts = self.work.federation.counts
         return float(counts.sum() if by_instances else (counts > 0).sum()) / self.divisor
 
+    def question(self, length: int) -> Question:
+        """Return what is asked, with this many numbers as an answer."""
+        return question_of(self.kind, self.work.message.content, length, self.work.settings.secure_sums.bits)
+
     def reply(self, tensors: Iterable[Tensor], *numbers: float) -> RecordDict:
-        vector, content = flattened(tensors, *numbers), self.work.message.content
-        question = question_of(self.kind, content, len(vector), self.work.settings.secure_sums.bits)
+        return self.reply_with(flattened(tensors, *numbers))
+
+    def reply_with(self, vector: np.ndarray) -> RecordDict:
+        question = self.question(len(vector))
         masked, bad = self.sums.step(self.seq, "masked", lambda party, known: party.mask(self.dealt, question, vector))
         return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
 

@@ -15,6 +15,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.images.images import Images
 from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out
+from fedalc.deployment.flower.party_budget import check_promise
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_texts import text_of
 from fedalc.deployment.flower.party_trials import check_trial
@@ -59,6 +60,7 @@ def checked_task(
 
 def party_of(context: Context, settings: Experiment, question: dict[str, Any], text: TextOf) -> Party:
     """Read the party's data, if these settings suit it. `text`: how its texts become features."""
+    check_promise(context.node_config, settings, question["run"])
     images = replace(image_options(settings), tell=log.warning)
     party = Party.from_node_config(context.node_config, images, question["run"], text)
     if context.node_config.get("require-secure-sums") and not settings.secure_sums.on:

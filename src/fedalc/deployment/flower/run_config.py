@@ -98,8 +98,9 @@ def read_run_config(run_config: Mapping[str, Any], run_id: int) -> tuple[Deploym
     if values["held-out-share"] not in SHARES:
         raise ConfigError(f"should be 0, 0.05, 0.1, … or 0.5, and is {values['held-out-share']}", "held-out-share")
     held_out = values["held-out"] or None
-    share = 0.0 if held_out else values["held-out-share"]
     settings = _experiment(values)
+    nothing_measured = held_out or settings.privacy.covers_records  # at parties
+    share = 0.0 if nothing_measured else values["held-out-share"]
     if held_out and settings.embeddings.secret:
         raise ConfigError(
             "the server cannot score: the class embeddings are secret (embeddings.secret). Leave it out; parties "
@@ -183,6 +184,12 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
         raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
     if settings.privacy.mechanism == "gradients":
         raise ConfigError('needs the label sets in every step, which the server does not keep; use "counts"', "privacy")
+    if settings.privacy.covers_records and not settings.secure_sums.on:
+        raise ConfigError(
+            f"{settings.privacy.mechanism} with real parties needs secure sums: each party adds a share of the noise, "
+            f"which alone is too little. Use --parties {LEAST_PARTIES} or more, and leave out --no-secure-sums",
+            "privacy.mechanism",
+        )
     for field in ("key", "correlations"):
         if getattr(settings.collection, field) is not None:
             raise ConfigError(

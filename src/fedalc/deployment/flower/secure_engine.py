@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -15,15 +16,19 @@ from fedalc.deployment.flower.held_out_records import tells_sizes
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
-from fedalc.deployment.flower.sum_messages import EVERY_ROW
+from fedalc.deployment.flower.sum_messages import EVERY_ROW, NOISED
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
+from fedalc.engines.noised_sums import NoisedSums
+from fedalc.engines.record_sums import private_sums
+from fedalc.engines.record_updates import UPDATE, update_of
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.engines.vectors import unflattened, whole_of
 from fedalc.evaluation.metrics import CUTS
 from fedalc.evaluation.owner_hits import RANKED_BY
+from fedalc.labels.privacy import NoiseSize
 from fedalc.models.encoders import Chance
 from fedalc.models.model import Model
 from fedalc.secure_sums.messages import LEAST_PARTIES
@@ -39,6 +44,8 @@ class SecureFlowerEngine(FlowerEngine):
         return self
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        if self.settings.privacy.mechanism == "updates":
+            return self._private_update(model, participants, round_number)
         like = model.theta
         shared = pack_encoder(model) | self._every_row(model) | self._compared_rows(model, round_number)
         total = self._total(TRAIN, model, participants, round_number, shared, _size(like) + 2, round=round_number)
@@ -57,6 +64,25 @@ class SecureFlowerEngine(FlowerEngine):
         (product,), (weight,) = unflattened(total, [direction.double()])
         return (product / weight).to(direction), self._traffic
 
+    def private_sums(self, model: Model) -> NoisedSums:
+        knowledge, traffic = self.method.knowledge, Ledger()
+        assert knowledge is not None and knowledge.noise_multiplier is not None
+
+        def ask(what: str, length: int) -> np.ndarray:
+            total = self._total(NOISED, model, self.roster.clients, 1, {}, length, what=what)
+            traffic.add(self._traffic)
+            return total
+
+        size = NoiseSize(knowledge.noise_multiplier)
+        found = private_sums(ask, self.settings.privacy, model.encoder.width, size, model.W)
+        return replace(found, traffic=traffic)
+
+    def _private_update(self, model: Model, participants: np.ndarray, round_number: int) -> RoundResult:
+        (theta,), shared = model.theta, pack_encoder(model) | {ALL_ROWS: pack_all_rows(model.W)}
+        length, t = len(theta) * self.roster.label_count + 1, round_number
+        total = self._total(NOISED, model, participants, t, shared, length, what=UPDATE, round=t)
+        return update_of(total, model, self.settings.client.learning_rate, self._traffic)
+
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         size, W = model.encoder.width, model.W
         gram_size = size if self.method.sends_gram else 0
@@ -74,16 +100,16 @@ class SecureFlowerEngine(FlowerEngine):
         round_number: int,
         shared: dict[str, ArrayRecord],
         length: int,
-        **more: int,
+        **more: int | str,
     ) -> np.ndarray:
         """Ask until a sum is unmasked. `shared`: the records that are the same for all parties."""
         self.sums_of.traffic = self._traffic = Ledger()
         more["label-count"] = self.roster.label_count
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, round_number, attempt)
-            content = self._contents(model, labels_of, shared, more)
+            content = self._contents(model, labels_of, shared, more, with_rows=kind != NOISED)
             try:
-                every = self._needs_everyone(round_number) or self.method.one_round
+                every = self._needs_everyone(round_number) or self.method.one_round or kind == NOISED
                 total, _ = self.sums_of.total(kind, round_number, labels_of, content, length, every)
                 return total
             except Unfinished as error:
@@ -91,12 +117,18 @@ class SecureFlowerEngine(FlowerEngine):
         raise self._too_few(round_number)
 
     def _contents(
-        self, model: Model, labels_of: LabelsOf, shared: dict[str, ArrayRecord], more: dict[str, int]
+        self,
+        model: Model,
+        labels_of: LabelsOf,
+        shared: dict[str, ArrayRecord],
+        more: dict[str, int | str],
+        with_rows: bool,
     ) -> Callable[[int], RecordDict]:
         def content(party: int) -> RecordDict:
             message = self._content(party, labels_of[party], **more)
             message.update(shared)
-            message["rows"] = self._own_rows(model, labels_of[party])
+            if with_rows:
+                message["rows"] = self._own_rows(model, labels_of[party])
             self._traffic.down += sum(map(record_bytes, shared.values()))
             return message
 

@@ -76,7 +76,8 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
     say(f"run id: {run or 'none (the run began without one)'}")
     search = "" if census is None else census.search
-    parties = Parties(grid, deployment.patience, partial(question, settings, share, run, search), say)
+    hello, private = partial(question, settings, share, run, search), settings.privacy.covers_records
+    parties = Parties(grid, deployment.patience, hello, say, empty_labels=private)
     if census is not None and census.text is not None:
         tell(parties, census.text)
     ranks = deployment.ranks or settings.tuning.search

@@ -10,23 +10,24 @@ from fedalc.secure_sums import Question, question_digest
 STEP = "query.sum"
 RECORD = "sum"  # of a step, and of a question whose answer is masked
 MASKED = "masked"
+NOISED = "train.noised"  # the question whose answers are whole numbers with noise
 EVERY_ROW = "every-row"  # all rows of W, to which the party's own must belong
 _RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent")
-_TASK = ("version", "run", "settings", "share", "search", "round", "label-count")
+_TASK = ("version", "run", "settings", "share", "search", "round", "label-count", "what")
 _NOT_THE_SUBJECT = ("round",)
 
 
 def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:
     """Return what the parties are asked. Everything in it is the same for all of them, or their masks do not cancel."""
+    noised = kind == NOISED.rpartition(".")[2]
     divisor = config(content, RECORD, {"divisor": float})["divisor"]
     task = content["task"]
     told = {name: repr(task[name]) for name in _TASK if name in task} | {"divisor": repr(divisor)}
     records = [part for name in _RECORDS if name in content for part in _parts(content, name)]
     whole = [f"{name}={value}".encode() for name, value in told.items()]
     alike = [f"{name}={value}".encode() for name, value in told.items() if name not in _NOT_THE_SUBJECT]
-    return Question(
-        question_digest(kind, *whole, b"", *records), question_digest(kind, *alike, b"", *records), length, bits
-    )
+    asked, subject = (question_digest(kind, *part, b"", *records) for part in (whole, alike))
+    return Question(asked, subject, length, 0 if noised else bits, everyone=noised)
 
 
 def _parts(content: RecordDict, name: str) -> list[bytes]:

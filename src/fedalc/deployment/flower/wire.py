@@ -187,7 +187,7 @@ def task(settings: Experiment, run: str, **more: Any) -> ConfigRecord:
 
 
 def for_parties(settings: Experiment) -> str:
-    """Return the settings that parties need, as JSON: no files, no privacy, nothing that only the server does."""
+    """Return the settings that parties need, as JSON: no files, nothing that only the server does."""
     every = settings.to_dict()
     sections = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "options")
     sent = {key: every[key] for key in sections}
@@ -201,7 +201,11 @@ def for_parties(settings: Experiment) -> str:
         sent["embeddings"] = {"secret": True}
     if settings.secure_sums.on:
         sent["secure_sums"] = every["secure_sums"]
-    return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
+    server: dict[str, str] = {"weights": settings.server.weights}
+    if settings.privacy.covers_records:  # parties add the noise, so they know how much it has to be
+        sent |= {"privacy": every["privacy"], "rounds": settings.rounds, "selection": {"validation": 0.0}}
+        server["optimizer"] = settings.server.optimizer
+    return json.dumps(sent | {"server": server}, sort_keys=True)
 
 
 def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]) -> tuple[Experiment, dict[str, Any]]:

@@ -64,9 +64,14 @@ class Work:
 
     @classmethod
     def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
-        """Check the message, and select the instances it is about: those to train on, or those held out."""
+        """Check the message, and select the instances it is about: those to train on, or those held out. In a run with
+        a private model all answers have noise, and their questions say `what` is asked for."""
         limits = Limits.from_node_config(context.node_config)  # its clock starts now
         party, settings, question = read_question(message, context, labels=(list, bytes), numbers=(list, int), **more)
+        if settings.privacy.covers_records != ("what" in more):
+            private = settings.privacy.covers_records
+            asks = "numbers without noise, in a run with" if private else "numbers with noise, in a run without"
+            raise BadMessage(f"asks for {asks} a private model (privacy.mechanism)")
         digests, out = apart(party, settings, question["share"])
         labels = party.holding.split.labels[:, _own_columns(party, question)]
         rows = np.flatnonzero((out == on_held_out) & (labels.getnnz(axis=1) > 0))

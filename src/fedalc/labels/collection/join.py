@@ -24,6 +24,8 @@ from fedalc.errors import DataError, FedalcError
 from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.messages import Messages, Protocol, as_words, load_messages
 
+MOST_LABELS_PER_INSTANCE = 1000  # of an instance: those with more are left out
+
 
 @dataclass(frozen=True, eq=False)
 class Joined:
@@ -67,7 +69,7 @@ def read_messages(
 def join(
     messages: Iterable[Messages],
     *,
-    max_labels: int = 1000,
+    max_labels: int = MOST_LABELS_PER_INSTANCE,
     shared_labels: bool = False,
     max_labels_per_client: int | None = None,
     say_counts: bool = True,

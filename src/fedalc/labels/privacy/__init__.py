@@ -30,10 +30,11 @@ from fedalc.labels.privacy.noisy_counts import (
     published_correlations,
 )
 from fedalc.labels.privacy.private_label_sets import PrivateLabelSets
-from fedalc.labels.privacy.record_sums import NoiseShares, sums_multiplier
+from fedalc.labels.privacy.record_sums import NoiseShares, NoiseSize, sums_multiplier
 
 __all__ = [
     "NoiseShares",
+    "NoiseSize",
     "PrivateLabelSets",
     "Release",
     "SecureGenerator",

@@ -48,6 +48,12 @@ def deployment_account(ledger: Path | None, run_folder: Path, budget: float | No
     return Account(Ledger(path), f"deployment {path.parent}", (f"deployment:{path.parent}",), budget)
 
 
+def party_account(state: Path, budget: float | None = None) -> Account:
+    """Return the account of a party, in its state folder. All its runs share it, whichever records they use."""
+    folder = state.resolve()
+    return Account(Ledger(folder / PRIVACY_LEDGER), f"party {folder}", (f"party:{folder}",), budget)
+
+
 def charge_run(account: Account, charge: Charge, folder: Path | None) -> None:
     """Charge a run in the ledger, before its noise is used. A resumed run has been charged already.
 

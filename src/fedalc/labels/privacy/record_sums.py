@@ -31,17 +31,25 @@ def sums_multiplier(epsilon: float, delta: float, releases: int) -> float:
 
 
 @dataclass(frozen=True)
-class NoiseShares:
-    """`parties` add noise, each a share. If at most `dropouts` of them fail to, what is left suffices."""
+class NoiseSize:
+    """How much noise there is, for those who only read the sums."""
 
     multiplier: float
-    parties: int
-    dropouts: int
-    generator: SecureGenerator
 
     def deviation(self, sensitivity: float, part: float) -> float:
         """Return σ of a sum that gets this part of the budget. The squares of all sums' parts add up to 1/z²."""
         return self.multiplier * sensitivity / math.sqrt(part)
+
+
+@dataclass(frozen=True)
+class NoiseShares(NoiseSize):
+    """`parties` add noise, each a share. If at most `dropouts` of them fail to, what is left suffices. `drawn`: how
+    many of the shares are drawn here; None for all, 1 at a party."""
+
+    parties: int
+    dropouts: int
+    generator: SecureGenerator
+    drawn: int | None = None
 
     def share(self, deviation: float) -> float:
         """Return σ of one party's share, in the units of the sum."""
@@ -55,9 +63,9 @@ class NoiseShares:
         return each
 
     def noised(self, sums: np.ndarray, deviation: float) -> np.ndarray:
-        """Return whole numbers with the noise of all parties added, one share after the other."""
+        """Return whole numbers with the noise of the parties here added, one share after the other."""
         each, noised = self.share(deviation), sums.astype(np.int64)
-        for _ in range(self.parties):
+        for _ in range(self.parties if self.drawn is None else self.drawn):
             noised += gaussian_noise(each, self.generator, sums.size).reshape(sums.shape)
         return noised
 
