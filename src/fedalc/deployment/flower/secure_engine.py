@@ -15,7 +15,7 @@ from fedalc.deployment.flower.held_out_records import tells_sizes
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
-from fedalc.deployment.flower.sum_messages import EVERY_ROW
+from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, EVERY_ROW
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
@@ -130,7 +130,8 @@ class SecureRanking(PartyRanking):
             few = f"{len(labels_of)} parties can rank labels, and secure sums need {LEAST_PARTIES}"
             self.parties.say(f"round {round_number}: {few}")
             return [PartyHits()]
-        length = len(RANKED_BY) if tells_sizes(self.settings) else len(CUTS)
+        hits = len(RANKED_BY) if tells_sizes(self.settings) else len(CUTS)
+        length = hits + (BUCKET_SUMS in self.records.told_to_all())  # and each party's part of the number of records
         shared = self._shared(model)
 
         def content(party: int) -> RecordDict:
@@ -141,8 +142,8 @@ class SecureRanking(PartyRanking):
         except Unfinished as error:
             self.parties.say(f"round {round_number}: no secure sum of hits: {error}")
             return [PartyHits()]
-        records = self.records.count(survivors)
-        return [PartyHits({OF_ALL: total}, records) if records else PartyHits()]
+        records = self.records.records_of(total, survivors)
+        return [PartyHits({OF_ALL: total[:hits]}, records) if records else PartyHits()]
 
 
 def _size(tensors: list[Tensor]) -> int:

@@ -201,6 +201,8 @@ def for_parties(settings: Experiment) -> str:
         sent["embeddings"] = {"secret": True}
     if settings.secure_sums.on:
         sent["secure_sums"] = every["secure_sums"]
+    if settings.collection.by == "sums":
+        sent["collection"] = {"by": "sums"}
     return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 
