@@ -57,7 +57,7 @@ def twin(method: str, settings: dict[str, Any], train: Split, key: str) -> Any:
 def assert_equal(found: Model, wanted: Model) -> None:
     assert max(parameter.abs().max().item() for parameter in wanted.theta) > 1e-3, "nothing was learnt"
     for ours, theirs in zip([*found.theta, found.W], [*wanted.theta, wanted.W], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("case", CASES)

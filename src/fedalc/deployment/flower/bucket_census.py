@@ -153,7 +153,7 @@ class BucketCensus:
         return Found(n, records, None, BucketSums(summed, holders), facts)
 
     def _total(self, counting: Counting, holders: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return n and the tables, summed over all parties. `holders`: the sums of pairs, of which parties count parts."""
+        """Return n and the tables, summed over all parties. `holders`: the sums of pairs, if parties count parts."""
         roster = self.census.roster
         what = f"{counting.what} of {'held-out' if counting.on_held_out else 'training'} instances"
         self.parties.say(f"asking {len(roster.parties)} parties for masked counts of {what}")

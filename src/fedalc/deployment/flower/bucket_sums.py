@@ -1,4 +1,4 @@
-"""Set sizes without a join (`collection.by = "sums"`): what parties are asked to count, and the sums that they are told.
+"""Set sizes without a join (`collection.by = "sums"`): what parties are asked to count, and the sums they are told.
 
 Parties count in tables of keyed buckets (`labels.collection.buckets`). Their vectors are masked, so that the server has
 sums over all parties only. It sends the sums to all of them with every question that needs set sizes, as one record for

@@ -17,6 +17,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedalc.config.experiment import Experiment
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.text.agreed import DocumentCounter, NotAgreed
 from fedalc.deployment.flower.agreement import masks_counts
@@ -103,8 +104,18 @@ def hello(message: Message, context: Context) -> RecordDict:
 def _texts(message: Message, context: Context) -> RecordDict:
     """Say that this party has texts, and its name."""
     settings, question, _ = checked_task(message, context)
+    _check_masked(settings, context)
     party = party_of(context, settings, question, hashed)
     return RecordDict({TEXTS: ConfigRecord({"client": party.name})})
+
+
+def _check_masked(settings: Experiment, context: Context) -> None:
+    """Refuse to count documents in the clear, if the party insists on secure sums."""
+    if context.node_config.get("require-secure-sums") and not masks_counts(settings):
+        raise BadMessage(
+            "needs this party's terms by keyed digest, with numbers that no secure sum hides, and the party takes part "
+            "in secure sums only (--require-secure-sums); text.kind=hashing adds up in secret"
+        )
 
 
 @app.query("document_counts")
@@ -116,11 +127,7 @@ def document_counts(message: Message, context: Context) -> RecordDict:
     party = party_of(context, settings, question, lambda hasher: counter)
     if masks_counts(settings):
         return summed_documents(message.content, party, counter, context, question["run"], limits)
-    if context.node_config.get("require-secure-sums"):
-        raise BadMessage(
-            "asks for this party's terms by keyed digest, which no secure sum hides, and it takes part in secure sums "
-            "only (--require-secure-sums); text.kind=hashing adds up in secret"
-        )
+    _check_masked(settings, context)
     return counted_documents(party, counter, context, question["run"]).records()
 
 

@@ -34,6 +34,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "rank-held-out": "auto",
     "tune": False,
     "secure-sums": "auto",
+    "collection": "",
     "num-parties": 2,
     "min-parties": 2,
     "wait": 600.0,
@@ -175,6 +176,8 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     if values["num-server-rounds"] > 0:
         chosen["rounds"] = values["num-server-rounds"]
     overrides = _separated(values["set"])
+    if values["collection"]:
+        chosen["collection"] = {"by": values["collection"]}
     file = Path(values["settings"]) if values["settings"] else None
     defaults = default_choice(chosen, file, overrides, tune=True) if values["tune"] else {}
     settings = _with_secure_sums(

@@ -192,7 +192,7 @@ def _agreed_in_secret(
         raise TooFew(f"the parties' numbers of documents could not be added up in {ATTEMPTS} attempts")
     signed = total.view(np.int64)  # noise may make numbers negative
     documents = int(signed[0])
-    possible = 0 < documents < MOST_DOCUMENTS and 0 <= signed.min() and signed.max() <= documents
+    possible = 0 < documents < MOST_DOCUMENTS and signed.min() >= 0 and signed.max() <= documents
     if settings.text.epsilon is None and not possible:
         raise FedalcError("numbers of documents that no documents have: a party counts wrongly, or lies")
     counts = plausible(documents, signed[1:])

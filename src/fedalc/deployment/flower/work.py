@@ -28,7 +28,6 @@ from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holder
 from fedalc.deployment.flower.wire import (
     HOLDERS,
     SEARCH,
-    BadMessage,
     config,
     encoder_tensors,
     unpack,
