@@ -58,7 +58,9 @@ def agreed(nodes: Nodes, folder: Path, settings: dict[str, Any], **config: Any) 
     return census.text, grid
 
 
-@pytest.mark.parametrize("settings", [HASHING, NOISED], ids=["exact", "noised"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param(HASHING, id="exact"), pytest.param(NOISED, id="noised", marks=pytest.mark.long)]
+)
 def test_the_sum_is_that_of_a_plain_run(
     settings: dict[str, Any], nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_vocabulary_is_no_secure_sum_and_a_party_may_refuse_it(
     agreed(nodes, tmp_path / "hashed", HASHING, **{"run-id": "hashed"})
 
 
+@pytest.mark.long
 def test_a_lost_party_is_not_in_the_sum(nodes: Nodes, tmp_path: Path) -> None:
     """Under the same run id no other list of parties is unmasked."""
     nodes[4] = nodes[1] | {"client": "west", "state": str(tmp_path / "west")}
