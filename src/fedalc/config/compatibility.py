@@ -152,7 +152,10 @@ def _check_secure_sums(settings: Experiment) -> None:
             f'server.aggregation = "{rule}" compares the changes of single parties, which the server does not see; use '
             "mean. secure_sums.norm has each party cut its own change, which holds back honest ones only",
         ),
-        (not settings.tuning.search, "the search compares sums of many settings; leave it out (--no-tune)"),
+        (
+            settings.engine == "flower" or not settings.tuning.search,
+            "a simulated search adds up plainly; leave it out (--no-tune)",
+        ),
         (settings.clients != "users", 'users are not parties; use clients = "labels" or "parties"'),
         (
             settings.engine != "flower" or settings.server.participation == 1,

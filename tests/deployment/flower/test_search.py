@@ -22,6 +22,7 @@ from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.ranking import RANK, read_hits
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.server_app import run_with_parties
+from fedalc.deployment.flower.sum_messages import MASKED
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, for_parties, pack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.hashing import canonical_sparse
@@ -38,7 +39,7 @@ from tests.problems import random_split
 SHARE = 0.3
 ASKED: dict[str, Any] = {
     "tune": True, "set": 'dtype="float64"', "held-out-share": SHARE, "wait": 5.0, "round-timeout": 5.0,
-    "num-parties": len(OWNED), "run-id": RUN_ID,
+    "num-parties": len(OWNED), "run-id": RUN_ID, "secure-sums": "off",
 }  # fmt: skip
 AGAIN = {key: ASKED[key] for key in ("wait", "round-timeout", "num-parties")} | {"resume": True}
 
@@ -92,6 +93,20 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Trial]]:
 
 def test_parties_choose_what_a_simulation_chooses(whole: tuple[LocalGrid, Path], train: Split, parties: Nodes) -> None:
     assert_as_simulated(whole[1], train, parties, trials=6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["join", "sums"])
+def test_under_secure_sums_they_choose_the_same(tmp_path: Path, train: Split, parties: Nodes, by: str) -> None:
+    """Sums and hits of every trial are masked, and the server has no party's own. With sums, no digest either."""
+    grid, folder = LocalGrid(parties), tmp_path / "run"
+    grid.keeps = True
+    run(grid, folder, ASKED | {"secure-sums": "on", "collection": by})
+    assert_as_simulated(folder, train, parties, trials=6)
+    assert read_settings(folder).secure_sums.on and not (folder / "parties.jsonl").exists()
+    sent = {name for reply in grid.replies if reply.has_content() for name in reply.content}
+    assert not sent & {"change", "product", "sums", "hits"} and MASKED in sent
+    assert ("query.label_sets" in {kind for _, kind, _ in grid.asked}) == (by == "join")
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from fedalc.deployment.flower.wire import pack, record_bytes, task
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.buckets import Tables
-from fedalc.labels.collection.messages import Protocol
+from fedalc.labels.collection.messages import Protocol as HashingProtocol
 from fedalc.labels.collection.sums import mean_size, record_tables, too_many
 from fedalc.labels.correlations import LabelCounts
 from fedalc.labels.knowledge import LabelKnowledge
@@ -99,10 +99,16 @@ class HeldOutBuckets:
         return cls(roster, counts, facts["mean"], told, facts["bytes_up"])
 
 
+class Asking(Members, Protocol):
+    """The parties that count, and how a question names their labels."""
+
+    def about(self, labels: np.ndarray) -> dict[str, Any]: ...
+
+
 class BucketCensus:
     """`begun`: whether a sum was unmasked. From then on the parties in it stay."""
 
-    def __init__(self, parties: Parties, census: Members, settings: Experiment) -> None:
+    def __init__(self, parties: Parties, census: Asking, settings: Experiment) -> None:
         self.sums = MaskedSums(parties, census, settings)
         self.parties = parties
         self.census = census
@@ -110,7 +116,7 @@ class BucketCensus:
         self.begun = False
         self.sums.traffic = Ledger()
 
-    def knowledge(self, protocol: Protocol) -> tuple[LabelKnowledge, BucketSums | None]:
+    def knowledge(self, protocol: HashingProtocol) -> tuple[LabelKnowledge, BucketSums | None]:
         """Return what the server learns of the training records, and what it tells the parties."""
         found = self._found(on_held_out=False)
         facts: dict[str, Any] = {"by": "sums", "algorithm": protocol.algorithm, "identity": protocol.identity}
@@ -161,8 +167,7 @@ class BucketCensus:
 
         def content(party: int) -> RecordDict:
             labels = roster.label_of[roster.owner == party]
-            about = {"labels": roster.pseudonyms_of(labels), "numbers": labels.tolist(), "share": self.census.share}
-            about["label-count"] = roster.label_count
+            about = self.census.about(labels) | {"label-count": roster.label_count}
             message = RecordDict({"task": task(self.settings, self.census.run, **about), COUNTING: counting.record()})
             if told is not None:
                 message[BUCKET_SUMS] = told
@@ -175,7 +180,9 @@ class BucketCensus:
         return counting.read(total, roster.label_count)
 
 
-def same_protocol(parties: Parties, known: Mapping[int, Introduction]) -> tuple[Protocol, dict[int, Introduction]]:
+def same_protocol(
+    parties: Parties, known: Mapping[int, Introduction]
+) -> tuple[HashingProtocol, dict[int, Introduction]]:
     """Return how most parties hash their instances, and these parties. Others would look for other buckets."""
     users = Counter(who.protocol for who in known.values() if who.protocol is not None)
     if not users:

@@ -177,7 +177,7 @@ def take_census(
             "below 1, the list of participants shows how many instances a label has, which noise should hide; use 1",
             "client.sample",
         )
-    came, text = introduced(parties, settings, share, run, charge)
+    came, text = introduced(parties, settings, run, charge)
     known = _few_enough_labels(parties, _distinct_names(came), most_labels)
     known = _same_features(parties, known)
     known = _enough_drawn(parties, settings, known)
@@ -187,7 +187,7 @@ def take_census(
     elif max(Counter(label for who in known.values() for label in who.labels).values()) > 1:
         parties.say('labels: several parties claim the same label; if they are to share it, set clients = "parties"')
     if settings.collection.by == "sums":
-        return replace(_by_sums(parties, settings, share, run, known, ranks), text=text)
+        return replace(_by_sums(parties, settings, share, run, known, ranks, search), text=text)
     if not settings.uses_labels:
         roster, _ = _roster(parties, known, shared)
         parties.say(who_is_in(roster))
@@ -233,7 +233,13 @@ def take_census(
 
 
 def _by_sums(
-    parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction], ranks: bool
+    parties: Parties,
+    settings: Experiment,
+    share: float,
+    run: str,
+    known: dict[int, Introduction],
+    ranks: bool,
+    search: str,
 ) -> Census:
     """Count in buckets. A party that does not answer is left out, as long as nothing was unmasked with it."""
     protocol, known = same_protocol(parties, known)
@@ -242,7 +248,7 @@ def _by_sums(
         roster, nodes = _roster(
             parties, known, settings.clients == "parties", trained if settings.uses_labels else None
         )
-        census = Census(roster, None, {}, share, run)
+        census = Census(roster, None, {}, share, run, search=search)
         counting = BucketCensus(parties, census, settings)
         try:
             if settings.uses_labels:

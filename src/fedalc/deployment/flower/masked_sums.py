@@ -20,7 +20,7 @@ from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, question_of
-from fedalc.deployment.flower.wire import BadMessage, config, task, unpack
+from fedalc.deployment.flower.wire import BadMessage, config, unpack
 from fedalc.engines.traffic import Ledger
 from fedalc.secure_sums import NotEnough, Refused, ServerSum, decoded
 from fedalc.secure_sums.messages import LEAST_PARTIES
@@ -55,8 +55,6 @@ class Members(Protocol):
     def roster(self) -> Roster: ...
     @property
     def run(self) -> str: ...
-    @property
-    def share(self) -> float: ...
 
 
 class MaskedSums:
@@ -68,6 +66,7 @@ class MaskedSums:
         self.names = census.roster.parties
         self.settings = settings
         self.traffic = Ledger()
+        self.without_records: set[int] = set()  # parties that had too few records to answer in the last sum
         self._number = {name: party for party, name in enumerate(self.names)}
         self._ahead: ServerSum | None = None  # the next sum, whose keys and shares came with the last one
         self._seq = 0
@@ -84,13 +83,14 @@ class MaskedSums:
         whole: bool = False,
     ) -> tuple[np.ndarray, list[int]]:
         """Return the sum of the parties' vectors, and whose vectors it is of. `all_of_them`: nothing is unmasked unless
-        every party that is asked answers. `whole`: the numbers are whole ones, and their sum is modulo 2^64."""
+        every party that is asked answers, or has too few records to rank. `whole`: the numbers are whole ones, and their sum is modulo 2^64."""
         bits = 0 if whole else self.settings.secure_sums.bits
+        self.without_records.clear()
         try:
             server = self._begun(round_number, {self.names[party] for party in asked})
             self._ask(server, kind, round_number, content_of, length, bits)
             survivors = [self._number[name] for name in server.survivor_names]
-            if all_of_them and len(survivors) < len(asked):
+            if all_of_them and len(survivors) + len(self.without_records) < len(asked):
                 raise NotEnough(f"{len(survivors)} of {len(asked)} parties answered, and all are needed")
             self._unmask(server, round_number)
             total = server.total() if whole else decoded(server.total(), bits)
@@ -169,11 +169,12 @@ class MaskedSums:
             exchange.send(self.parties.node_of[party], content)
         for reply in exchange.replies():
             name = self.names[self.parties.party_of[reply.node]]
-            self.parties.read(reply, round_number, name, partial(self._masked, server, name, length))
+            self.parties.read(reply, round_number, name, partial(self._masked, server, kind, name, length))
         server.survivors()
 
-    def _masked(self, server: ServerSum, name: str, length: int, content: RecordDict) -> None:
-        if set(content) == {"metrics"}:
+    def _masked(self, server: ServerSum, kind: str, name: str, length: int, content: RecordDict) -> None:
+        if set(content) == {"metrics"} and kind.startswith("evaluate"):
+            self.without_records.add(self._number[name])
             raise BadMessage("has too few records to answer")
         exactly(content, {MASKED: None, RECORD: {"complaints"}})
         numbers = unpack(content, MASKED, {"numbers": ("uint64", (length + 1,))})["numbers"]
@@ -230,8 +231,7 @@ class MaskedSums:
         for name in sorted(names):
             step = asked(name)
             self.traffic.down += sum(len(part) for part in step.values() if isinstance(part, bytes))
-            question = task(self.settings, self.census.run, share=self.census.share)
-            content = RecordDict({"task": question, RECORD: ConfigRecord(step)})
+            content = RecordDict({"task": self.parties.hello()["task"], RECORD: ConfigRecord(step)})
             exchange.send(self.parties.node_of[self._number[name]], content)
         for reply in exchange.replies():
             name = self.names[self.parties.party_of[reply.node]]

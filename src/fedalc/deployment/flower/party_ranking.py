@@ -51,7 +51,7 @@ def ranked(work: Work) -> np.ndarray | None:
     if not all(enough_measured(each, work.limits.fewest) for each in influence):
         return None
     if looked_up is not None:  # its part of the number of records, which the server does not know
-        return np.append(hits[0], (np.asarray(own.sum(axis=1)).ravel() / looked_up.sizes).sum())
+        return np.append(hits, (np.asarray(own.sum(axis=1)).ravel() / looked_up.sizes).sum())
     return hits[0] if weights is None else hits
 
 

@@ -13,11 +13,12 @@ from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.engine import ATTEMPTS, CURVATURE, FlowerEngine
 from fedalc.deployment.flower.held_out_records import tells_sizes
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
+from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, EVERY_ROW
 from fedalc.deployment.flower.totals import LabelsOf
-from fedalc.deployment.flower.wire import pack_all_rows, pack_encoder, pack_theta, record_bytes
+from fedalc.deployment.flower.wire import pack, pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
@@ -114,36 +115,39 @@ class SecureFlowerEngine(FlowerEngine):
 
 
 class SecureRanking(PartyRanking):
-    """Hits as one sum over all parties that answer."""
+    """Hits as one sum over all parties that answer. `needs_all`: of all that are asked."""
 
     sums_of: MaskedSums
+    needs_all = False
 
     def using(self, sums: MaskedSums) -> Self:
         self.sums_of = sums
         return self
 
     def compare(self, model: Model, round_number: int, weights: np.ndarray | None = None) -> list[PartyHits]:
-        assert weights is None  # a search, which has no secure sums
-        self.sums_of.traffic = self.traffic = Ledger()
-        labels_of = self._choose(round_number)
+        self.sums_of.traffic, self.silent = Ledger(), set()
+        self.traffic = self.sums_of.traffic
+        labels_of, count = self._choose(round_number), 1 if weights is None else len(weights)
         if len(labels_of) < LEAST_PARTIES:
             few = f"{len(labels_of)} parties can rank labels, and secure sums need {LEAST_PARTIES}"
             self.parties.say(f"round {round_number}: {few}")
-            return [PartyHits()]
+            return [PartyHits()] * count
         hits = len(RANKED_BY) if tells_sizes(self.settings) else len(CUTS)
-        length = hits + (BUCKET_SUMS in self.records.told_to_all())  # and each party's part of the number of records
-        shared = self._shared(model)
+        length = count * hits + (BUCKET_SUMS in self.records.told_to_all())  # and its part of the number of records
+        shared = self._shared(model) | ({} if weights is None else {WEIGHTS: pack({WEIGHTS: weights})})
 
         def content(party: int) -> RecordDict:
             return self._content(party, labels_of[party], shared)
 
         try:
-            total, survivors = self.sums_of.total(RANK, round_number, labels_of, content, length, False)
+            total, survivors = self.sums_of.total(RANK, round_number, labels_of, content, length, self.needs_all)
         except Unfinished as error:
             self.parties.say(f"round {round_number}: no secure sum of hits: {error}")
-            return [PartyHits()]
+            self.silent = set(labels_of) - set(self.sums_of.answered) or set(labels_of)
+            return [PartyHits()] * count
         records = self.records.records_of(total, survivors)
-        return [PartyHits({OF_ALL: total[:hits]}, records) if records else PartyHits()]
+        each = total[: count * hits].reshape(count, hits)
+        return [PartyHits({OF_ALL: one}, records) if records else PartyHits() for one in each]
 
 
 def _size(tensors: list[Tensor]) -> int:

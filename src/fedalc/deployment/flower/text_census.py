@@ -85,7 +85,7 @@ class Total:
 
 
 def introduced(
-    parties: Parties, settings: Experiment, share: float, run: str, charge: Callable[[], None] = lambda: None
+    parties: Parties, settings: Experiment, run: str, charge: Callable[[], None] = lambda: None
 ) -> tuple[dict[int, Introduction], Agreement | None]:
     """Wait for the parties' introductions. If some have texts, let them agree on features first. `charge`: for their
     noise, before they are asked for it."""
@@ -96,7 +96,7 @@ def introduced(
     charge()
     with_texts = {node: who for node, who in known.items() if who.has_texts}
     if masks_counts(settings):
-        agreement = _agreed_in_secret(parties, settings, share, run, with_texts)
+        agreement = _agreed_in_secret(parties, settings, run, with_texts)
     else:
         agreement = _agreed(parties, settings.text, with_texts)
     tell(parties, agreement)
@@ -165,12 +165,9 @@ class _WithTexts:
 
     roster: Roster
     run: str
-    share: float
 
 
-def _agreed_in_secret(
-    parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction]
-) -> Agreement:
+def _agreed_in_secret(parties: Parties, settings: Experiment, run: str, known: dict[int, Introduction]) -> Agreement:
     """The same by a masked sum: the number of documents, then that of each bucket."""
     _say_asking(parties, settings.text, known)
     named = {who.client: node for node, who in known.items()}
@@ -179,7 +176,7 @@ def _agreed_in_secret(
     parties.forget()
     for number, node in enumerate(named.values()):
         parties.connect(number, node)
-    sums = MaskedSums(parties, _WithTexts(Roster.of_names(tuple(named)), run, share), settings)
+    sums = MaskedSums(parties, _WithTexts(Roster.of_names(tuple(named)), run), settings)
     sums.traffic = Ledger()
     length, asked = settings.text.buckets + 1, range(len(named))
     for _ in range(ATTEMPTS):
