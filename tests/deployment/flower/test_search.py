@@ -110,6 +110,37 @@ def test_under_secure_sums_they_choose_the_same(tmp_path: Path, train: Split, pa
 
 
 @pytest.mark.long
+def test_secure_sums_of_a_search_need_every_party(
+    tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A party without enough records to rank says so, and does not count, as in a plain search. One that is silent is
+    asked again, with all others: no hits without it are unmasked."""
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
+    kept = {node: config | ({"fewest": 40} if node == 55 else {}) for node, config in parties.items()}
+    found, left = [], [1]
+
+    def silent_once(question: Message, reply: Message) -> Message | None:
+        if question.metadata.message_type == RANK and left[0]:
+            left[0] = 0
+            return None
+        return reply
+
+    for secure in ("off", "on"):
+        folder, left[0] = tmp_path / secure, 1
+        config = ASKED | {"run-folder": str(folder), "secure-sums": secure}
+        deployment, settings = read_run_config(config, 1)
+        settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
+        grid = LocalGrid(kept)
+        grid.tampering[9] = silent_once
+        run_with_parties(grid, deployment, settings)
+        found.append(read(folder)[1])
+        assert len([1 for node, kind, _ in grid.asked if (node, kind) == (9, RANK)]) >= len(found[-1]) + 1
+    for plain, masked in zip(*found, strict=True):
+        assert plain.changes == masked.changes and plain.metrics == pytest.approx(masked.metrics, rel=1e-9)
+    assert "has too few records to answer" in {why for _, party, why in notes(tmp_path / "on") if party == "party 55"}
+
+
+@pytest.mark.long
 def test_with_random_features(tmp_path: Path, train: Split, parties: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "RANDOM_FEATURES_UP_TO", 20)
     run(LocalGrid(parties), tmp_path / "run", ASKED)
