@@ -28,7 +28,7 @@ from fedalc.secure_sums import server as server_module
 from tests.data.clinics import union, write_clinics
 from tests.data.test_parties import load_dataset
 from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import LINEAR, NAMES, RUN_ID, Nodes, asked, overrides, run
+from tests.deployment.flower.problem import LINEAR, NAMES, RUN_ID, SETTINGS, Nodes, asked, overrides, run
 
 SUMS: dict[str, Any] = LINEAR | {"collection.by": "sums", "dtype": "float64", "client.label_power": 0.3}
 SUMS |= {"secure_sums.bits": 44}  # numbers are small here: more bits after the point than the default
@@ -139,6 +139,19 @@ def test_parties_measure_as_with_the_join(
     else:
         assert set(found[0]) == set(found[1]) and 0 < found[1]["validation P@1"] < 100
         assert found[0] == pytest.approx(found[1], rel=1e-9 if set_size == "exact" else 0.01)
+
+
+def test_a_method_without_label_sets_ranks_without_digests_too(parties: Nodes, tmp_path: Path) -> None:
+    found = []
+    for by in ("sums", "join"):
+        settings = {name: value for name, value in SETTINGS.items() if not name.startswith("regularizer")}
+        config = asked("fedavg-fixed", settings | {"collection.by": by}, **ON, **{"held-out-share": 0.3})
+        grid = LocalGrid(parties)
+        run(grid, tmp_path / by, config | {"num-server-rounds": 1})
+        found.append(history.read(tmp_path / by / "history.jsonl")[0]["metrics"])
+        kinds = {kind for _, kind, _ in grid.asked}
+        assert ("query.held_out" in kinds) == (by == "join") and "query.label_sets" not in kinds
+    assert found[0] == pytest.approx(found[1], rel=1e-9) and "validation nDCG@5" in found[0]
 
 
 # --- what a curious server finds ---

@@ -106,7 +106,7 @@ class Asking(Members, Protocol):
 
 
 class BucketCensus:
-    """`begun`: whether a sum was unmasked. From then on the parties in it stay."""
+    """Asks all parties of a census to count. `begun`: whether a sum was unmasked."""
 
     def __init__(self, parties: Parties, census: Asking, settings: Experiment) -> None:
         self.sums = MaskedSums(parties, census, settings)

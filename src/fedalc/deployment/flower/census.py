@@ -243,6 +243,7 @@ def _by_sums(
 ) -> Census:
     """Count in buckets. A party that does not answer is left out, as long as nothing was unmasked with it."""
     protocol, known = same_protocol(parties, known)
+    begun = False  # whether a sum was unmasked: from then on its parties stay
     for _ in range(ATTEMPTS):
         trained = {label for who in known.values() for label, n in zip(who.labels, who.counts, strict=True) if n}
         roster, nodes = _roster(
@@ -262,7 +263,8 @@ def _by_sums(
         except Unfinished as error:
             parties.say(f"no secure sum of counts: {error}")
             heard = {nodes[party] for party in counting.sums.answered}
-            if counting.begun:
+            begun |= counting.begun
+            if begun:
                 parties.present(roster, 0, len(roster.parties), " (counts of all were unmasked)")
             elif len(heard) >= LEAST_PARTIES:
                 known = {node: who for node, who in known.items() if node in heard}
