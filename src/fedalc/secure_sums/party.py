@@ -159,8 +159,7 @@ class PartySum:
         if vector.size != question.length:
             raise Refused(f"its vector has {vector.size} numbers, and the question says {question.length}")
         masked = np.ones(question.length + 1, np.uint64)
-        whole = vector.dtype == np.uint64  # whole numbers modulo 2^64, as they are
-        masked[:-1] = vector if whole else encoded(vector, question.bits, len(self._roster.members))
+        masked[:-1] = encoded(vector, question.bits, len(self._roster.members))
         self._question, self._subject = question.digest, question.subject
         add_mask(masked, self_key(self._session, self._seeds["self"]))
         for peer in self._dealers:

@@ -83,8 +83,8 @@ class MaskedSums:
         whole: bool = False,
     ) -> tuple[np.ndarray, list[int]]:
         """Return the sum of the parties' vectors, and whose vectors it is of. `all_of_them`: nothing is unmasked unless
-        every party that is asked answers, or has too few records to rank. `whole`: the numbers are whole ones, and their
-        sum is modulo 2^64."""
+        every party that is asked answers, or has too few records to rank. `whole`: numbers are whole ones, their sum is
+        modulo 2^64."""
         bits = 0 if whole else self.settings.secure_sums.bits
         self.without_records.clear()
         try:

@@ -27,7 +27,7 @@ from fedalc.deployment.flower.sum_messages import EVERY_ROW, MASKED, RECORD, que
 from fedalc.deployment.flower.wire import BadMessage, config, pack, unpack_all_rows
 from fedalc.engines.vectors import flattened
 from fedalc.labels.collection.identity import make_hasher
-from fedalc.secure_sums import Disclosures, Identity, PartySum, Question, Refused
+from fedalc.secure_sums import Disclosures, Identity, PartySum, Refused
 from fedalc.secure_sums.party import STEPS
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ class Masking:
     def reply(self, tensors: Iterable[Tensor], *numbers: float) -> RecordDict:
         vector, content = flattened(tensors, *numbers), self.work.message.content
         question = question_of(self.kind, content, len(vector), self.work.settings.secure_sums.bits)
-        return _masked(self.sums, self.seq, self.dealt, question, vector)
+        masked, bad = self.sums.step(self.seq, "masked", lambda party, known: party.mask(self.dealt, question, vector))
+        return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
 
     def _check_labels(self) -> None:
         """Which labels a party is asked about, and their numbers, may not change during a run: two sums could differ by
@@ -189,19 +190,15 @@ class Masking:
             raise BadMessage("sends this party other rows than those that all parties are told")
 
 
-def _masked(sums: _Sums, seq: int, dealt: bytes, question: Question, vector: np.ndarray) -> RecordDict:
-    masked, bad = sums.step(seq, "masked", lambda party, known: party.mask(dealt, question, vector))
-    return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
-
-
 def masked_counts(
     content: RecordDict, context: Context, kind: str, run: str, party: Party, limits: Limits, vector: np.ndarray
 ) -> RecordDict:
     """Return the masked answer to a question before round 1: whole numbers, negative ones modulo 2^64."""
-    said = config(content, RECORD, {"seq": int, "dealt": bytes})
+    said, whole = config(content, RECORD, {"seq": int, "dealt": bytes}), vector.astype(np.uint64, copy=False)
     sums = _Sums(context, run, identity_of(context, run, lambda: party), limits)
     question = question_of(kind, content, len(vector), 0)
-    return _masked(sums, said["seq"], said["dealt"], question, vector.astype(np.uint64, copy=False))
+    masked, bad = sums.step(said["seq"], "masked", lambda one, known: one.mask(said["dealt"], question, whole))
+    return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
 
 
 def masking(work: Work, kind: str) -> Masking | None:

@@ -197,12 +197,12 @@ def for_parties(settings: Experiment) -> str:
         sent["text"] = every["text"]
     if settings.clients != "labels":
         sent["clients"] = settings.clients
+    if settings.collection.by == "sums":
+        sent["collection"] = {"by": "sums"}
     if settings.embeddings.secret:
         sent["embeddings"] = {"secret": True}
     if settings.secure_sums.on:
         sent["secure_sums"] = every["secure_sums"]
-    if settings.collection.by == "sums":
-        sent["collection"] = {"by": "sums"}
     return json.dumps(sent | {"server": {"weights": settings.server.weights}}, sort_keys=True)
 
 
