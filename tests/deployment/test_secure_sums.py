@@ -94,14 +94,16 @@ def in_one_process(
     return run(grid, folder, options | {"secure-sums": "on"} | config).model
 
 
-def test_three_parties_give_the_same_bits_as_one_process(deployment: LocalDeployment, data: Dataset) -> None:
+@pytest.mark.parametrize("by", ["join", "sums"])
+def test_three_parties_give_the_same_bits_as_one_process(deployment: LocalDeployment, data: Dataset, by: str) -> None:
+    """With set sizes from the join of digests, and from masked counts."""
     start(deployment, data, "abc", {})
     words = ["--method", "fedalc-oneshot", "--parties", "3", *OPTIONS, "--out", str(deployment.folder / "runs")]
-    process = deployment.start_run(*words, "--name", "sums")
+    process = deployment.start_run(*words, "--collection", by, "--name", "sums")
     assert run_to_its_end(process, lambda line: None, PATIENCE) == 0, process.said()
     assert "secure sums: the server learns sums over at least 3 of 3 parties" in process.said()
     found = TrainedModel.load(deployment.folder / "runs" / "sums" / "model").model
-    twin = in_one_process(deployment, "abc", deployment.folder / "twin", method="fedalc-oneshot")
+    twin = in_one_process(deployment, "abc", deployment.folder / "twin", method="fedalc-oneshot", collection=by)
     assert all(map(torch.equal, found.theta, twin.theta))
     assert not (deployment.folder / "runs" / "sums" / "parties.jsonl").exists()
 

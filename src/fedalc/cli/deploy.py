@@ -310,6 +310,13 @@ def run(
             "with --parties 3 or more and a fixed W). Without, it sees each party's change of θ (docs/secure-sums.md)",
         ),
     ] = None,
+    collection: Annotated[
+        str | None,
+        typer.Option(
+            help="how the server learns about label sets: join, all of them (default), or sums, set sizes only, for "
+            "exact methods under secure sums (docs/set-sizes.md)"
+        ),
+    ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
     round_timeout: Annotated[
         float | None, typer.Option(help="seconds to wait for a party's answer (default: 600)")
@@ -360,7 +367,7 @@ def run(
         set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
         rank_held_out=rank_held_out, tune=tune,
-        secure_sums=None if secure_sums is None else "on" if secure_sums else "off",
+        secure_sums=None if secure_sums is None else "on" if secure_sums else "off", collection=collection,
         max_norm=max_norm, max_labels_per_party=max_labels_per_party, run_id=run_id,
         epsilon_budget=epsilon_budget, privacy_ledger=str(server_state.privacy_ledger),
     )  # fmt: skip

@@ -157,7 +157,10 @@ def _check_secure_sums(settings: Experiment) -> None:
             f'server.aggregation = "{rule}" compares the changes of single parties, which the server does not see; use '
             "mean. secure_sums.norm has each party cut its own change, which holds back honest ones only",
         ),
-        (not settings.tuning.search, "the search compares sums of many settings; leave it out (--no-tune)"),
+        (
+            settings.engine == "flower" or not settings.tuning.search,
+            "a simulated search adds up plainly; leave it out (--no-tune)",
+        ),
         (settings.clients != "users", 'users are not parties; use clients = "labels" or "parties"'),
         (
             settings.engine != "flower" or settings.server.participation == 1,
@@ -339,6 +342,12 @@ def _check_tuning(settings: Experiment) -> None:
 def _check_how_collected(settings: Experiment) -> None:
     """Check what collecting without a join of label sets needs (docs/set-sizes.md)."""
     collection, facts, by = settings.collection, method_facts(settings.method), settings.collection.by
+    if by == "sums" and settings.engine == "flower" and not settings.secure_sums.on:  # held-out records are counted too
+        raise ConfigError(
+            "without masks each party's counts are a list of its records, which the server can join: sums with real "
+            "parties need secure sums, so --parties 3 or more, a method with fixed rows, and no --no-secure-sums",
+            "collection.by",
+        )
     if by == "join" or not settings.uses_labels:
         return
     for possible, problem in (
@@ -359,7 +368,7 @@ def _check_how_collected(settings: Experiment) -> None:
             f"noise needs label sets cut to privacy.labels_per_instance, and nobody has these with {by}; use join, or "
             "leave out epsilon",
         ),
-        (settings.engine != "flower", f"real parties collect by join; {by} is for simulations"),
+        (by == "sums" or settings.engine != "flower", "real parties collect by join or sums; psi is for simulations"),
     ):
         if not possible:
             raise ConfigError(problem, "collection.by")

@@ -117,8 +117,9 @@ def default_choice(
         raise ConfigError("the search is for rows of features, not for pictures; leave out --tune", "tuning.search")
     plain = {*PLAIN, "images", "tuning"} | ({"clients"} if requested.get("clients") == "parties" else set())
     collection = requested.get("collection")
-    if isinstance(collection, Mapping) and collection.get("by") == "sums":  # which is for the exact methods alone
-        plain |= {"collection"}
+    if isinstance(collection, Mapping) and (collection.get("by") == "sums" or collection == {"by": "join"}):
+        plain |= {"collection"}  # sums are for the exact methods alone, the join is the default
+    plain |= {"secure_sums"} if tune else set()
     if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)
@@ -132,7 +133,7 @@ def default_choice(
 
 def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
     """A search keeps some settings of the user. Others it would replace without a word."""
-    kept = {*PLAIN, "method", "preset", "engine", "selection", "collection", "tuning"}
+    kept = {*PLAIN, "method", "preset", "engine", "selection", "collection", "secure_sums", "tuning"}
     kept |= {"encoder.features", "client.set_size", "client.label_offset"}
     requested = {name: value for name, value in requested.items() if (name, value) != ("clients", "parties")}
     reasons = {

@@ -261,8 +261,8 @@ class CollectionSettings(Settings):
 
     by: Literal["join", "sums", "psi"] = "join"
     """join: the server joins digests and has all label sets. sums: it adds up bucket counts and has none, for methods
-    that do not need to know which labels occur together. psi: it learns only how often each pair of labels occurs
-    together, by private set intersection, for few labels (docs/set-sizes.md)."""
+    that do not need to know which labels occur together; with real parties under secure sums. psi: it learns only how
+    often each pair of labels occurs together, by private set intersection, for few labels (docs/set-sizes.md)."""
     records: Count | None = None
     """sums: a bound on the number of records, for the size of the tables. none: the number of records of all labels
     together."""

@@ -43,7 +43,7 @@ def in_one_process(
     digests = hasher.instances(canonical_features(train.features), features_identity("content", train.features))
     keys = instance_keys(hasher, digests, settings.client.sample)
     features = scale_rows(train.features, settings.encoder.features)
-    knowledge = knowledge_for(settings, train)
+    knowledge = knowledge_for(settings, train, [names[label] for label in order.tolist()], hasher=hasher)
     if train.parties is None:
         federation = Federation(features, train.labels, keys=keys, parties=owner)
     else:

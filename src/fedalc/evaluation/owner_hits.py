@@ -51,7 +51,7 @@ def most_hits(own: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     )
 
 
-def figures(total: np.ndarray, instances: int) -> dict[str, float]:
+def figures(total: np.ndarray, instances: float) -> dict[str, float]:
     """Return the metrics in percent, from the sum of all owners' `count_hits` and the number of instances."""
     divisors = np.concatenate([DEPTHS, np.ones(len(CUTS))])[: len(total)]
     return dict(zip(RANKED_BY, (100 * total / divisors / instances).tolist(), strict=False))

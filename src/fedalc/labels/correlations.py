@@ -35,6 +35,17 @@ class LabelCounts:
     counts: np.ndarray
     mean_set_size: float | None = None
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the counts to save, together with `facts`."""
+        return {"labels.counts": torch.from_numpy(self.counts.copy())}
+
+    def facts(self) -> dict[str, float | None]:
+        return {"mean_set_size": self.mean_set_size}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], mean_set_size: float | None) -> LabelCounts:
+        return cls(tensors["labels.counts"].numpy(), mean_set_size)
+
 
 @dataclass(frozen=True)
 class Correlations:
@@ -71,6 +82,9 @@ class Correlations:
         c = self.together
         arrays = {"counts": self.counts, "indptr": c.indptr, "indices": c.indices, "together": c.data}
         return {f"labels.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def facts(self) -> dict[str, int]:
+        return {"instances": self.instances}
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], instances: int) -> Correlations:

@@ -25,6 +25,7 @@ from fedalc.core.seeds import derived_seed
 from fedalc.data.dataset import Split
 from fedalc.data.federation import numbered
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.identity import SharedEncoder, make_hasher
 from fedalc.labels.collection.join import Joined
 from fedalc.labels.collection.psi import intersect
@@ -113,11 +114,13 @@ def learn_labels(
     names: Sequence[str] | None = None,
     phase: str = "fit",
     needed: np.ndarray | None = None,
+    hasher: Hasher | None = None,
 ) -> LabelKnowledge:
     """Collect the labels by simulation or read them from a file, and protect them as the settings say.
 
     `looks` is how often the label sets may be accessed with noise, over all phases of the run. `needed` marks the
-    labels that a file must have (default: those with an instance in `train`).
+    labels that a file must have (default: those with an instance in `train`). `hasher`: that of real parties, on which
+    collisions in sums depend.
     """
     names = [str(label) for label in range(train.labels.shape[1])] if names is None else list(names)
     if settings.collection.correlations is not None:
@@ -131,28 +134,32 @@ def learn_labels(
             "collection.identity",
         )
     if settings.collection.by != "join":
-        by = _by_sums if settings.collection.by == "sums" else _by_psi
         senders = numbered(train.users) if settings.clients == "users" and train.users is not None else parties
-        return by(settings, train, names, shared, senders)
+        if settings.collection.by == "sums":
+            return _by_sums(settings, train, names, shared, senders, hasher)
+        return _by_psi(settings, train, shared, senders)
     collection = collect(settings.collection, train.features, train.labels, names, shared, parties)
     return protected(settings, collection, looks, phase)
 
 
 def _by_sums(
-    settings: Experiment, train: Split, names: Sequence[str], shared: SharedEncoder, senders: np.ndarray | None
+    settings: Experiment,
+    train: Split,
+    names: Sequence[str],
+    shared: SharedEncoder,
+    senders: np.ndarray | None,
+    hasher: Hasher | None,
 ) -> LabelKnowledge:
     """Return what sums over the clients show: n, and m or its mean, as the settings need it."""
     set_size: SetSize = "ignored" if settings.client.loss == "hinge" else settings.client.set_size
-    counted = count(settings.collection, train.features, train.labels, names, shared, set_size, senders)
+    counted = count(settings.collection, train.features, train.labels, names, shared, set_size, senders, hasher=hasher)
     holders = counted.holders if settings.clients == "parties" else None  # a record at several users counts for each
     known = LabelCounts(counted.counts, counted.mean_set_size)
     up, down = counted.bytes_up, counted.bytes_down
     return LabelKnowledge(known, counted.set_sizes, holders, up, down, counted.facts)
 
 
-def _by_psi(
-    settings: Experiment, train: Split, names: Sequence[str], shared: SharedEncoder, senders: np.ndarray | None
-) -> LabelKnowledge:
+def _by_psi(settings: Experiment, train: Split, shared: SharedEncoder, senders: np.ndarray | None) -> LabelKnowledge:
     """Return n and c, from intersections of each two labels."""
     known, sent, facts = intersect(settings.collection, train.features, train.labels, shared, senders)
     return LabelKnowledge(known, bytes_up=sent, bytes_down=sent, collection=facts)  # the server passes messages on

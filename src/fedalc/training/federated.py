@@ -45,14 +45,15 @@ def knowledge_for(
     phase: str = "fit",
     phases: int = 1,
     needed: np.ndarray | None = None,
+    hasher: Hasher | None = None,
 ) -> LabelKnowledge | None:
     """Collect what the server learns about labels. None if the method does not use labels or there are none.
 
-    The `phases` of a run share its privacy budget.
+    The `phases` of a run share its privacy budget. `hasher`: see `learn_labels`.
     """
     if not settings.uses_labels or train.labels.nnz == 0:
         return None
-    return learn_labels(settings, train, planned_looks(settings, phases), names, phase, needed)
+    return learn_labels(settings, train, planned_looks(settings, phases), names, phase, needed, hasher)
 
 
 def counted_parts(knowledge: LabelKnowledge | None) -> np.ndarray | None:

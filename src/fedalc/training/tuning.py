@@ -95,7 +95,7 @@ def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
     kept = settings.to_dict()
     values = {name: kept[name] for name in ("name", "dataset", "preset", "engine", "seed", "device", "dtype")}
     values |= {name: kept[name] for name in ("block_rows", "memory_budget", "collection", "selection")}
-    values |= {name: kept[name] for name in ("clients", "table", "text")}
+    values |= {name: kept[name] for name in ("clients", "table", "text", "secure_sums")}
     values["encoder"] = {name: kept["encoder"][name] for name in ("dim", "features")}
     values["client"] = {name: kept["client"][name] for name in ("set_size", "label_offset")}
     for name, value in changes.items():

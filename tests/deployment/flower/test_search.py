@@ -22,6 +22,7 @@ from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.ranking import RANK, read_hits
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.server_app import run_with_parties
+from fedalc.deployment.flower.sum_messages import MASKED
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, for_parties, pack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.hashing import canonical_sparse
@@ -38,7 +39,7 @@ from tests.problems import random_split
 SHARE = 0.3
 ASKED: dict[str, Any] = {
     "tune": True, "set": 'dtype="float64"', "held-out-share": SHARE, "wait": 5.0, "round-timeout": 5.0,
-    "num-parties": len(OWNED), "run-id": RUN_ID,
+    "num-parties": len(OWNED), "run-id": RUN_ID, "secure-sums": "off",
 }  # fmt: skip
 AGAIN = {key: ASKED[key] for key in ("wait", "round-timeout", "num-parties")} | {"resume": True}
 
@@ -92,6 +93,51 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Trial]]:
 
 def test_parties_choose_what_a_simulation_chooses(whole: tuple[LocalGrid, Path], train: Split, parties: Nodes) -> None:
     assert_as_simulated(whole[1], train, parties, trials=6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["join", "sums"])
+def test_under_secure_sums_they_choose_the_same(tmp_path: Path, train: Split, parties: Nodes, by: str) -> None:
+    """Sums and hits of every trial are masked, and the server has no party's own. With sums, no digest either."""
+    grid, folder = LocalGrid(parties), tmp_path / "run"
+    grid.keeps = True
+    run(grid, folder, ASKED | {"secure-sums": "on", "collection": by})
+    assert_as_simulated(folder, train, parties, trials=6)
+    assert read_settings(folder).secure_sums.on and not (folder / "parties.jsonl").exists()
+    sent = {name for reply in grid.replies if reply.has_content() for name in reply.content}
+    assert not sent & {"change", "product", "sums", "hits"} and MASKED in sent
+    assert ("query.label_sets" in {kind for _, kind, _ in grid.asked}) == (by == "join")
+
+
+@pytest.mark.long
+def test_secure_sums_of_a_search_need_every_party(
+    tmp_path: Path, parties: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A party without enough records to rank says so, and does not count, as in a plain search. One that is silent is
+    asked again, with all others: no hits without it are unmasked."""
+    monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_MATRIX", 20 * 7 - 1)
+    kept = {node: config | ({"fewest": 40} if node == 55 else {}) for node, config in parties.items()}
+    found, left = [], [1]
+
+    def silent_once(question: Message, reply: Message) -> Message | None:
+        if question.metadata.message_type == RANK and left[0]:
+            left[0] = 0
+            return None
+        return reply
+
+    for secure in ("off", "on"):
+        folder, left[0] = tmp_path / secure, 1
+        config = ASKED | {"run-folder": str(folder), "secure-sums": secure}
+        deployment, settings = read_run_config(config, 1)
+        settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
+        grid = LocalGrid(kept)
+        grid.tampering[9] = silent_once
+        run_with_parties(grid, deployment, settings)
+        found.append(read(folder)[1])
+        assert len([1 for node, kind, _ in grid.asked if (node, kind) == (9, RANK)]) >= len(found[-1]) + 1
+    for plain, masked in zip(*found, strict=True):
+        assert plain.changes == masked.changes and plain.metrics == pytest.approx(masked.metrics, rel=1e-9)
+    assert "has too few records to answer" in {why for _, party, why in notes(tmp_path / "on") if party == "party 55"}
 
 
 @pytest.mark.long

@@ -295,7 +295,7 @@ def settings_of(method: str = "fedavg-fixed", **config: Any) -> Any:
         ({"method": "fedalc"}, False),
         ({"set": "server.aggregation=median"}, False),
         ({"set": "secure_sums.on=false"}, False),
-        ({"tune": True, "method": ""}, False),
+        ({"tune": True, "method": ""}, True),
         ({"method": "fedalc-oneshot"}, True),
     ],
 )

@@ -235,7 +235,7 @@ def test_the_same_settings_give_the_same_collisions_and_a_key_file_gives_others(
         ({"method": "ovr"}, "collection.by: ovr is centralised"),
         ({"collection": {"algorithm": "sha256"}}, "collection.by: sha256 uses no key"),
         ({"client": {"set_size": "expected"}, "privacy": {"epsilon": 1.0}}, "collection.by: noise needs label sets"),
-        ({"engine": "flower"}, "collection.by: real parties collect by join"),
+        ({"engine": "flower"}, "collection.by: without masks each party's counts"),
         ({"collection": {"correlations": "file", "key": "key"}}, "collection.by: correlations from a file"),
         ({"collection": {"by": "psi"}}, "collection.by: psi counts pairs of labels"),
     ],

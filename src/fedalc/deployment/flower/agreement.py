@@ -15,6 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedalc.config.experiment import Experiment
 from fedalc.data.text.counted import idf_of
 from fedalc.data.text.features import HashedText
 from fedalc.data.text.keyed import DIGEST_BYTES, KeyedVocabularyText, is_ascending
@@ -26,6 +27,12 @@ TEXT, FACTS = "text", "text-facts"  # the records
 MOST_DOCUMENTS = 1 << 45
 """Of all parties."""
 _PREFIX = "text."
+
+
+def masks_counts(settings: Experiment) -> bool:
+    """Return whether parties' numbers of documents are added up in secret. Which terms of a vocabulary a party has
+    depends on its data, so that these are no vectors of one length."""
+    return settings.secure_sums.on and settings.text.kind == "hashing"
 
 
 @dataclass(frozen=True, eq=False)

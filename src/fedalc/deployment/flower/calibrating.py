@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.answers import exactly
 from fedalc.deployment.flower.census import Census
-from fedalc.deployment.flower.held_out_records import tells_sizes
+from fedalc.deployment.flower.held_out_records import HeldOutRecords, tells_sizes
 from fedalc.deployment.flower.party_scores import MOST_LABELS, SCORES, SIZES
 from fedalc.deployment.flower.ranking import SLACK, PartyRanking
 from fedalc.deployment.flower.wire import BadMessage, Shape, pack, unpack
@@ -42,6 +42,7 @@ class PartyScores(PartyRanking):
     """Asks parties to count scores. Who is asked, and what about, is as for ranking."""
 
     kind = QUESTION
+    records: HeldOutRecords
 
     def calibration(self, model: Model, round_number: int) -> Calibration | None:
         """Return what was fitted to the scores, or None if there are too few. Labels that a party has whose counts are

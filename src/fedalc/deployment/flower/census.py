@@ -1,6 +1,7 @@
 """Before round 1: which parties take part, which labels they own and, if the method uses it, which labels co-occur.
 
-The server sees pseudonyms of labels and keyed digests of instances, and joins equal ones.
+The server sees pseudonyms of labels and keyed digests of instances, and joins equal ones. With `collection.by = "sums"`
+it sees no digest, but sums of masked counts (`bucket_census`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from fedalc.config.experiment import Experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.deployment.flower.agreement import TEXT, Agreement
+from fedalc.deployment.flower.bucket_census import BucketCensus, HeldOutBuckets, same_protocol
+from fedalc.deployment.flower.bucket_sums import BucketSums
 from fedalc.deployment.flower.collecting import collect
-from fedalc.deployment.flower.connections import Parties
+from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out_records import HeldOutRecords, restored_holders
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.limits import FEWEST, sample_problem
+from fedalc.deployment.flower.masked_sums import Unfinished
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.shared_labels import holders_by_party
 from fedalc.deployment.flower.text_census import introduced
@@ -35,10 +39,15 @@ from fedalc.labels.collection.disputes import listed, settle
 from fedalc.labels.collection.join import MOST_LABELS_PER_INSTANCE, distinct, join, set_sizes, too_many_labels
 from fedalc.labels.collection.messages import Messages
 from fedalc.labels.collection.simulate import Collection
-from fedalc.labels.correlations import Correlations
+from fedalc.labels.correlations import Correlations, LabelCounts
 from fedalc.labels.knowledge import LabelKnowledge, protected
 from fedalc.runs.folder import CENSUS
+from fedalc.secure_sums.messages import LEAST_PARTIES
 from fedalc.training.federated import planned_looks
+
+AnyHeldOut = HeldOutRecords | HeldOutBuckets
+ATTEMPTS = 3
+_BUCKETS = "bucket_sums."
 
 
 @dataclass(frozen=True)
@@ -49,17 +58,19 @@ class Census:
     `share`: the share of its instances that each party keeps out of training for evaluation. `run`: the run id that
     digests and pseudonyms are hashed for; "" in a run of an early version without run ids. `ranking`: the held-out
     records, if parties rank labels for them; None also in runs of earlier versions. `search`: if the run searches for
-    settings, those that it began with, as parties know them. `text`: what parties with texts agreed on."""
+    settings, those that it began with, as parties know them. `text`: what parties with texts agreed on. `buckets`: if
+    set sizes come from sums, what all parties are told to look up their training records in."""
 
     roster: Roster
     knowledge: LabelKnowledge | None
     set_sizes: dict[int, np.ndarray]
     share: float
     run: str
-    ranking: HeldOutRecords | None = None
+    ranking: AnyHeldOut | None = None
     search: str = ""
     holders: dict[int, np.ndarray] = field(default_factory=dict)
     text: Agreement | None = None
+    buckets: BucketSums | None = None
 
     def about(self, labels: np.ndarray) -> dict[str, Any]:
         """Return the part of a question that names the labels it is about."""
@@ -72,17 +83,18 @@ class Census:
         holders = {party: torch.from_numpy(each.astype(np.int64)) for party, each in self.holders.items()}
         tensors |= {f"holders.{party}": each for party, each in holders.items()}
         if self.knowledge is not None:
-            assert isinstance(self.knowledge.labels, Correlations)
+            assert isinstance(self.knowledge.labels, Correlations | LabelCounts)
             tensors |= self.knowledge.labels.tensors()
+        tensors |= {} if self.buckets is None else self.buckets.tensors(_BUCKETS)
         tensors |= {} if self.text is None else self.text.tensors()
         return tensors if self.ranking is None else tensors | self.ranking.tensors()
 
     def facts(self) -> dict[str, Any]:
         known, knowledge = self.knowledge, None
         if known is not None:
-            assert isinstance(known.labels, Correlations)
+            assert isinstance(known.labels, Correlations | LabelCounts)
             knowledge = {
-                "instances": known.labels.instances,
+                **known.labels.facts(),
                 "bytes_up": known.bytes_up,
                 "bytes_down": known.bytes_down,
                 "collection": known.collection,
@@ -118,13 +130,19 @@ class Census:
         sizes = {int(k.removeprefix(prefix)): v.numpy() for k, v in tensors.items() if k.startswith(prefix)}
         knowledge = None
         if facts["knowledge"] is not None:
-            saved = dict(facts["knowledge"])
-            labels = Correlations.restored(tensors, saved.pop("instances"))
-            knowledge = LabelKnowledge(labels, **saved)
-        ranking = None if facts.get("ranking") is None else HeldOutRecords.restored(tensors, facts["ranking"])
+            saved, labels = dict(facts["knowledge"]), None
+            if "mean_set_size" in saved:
+                labels = LabelCounts.restored(tensors, saved.pop("mean_set_size"))
+            knowledge = LabelKnowledge(labels or Correlations.restored(tensors, saved.pop("instances")), **saved)
+        ranking: AnyHeldOut | None = None
+        if facts.get("ranking") is not None:
+            by_sums = facts["ranking"].get("by") == "sums"
+            held_out = (tensors, facts["ranking"])
+            ranking = HeldOutBuckets.restored(*held_out, roster) if by_sums else HeldOutRecords.restored(*held_out)
         run, search = str(facts.get("run", "")), str(facts.get(SEARCH, ""))
         text = Agreement.restored(tensors, facts[TEXT]) if TEXT in facts else None
-        return cls(roster, knowledge, sizes, facts["share"], run, ranking, search, restored_holders(tensors), text)
+        buckets, holders = BucketSums.restored(tensors, _BUCKETS), restored_holders(tensors)
+        return cls(roster, knowledge, sizes, facts["share"], run, ranking, search, holders, text, buckets)
 
 
 def question(settings: Experiment, share: float, run: str, search: str = "") -> RecordDict:
@@ -160,7 +178,7 @@ def take_census(
             "below 1, the list of participants shows how many instances a label has, which noise should hide; use 1",
             "client.sample",
         )
-    came, text = introduced(parties, settings, charge)
+    came, text = introduced(parties, settings, run, charge)
     known = _few_enough_labels(parties, _distinct_names(came), most_labels)
     known = _same_features(parties, known)
     known = _enough_drawn(parties, settings, known)
@@ -169,6 +187,8 @@ def take_census(
         known = dict(sorted(known.items(), key=lambda item: item[1].client))
     elif max(Counter(label for who in known.values() for label in who.labels).values()) > 1:
         parties.say('labels: several parties claim the same label; if they are to share it, set clients = "parties"')
+    if settings.collection.by == "sums":
+        return replace(_by_sums(parties, settings, share, run, known, ranks, search), text=text)
     if not settings.uses_labels:
         roster, _ = _roster(parties, known, shared)
         parties.say(who_is_in(roster))
@@ -222,6 +242,45 @@ def take_census(
 def _without_instance(known: dict[int, Introduction]) -> set[bytes]:
     """Return the labels that a party claims and has no instance of."""
     return {label for who in known.values() for label, count in zip(who.labels, who.counts, strict=True) if count == 0}
+
+
+def _by_sums(
+    parties: Parties,
+    settings: Experiment,
+    share: float,
+    run: str,
+    known: dict[int, Introduction],
+    ranks: bool,
+    search: str,
+) -> Census:
+    """Count in buckets. A party that does not answer is left out, as long as nothing was unmasked with it."""
+    protocol, known = same_protocol(parties, known)
+    begun = False  # whether a sum was unmasked: from then on its parties stay
+    for _ in range(ATTEMPTS):
+        trained = {label for who in known.values() for label, n in zip(who.labels, who.counts, strict=True) if n}
+        roster, nodes = _roster(
+            parties, known, settings.clients == "parties", trained if settings.uses_labels else None
+        )
+        census = Census(roster, None, {}, share, run, search=search)
+        counting = BucketCensus(parties, census, settings)
+        try:
+            if settings.uses_labels:
+                knowledge, buckets = counting.knowledge(protocol)
+                told = {party: np.empty(0) for party in nodes} if settings.tells_shares else {}
+                census = replace(census, knowledge=knowledge, set_sizes=told, buckets=buckets)
+            parties.say(who_is_in(roster))
+            if ranks and roster.held_out.any():
+                census = replace(census, ranking=counting.held_out())
+            return census
+        except Unfinished as error:
+            parties.say(f"no secure sum of counts: {error}")
+            heard = {nodes[party] for party in counting.sums.answered}
+            begun |= counting.begun
+            if begun:
+                parties.present(roster, 0, len(roster.parties), " (counts of all were unmasked)")
+            elif len(heard) >= LEAST_PARTIES:
+                known = {node: who for node, who in known.items() if node in heard}
+    raise TooFew(f"the parties' counts could not be added up in {ATTEMPTS} attempts; the log says why")
 
 
 def who_is_in(roster: Roster) -> str:
@@ -308,6 +367,7 @@ def _roster(
 
     `joined`: the labels that the join of label sets kept, if there was one.
     """
+    parties.forget()
     nodes, introductions = list(known), list(known.values())
     claims = [(number, index) for number, who in enumerate(introductions) for index in range(len(who.labels))]
     names = [introductions[number].labels[index] for number, index in claims]

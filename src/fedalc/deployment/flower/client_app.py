@@ -17,20 +17,23 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedalc.config.experiment import Experiment
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.text.agreed import DocumentCounter, NotAgreed
+from fedalc.deployment.flower.agreement import masks_counts
 from fedalc.deployment.flower.answers import sign_off
 from fedalc.deployment.flower.compared_rows import read_compared_rows
 from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
+from fedalc.deployment.flower.party_buckets import by_sums, counted_buckets
 from fedalc.deployment.flower.party_budget import spend_documents
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
 from fedalc.deployment.flower.party_scores import SCORES, counted_scores
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
-from fedalc.deployment.flower.party_texts import check_own, counted_documents
+from fedalc.deployment.flower.party_texts import check_own, counted_documents, summed_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
 from fedalc.deployment.flower.wire import (
     BadMessage,
@@ -42,6 +45,7 @@ from fedalc.deployment.flower.work import NothingHeldOut, Work
 from fedalc.engines.secure import cut
 from fedalc.engines.vectors import half_of
 from fedalc.errors import FedalcError
+from fedalc.labels.collection.identity import Identity
 from fedalc.models.encoders import Chance, make_batch
 from fedalc.models.model import Model
 
@@ -93,25 +97,48 @@ def hello(message: Message, context: Context) -> RecordDict:
         "features": party.holding.split.features.shape[1],
         "names": list(party.holding.names) if party.shares_names else [],
     }
+    if by_sums(settings):  # with the join it comes with the digests
+        kind = Identity(party.collection, shared_encoder(settings)).name(party.holding.split.features)
+        introduction["protocol"] = json.dumps(asdict(party.hasher.protocol(kind)))
     return RecordDict({"introduction": ConfigRecord(introduction)})
 
 
 def _texts(message: Message, context: Context) -> RecordDict:
     """Say that this party has texts, and its name."""
     settings, question, _ = checked_task(message, context)
+    _check_masked(settings, context)
     party = party_of(context, settings, question, hashed)
     return RecordDict({TEXTS: ConfigRecord({"client": party.name})})
+
+
+def _check_masked(settings: Experiment, context: Context) -> None:
+    """Refuse to count documents in the clear, if the party insists on secure sums."""
+    if context.node_config.get("require-secure-sums") and not masks_counts(settings):
+        raise BadMessage(
+            "needs this party's terms by keyed digest, with numbers that no secure sum hides, and the party takes part "
+            "in secure sums only (--require-secure-sums); text.kind=hashing adds up in secret"
+        )
 
 
 @app.query("document_counts")
 @answers
 def document_counts(message: Message, context: Context) -> RecordDict:
     """Send in how many of its documents each term is, as a keyed digest, or each bucket of a hash."""
-    settings, question, _ = checked_task(message, context)
+    settings, question, limits = checked_task(message, context)
     spend_documents(context.node_config, settings, question["run"])
     counter = DocumentCounter(settings.text)
     party = party_of(context, settings, question, lambda hasher: counter)
-    return counted_documents(party, counter, context, question["run"])
+    if masks_counts(settings):
+        return summed_documents(message.content, party, counter, context, question["run"], limits)
+    _check_masked(settings, context)
+    return counted_documents(party, counter, context, question["run"]).records()
+
+
+@app.query("bucket_counts")
+@answers
+def bucket_counts(message: Message, context: Context) -> RecordDict:
+    """Send masked counts of its records in keyed buckets, which add up to the sizes of label sets."""
+    return counted_buckets(message, context)
 
 
 @app.query("label_sets")
@@ -130,6 +157,8 @@ def held_out_records(message: Message, context: Context) -> RecordDict:
 
 def _digests(message: Message, context: Context, on_held_out: bool) -> RecordDict:
     party, settings, question = read_question(message, context)
+    if by_sums(settings):
+        raise BadMessage("asks for digests of instances, in a run that collects by sums")
     _, out = apart(party, settings, question["share"])
     rows = np.flatnonzero(out == on_held_out)
     if not len(rows):
@@ -232,7 +261,7 @@ def sum_step(message: Message, context: Context) -> RecordDict:
     settings, question, limits = checked_task(message, context)
     if not settings.secure_sums.on:
         raise BadMessage("asks for a step of a secure sum, in a run without them")
-    identity = identity_of(context, question["run"], lambda: read_question(message, context)[0])
+    identity = identity_of(context, question["run"], lambda: party_of(context, settings, question, hashed))
     return answer_step(message.content, context, question["run"], identity, limits)
 
 

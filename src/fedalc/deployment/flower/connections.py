@@ -97,6 +97,11 @@ class Parties:
             self.note(round_number, roster.parties[party], "not asked", why)
         return awake
 
+    def forget(self) -> None:
+        """Forget which party is at which node: the parties get other numbers."""
+        self.node_of.clear()
+        self.party_of.clear()
+
     def connect(self, party: int, node: int) -> None:
         """Remember that the party is reached at this node."""
         self.party_of.pop(self.node_of.get(party, node), None)

@@ -29,6 +29,7 @@ from fedalc.deployment.flower.connections import RESUME, Parties, TooFew
 from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.norm_screen import Change, NormScreen, Verdict, bad_rows
 from fedalc.deployment.flower.punctuality import TRAIN
+from fedalc.deployment.flower.sum_messages import BUCKET_SUMS
 from fedalc.deployment.flower.totals import ChangeTotal, LabelsOf, SumsTotal
 from fedalc.deployment.flower.wire import (
     HOLDERS,
@@ -84,6 +85,7 @@ class FlowerEngine(Engine):
         self.loss = 0.0  # of the last round to which a party answered
         self._capped: set[int] = set()  # parties that the log already names for claiming too much weight
         self._traffic = Ledger()  # of this round, all attempts together
+        self._bucket_sums = None if census.buckets is None else census.buckets.record()  # one object for all messages
 
     # --- the questions ---
 
@@ -252,6 +254,9 @@ class FlowerEngine(Engine):
         if (holders := self.census.holders.get(party)) is not None:
             content[HOLDERS] = pack({HOLDERS: holders})
             self._traffic.down += holders.nbytes
+        if self._bucket_sums is not None:
+            content[BUCKET_SUMS] = self._bucket_sums
+            self._traffic.down += record_bytes(self._bucket_sums)
         return content
 
     def _compared_rows(self, model: Model, round_number: int) -> dict[str, ArrayRecord]:

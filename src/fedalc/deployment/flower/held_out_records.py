@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord
 from scipy.sparse import csc_matrix, csr_matrix
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.shared_labels import holders_by_party
+from fedalc.deployment.flower.wire import HOLDERS, pack
 from fedalc.evaluation.metrics import DEEPEST
 from fedalc.evaluation.owner_hits import RANKED_BY, most_hits
 from fedalc.labels.collection.join import Joined, distinct
@@ -89,6 +91,19 @@ class HeldOutRecords:
     def whole_sizes(self, party: int) -> np.ndarray:
         """Return how many labels each record of the party has, all of them."""
         return self.sizes[self._records(party)].astype(np.uint32)
+
+    def told_to(self, party: int, with_sizes: bool) -> dict[str, ArrayRecord]:
+        """Return what a party is told of its own records."""
+        told = {"sizes": pack({"sizes": self.told_sizes(party)})} if with_sizes else {}
+        holders = self.holders.get(party)
+        return told if holders is None else told | {HOLDERS: pack({HOLDERS: holders})}
+
+    def told_to_all(self) -> dict[str, ArrayRecord]:
+        return {}
+
+    def records_of(self, total: np.ndarray, survivors: list[int]) -> float:
+        """Return how many records the summed hits of these parties are of."""
+        return self.count(survivors)
 
     def most_hits(self, party: int) -> np.ndarray:
         own = self.own.data[self.own.indptr[party] : self.own.indptr[party + 1]]

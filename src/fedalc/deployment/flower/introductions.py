@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from fedalc.deployment.flower.answers import exactly
-from fedalc.deployment.flower.wire import BadMessage, config
+from fedalc.deployment.flower.wire import BadMessage, config, read_json
 from fedalc.errors import DataError
-from fedalc.labels.collection.messages import PSEUDONYM_BYTES, check_client_name
+from fedalc.labels.collection.messages import PSEUDONYM_BYTES, Protocol, check_client_name, protocol_from
 
 HELLO = "query.hello"
 MOST = 1 << 31  # instances of a label, or features
@@ -21,7 +21,8 @@ TEXTS = "texts"  # the record of a party with texts, before parties agree on fea
 class Introduction:
     """`labels` are pseudonyms; `counts` and `held_out` count instances; `names` is empty or has one per label.
 
-    A party that `has_texts`, whose features parties have yet to agree on, says only its name."""
+    A party that `has_texts`, whose features parties have yet to agree on, says only its name. `protocol`: how it hashes
+    its instances, in a run without digests of them (`collection.by = "sums"`)."""
 
     client: str
     labels: list[bytes]
@@ -30,6 +31,7 @@ class Introduction:
     features: int
     names: list[str]
     has_texts: bool = False
+    protocol: Protocol | None = None
 
 
 def read_introduction(content: RecordDict, empty_labels: bool = False) -> Introduction:
@@ -44,6 +46,9 @@ def read_introduction(content: RecordDict, empty_labels: bool = False) -> Introd
         "features": int,
         "names": (list, str),
     }
+    said_so, protocol = content.get("introduction"), None
+    if isinstance(said_so, ConfigRecord) and "protocol" in said_so:
+        wanted["protocol"] = str
     exactly(content, {"introduction": wanted})
     said = config(content, "introduction", wanted)
     labels, size = said["labels"], len(said["labels"])
@@ -62,7 +67,13 @@ def read_introduction(content: RecordDict, empty_labels: bool = False) -> Introd
         raise BadMessage(f"{said['features']} is not a valid number of features")
     if said["names"] and (len(said["names"]) != size or not all(_is_name(name) for name in said["names"])):
         raise BadMessage("names are not one per label, or not printable")
-    return Introduction(said["client"], labels, said["counts"], said["held-out"], said["features"], said["names"])
+    if "protocol" in said:
+        try:
+            protocol = protocol_from(read_json(said["protocol"], "its protocol"))
+        except DataError as error:
+            raise BadMessage(str(error)) from None
+    counted = said["counts"], said["held-out"], said["features"], said["names"]
+    return Introduction(said["client"], labels, *counted, protocol=protocol)
 
 
 def _with_texts(content: RecordDict) -> Introduction:

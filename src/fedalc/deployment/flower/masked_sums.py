@@ -10,17 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.answers import exactly
-from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import Parties
-from fedalc.deployment.flower.sum_messages import MASKED, NOISED, RECORD, STEP, question_of
-from fedalc.deployment.flower.wire import BadMessage, config, task, unpack
+from fedalc.deployment.flower.roster import Roster
+from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, question_of
+from fedalc.deployment.flower.wire import BadMessage, config, unpack
 from fedalc.engines.traffic import Ledger
 from fedalc.secure_sums import NotEnough, Refused, ServerSum, decoded
 from fedalc.secure_sums.messages import LEAST_PARTIES
@@ -54,34 +54,53 @@ class Unfinished(NotEnough):
     """A sum that ends without a result."""
 
 
+class Members(Protocol):
+    """What sums need of a census: who takes part, in which run."""
+
+    @property
+    def roster(self) -> Roster: ...
+    @property
+    def run(self) -> str: ...
+
+
 class MaskedSums:
     """`traffic`: of the sum at hand; the caller sets it and counts the questions itself."""
 
-    def __init__(self, parties: Parties, census: Census, settings: Experiment) -> None:
+    def __init__(self, parties: Parties, census: Members, settings: Experiment) -> None:
         self.parties = parties
         self.census = census
         self.names = census.roster.parties
         self.settings = settings
         self.traffic = Ledger()
+        self.without_records: set[int] = set()  # parties that had too few records to answer in the last sum
         self._number = {name: party for party, name in enumerate(self.names)}
         self._ahead: ServerSum | None = None  # the next sum, whose keys and shares came with the last one
         self._seq = 0
         self._now = self._new()
 
     def total(
-        self, kind: str, round_number: int, asked: Collection[int], content_of: Contents, length: int, all_of_them: bool
+        self,
+        kind: str,
+        round_number: int,
+        asked: Collection[int],
+        content_of: Contents,
+        length: int,
+        all_of_them: bool,
+        whole: bool = False,
     ) -> tuple[np.ndarray, list[int]]:
         """Return the sum of the parties' vectors, and whose vectors it is of. `all_of_them`: nothing is unmasked unless
-        every party that is asked answers."""
+        every party that is asked answers, or has too few records to rank. `whole`: numbers are whole ones, their sum is
+        modulo 2^64."""
+        bits = 0 if whole else self.settings.secure_sums.bits
+        self.without_records.clear()
         try:
             server = self._begun(round_number, {self.names[party] for party in asked})
-            self._ask(server, kind, round_number, content_of, length)
+            self._ask(server, kind, round_number, content_of, length, bits)
             survivors = [self._number[name] for name in server.survivor_names]
-            if all_of_them and len(survivors) < len(asked):
+            if all_of_them and len(survivors) + len(self.without_records) < len(asked):
                 raise NotEnough(f"{len(survivors)} of {len(asked)} parties answered, and all are needed")
             self._unmask(server, round_number)
-            numbers = server.total()
-            total = numbers.view(np.int64) if kind == NOISED else decoded(numbers, self.settings.secure_sums.bits)
+            total = server.total() if whole else decoded(server.total(), bits)
         except (NotEnough, Refused) as error:
             self._ahead = None
             raise Unfinished(str(error)) from None
@@ -135,12 +154,19 @@ class MaskedSums:
 
     # --- step 3 ---
 
-    def _ask(self, server: ServerSum, kind: str, round_number: int, content_of: Contents, length: int) -> None:
+    @property
+    def answered(self) -> list[int]:
+        """The parties whose vectors came to the last sum, also if it has no result."""
+        return [self._number[name] for name in self._now.survivor_names]
+
+    def _ask(
+        self, server: ServerSum, kind: str, round_number: int, content_of: Contents, length: int, bits: int
+    ) -> None:
         if not server.dealer_names:
             raise NotEnough("no party dealt shares")
         first = content_of(self._number[server.dealer_names[0]])  # what all are told alike is in every one
         first[RECORD] = ConfigRecord({"divisor": self.divisor})
-        question = question_of(kind.rpartition(".")[2], first, length, self.settings.secure_sums.bits)
+        question = question_of(kind.rpartition(".")[2], first, length, bits)
         exchange = self.parties.exchange(kind, round_number)
         for place, name in enumerate(server.begin_masking(question)):
             party, dealt = self._number[name], server.dealt_to(name)
@@ -150,11 +176,12 @@ class MaskedSums:
             exchange.send(self.parties.node_of[party], content)
         for reply in exchange.replies():
             name = self.names[self.parties.party_of[reply.node]]
-            self.parties.read(reply, round_number, name, partial(self._masked, server, name, length))
+            self.parties.read(reply, round_number, name, partial(self._masked, server, kind, name, length))
         server.survivors()
 
-    def _masked(self, server: ServerSum, name: str, length: int, content: RecordDict) -> None:
-        if set(content) == {"metrics"}:
+    def _masked(self, server: ServerSum, kind: str, name: str, length: int, content: RecordDict) -> None:
+        if set(content) == {"metrics"} and kind.startswith("evaluate"):
+            self.without_records.add(self._number[name])
             raise BadMessage("has too few records to answer")
         exactly(content, {MASKED: None, RECORD: {"complaints"}})
         numbers = unpack(content, MASKED, {"numbers": ("uint64", (length + 1,))})["numbers"]
@@ -211,8 +238,7 @@ class MaskedSums:
         for name in sorted(names):
             step = asked(name)
             self.traffic.down += sum(len(part) for part in step.values() if isinstance(part, bytes))
-            question = task(self.settings, self.census.run, share=self.census.share)
-            content = RecordDict({"task": question, RECORD: ConfigRecord(step)})
+            content = RecordDict({"task": self.parties.hello()["task"], RECORD: ConfigRecord(step)})
             exchange.send(self.parties.node_of[self._number[name]], content)
         for reply in exchange.replies():
             name = self.names[self.parties.party_of[reply.node]]

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from scipy.sparse import csr_matrix
 
 from fedalc.deployment.flower.contributions import enough_measured
+from fedalc.deployment.flower.party_buckets import LookedUp, by_sums
 from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint
 from fedalc.deployment.flower.shared_labels import read_holders
 from fedalc.deployment.flower.wire import HOLDERS, SEARCH, BadMessage, pack, unpack
@@ -28,9 +29,10 @@ MOST_WEIGHTINGS = 16  # in one message; a search sends one for each label power
 def ranked(work: Work) -> np.ndarray | None:
     """Return the hits to send, or None if too few held-out records contribute to them."""
     first, own = distinct_records(work)
-    sizes, held = told(work, own)
+    looked_up = _looked_up(work, own)
+    sizes, held = told(work, own, looked_up)
     if work.settings.clients == "parties":
-        own = counted_parts(work, own)
+        own = counted_parts(work, own, looked_up)
     model, weights = work.model_of_all_labels(), _weights(work)
     _check_rankings(work, weights)
     weightings = [None] if weights is None else list(weights)
@@ -48,6 +50,8 @@ def ranked(work: Work) -> np.ndarray | None:
             influence[number, rows] = own_influence(scorer, own[rows])
     if not all(enough_measured(each, work.limits.fewest) for each in influence):
         return None
+    if looked_up is not None:  # its part of the number of records, which the server does not know
+        return np.append(hits, (np.asarray(own.sum(axis=1)).ravel() / looked_up.sizes).sum())
     return hits[0] if weights is None else hits
 
 
@@ -84,7 +88,16 @@ def distinct_records(work: Work) -> tuple[np.ndarray, csr_matrix]:
     return first, own
 
 
-def told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
+def _looked_up(work: Work, own: csr_matrix) -> LookedUp | None:
+    """Return set sizes and holders of the held-out records, if the party has to find them in sums."""
+    settings = work.settings
+    if not by_sums(settings) or settings.client.set_size != "exact":
+        return None
+    about = (work.message.content, work.context, work.party, settings, work.question, work.limits)
+    return LookedUp(*about, work.digests, own[:, work.question["numbers"]], on_held_out=True)
+
+
+def told(work: Work, own: csr_matrix, looked_up: LookedUp | None = None) -> tuple[np.ndarray | None, np.ndarray]:
     """Return how many labels, at most 5, each held-out record has, if the server tells parties; and which labels have
     a client: only these are ranked. Both, and the labels that the question is about, may not change during a run: two
     answers could differ by one record's part."""
@@ -94,7 +107,9 @@ def told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
         raise BadMessage(f"labels without a client that are not among the {len(held)} labels")
     held[absent] = False
     sizes = None
-    if work.settings.client.set_size == "exact":
+    if looked_up is not None:
+        sizes = looked_up.sizes
+    elif work.settings.client.set_size == "exact":
         sizes = unpack(content, "sizes", {"sizes": ("uint8", (own.shape[0],))})["sizes"]
         if (sizes < np.minimum(own.getnnz(axis=1), DEEPEST)).any() or (sizes > DEEPEST).any():
             raise BadMessage(f"a record with fewer labels than this party's own, or more than {DEEPEST}")
@@ -105,9 +120,12 @@ def told(work: Work, own: csr_matrix) -> tuple[np.ndarray | None, np.ndarray]:
     return sizes, held
 
 
-def counted_parts(work: Work, own: csr_matrix) -> csr_matrix:
+def counted_parts(work: Work, own: csr_matrix, looked_up: LookedUp | None = None) -> csr_matrix:
     """Return `own` with the part of each hit that the party counts: 1/h if h parties have the record with the label."""
     own.sort_indices()
+    if looked_up is not None and looked_up.holders is not None:
+        pairs, numbers = own[:, work.question["numbers"]].tocoo(), np.array(work.question["numbers"])
+        return csr_matrix((1 / looked_up.holders, (pairs.row, numbers[pairs.col])), own.shape)
     holders = read_holders(work.message.content, own.nnz)
     work.limits.check_holders(holders)
     facts = {f"held-out {HOLDERS}": fingerprint(holders.tobytes())}

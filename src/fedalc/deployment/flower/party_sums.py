@@ -196,6 +196,17 @@ class Masking:
             raise BadMessage("sends this party other rows than those that all parties are told")
 
 
+def masked_counts(
+    content: RecordDict, context: Context, kind: str, run: str, party: Party, limits: Limits, vector: np.ndarray
+) -> RecordDict:
+    """Return the masked answer to a question before round 1: whole numbers, negative ones modulo 2^64."""
+    said, whole = config(content, RECORD, {"seq": int, "dealt": bytes}), vector.astype(np.uint64, copy=False)
+    sums = _Sums(context, run, identity_of(context, run, lambda: party), limits)
+    question = question_of(kind, content, len(vector), 0)
+    masked, bad = sums.step(said["seq"], "masked", lambda one, known: one.mask(said["dealt"], question, whole))
+    return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
+
+
 def masking(work: Work, kind: str) -> Masking | None:
     """Return how the answer is masked, or None in a run without secure sums."""
     return Masking(work, kind) if work.settings.secure_sums.on else None

@@ -28,6 +28,7 @@ from fedalc.deployment.flower.introductions import HELLO
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party, TextOf
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.party_sums import masked_counts
 from fedalc.deployment.flower.wire import BadMessage, unpack
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.hashing import Hasher
@@ -42,21 +43,30 @@ ROWS = "text-features.npz"
 COUNTS = "counts"  # the name under which a party keeps its noised numbers
 
 
-def counted_documents(party: Party, counter: DocumentCounter, context: Context, run: str) -> RecordDict:
+def summed_documents(
+    content: RecordDict, party: Party, counter: DocumentCounter, context: Context, run: str, limits: Limits
+) -> RecordDict:
+    """Return the same masked: the number of documents, then of those in each bucket."""
+    counts = counted_documents(party, counter, context, run)
+    vector = np.concatenate([[counts.documents], counts.numbers]).astype(np.int64).view(np.uint64)
+    return masked_counts(content, context, "document_counts", run, party, limits, vector)
+
+
+def counted_documents(party: Party, counter: DocumentCounter, context: Context, run: str) -> Agreement:
     """Return in how many of the party's documents each term is, as a keyed digest, or each bucket."""
     features, settings = party.holding.split.features, counter.settings
     if not counter.documents or not needs_counts(counter.asked):
         raise BadMessage("asks for numbers of documents, and this party has no texts, or nobody needs them")
     if settings.epsilon is not None:
-        return _noised(features, settings, context, run).records()
+        return _noised(features, settings, context, run)
     numbers = features.getnnz(axis=0).astype(np.int64)
     if not isinstance(counter.fitted, VocabularyText):
-        return Agreement(features.shape[0], numbers).records()
+        return Agreement(features.shape[0], numbers)
     key = terms_key(party.hasher)
     terms = [counter.fitted.terms[column] for column in np.flatnonzero(numbers).tolist()]
     digests = term_digests(key, terms)
     order = byte_order(digests)
-    return Agreement(features.shape[0], numbers[numbers > 0][order], digests[order], key_check(key)).records()
+    return Agreement(features.shape[0], numbers[numbers > 0][order], digests[order], key_check(key))
 
 
 def _noised(features: csr_matrix, settings: TextSettings, context: Context, run: str) -> Agreement:

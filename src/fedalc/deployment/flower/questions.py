@@ -132,3 +132,23 @@ def apart(party: Party, settings: Experiment, share: float) -> tuple[np.ndarray,
         check_memory(4 * (shape.drawn + sum(parameter.numel() for parameter in shape.parameters())))
     digests = party.digests(shared_encoder(settings))
     return digests, held_out(digests, share)
+
+
+def all_label_count(question: dict[str, Any], limits: Limits) -> int:
+    """Return the number of labels of all parties, as the server states it."""
+    count, numbers = int(question["label-count"]), question["numbers"]
+    limits.check("labels", count)
+    if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
+        raise BadMessage(f"numbers of labels that are not different ones of {count}")
+    return count
+
+
+def own_columns(party: Party, question: dict[str, Any]) -> list[int]:
+    """Return the columns of the party's labels that the question is about, in the question's order."""
+    column = {pseudonym.tobytes(): number for number, pseudonym in enumerate(party.pseudonyms)}
+    labels = question["labels"]
+    if not labels or len(set(labels)) != len(labels) or len(question["numbers"]) != len(labels):
+        raise BadMessage("no labels, a label twice, or not one number per label")
+    if any(label not in column for label in labels):
+        raise BadMessage("asks for a label that is not this party's")
+    return [column[label] for label in labels]

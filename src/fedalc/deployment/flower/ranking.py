@@ -18,14 +18,13 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import SelectionSettings
 from fedalc.deployment.flower.answers import exactly
-from fedalc.deployment.flower.census import Census
+from fedalc.deployment.flower.census import AnyHeldOut, Census
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.held_out_records import HeldOutRecords, tells_sizes
 from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import (
-    HOLDERS,
     BadMessage,
     Shape,
     pack,
@@ -51,7 +50,7 @@ class PartyHits:
     """Hits of each party that answered, as `count_hits` returns them; `records`: distinct ones behind them."""
 
     of: dict[int, np.ndarray] = field(default_factory=dict)
-    records: int = 0
+    records: float = 0
 
     @property
     def figures(self) -> dict[str, float]:
@@ -64,7 +63,7 @@ class PartyRanking:
 
     kind = RANK
 
-    def __init__(self, parties: Parties, census: Census, settings: Experiment, records: HeldOutRecords) -> None:
+    def __init__(self, parties: Parties, census: Census, settings: Experiment, records: AnyHeldOut) -> None:
         self.parties = parties
         self.census = census
         self.roster = census.roster
@@ -79,6 +78,7 @@ class PartyRanking:
 
     def compare(self, model: Model, round_number: int, weights: np.ndarray | None = None) -> list[PartyHits]:
         """Return the hits for each weighting of the labels' scores (a row of `weights`)."""
+        assert isinstance(self.records, HeldOutRecords)  # without it there are secure sums, which `SecureRanking` has
         self.traffic, self.silent = Ledger(), set()
         labels_of = self._choose(round_number)
         exchange = self._send(model, labels_of, round_number, weights)
@@ -134,20 +134,15 @@ class PartyRanking:
 
     def _shared(self, model: Model) -> dict[str, ArrayRecord]:
         absent = pack({"labels": self.roster.absent.astype(np.int32)})
-        return pack_encoder(model) | {"all-rows": pack_all_rows(model.W), "absent": absent}
+        rows = {"all-rows": pack_all_rows(model.W), "absent": absent}
+        return pack_encoder(model) | rows | self.records.told_to_all()
 
     def _content(self, party: int, labels: np.ndarray, shared: dict[str, ArrayRecord]) -> RecordDict:
         """Return the question for a party. `shared`: what all of them get."""
         about = self.census.about(labels) | {"label-count": self.roster.label_count}
         content = RecordDict({"task": task(self.settings, self.census.run, **about), **shared})
         self.traffic.down += sum(map(record_bytes, shared.values()))
-        if tells_sizes(self.settings):
-            content["sizes"] = sizes = pack({"sizes": self.records.told_sizes(party)})
-            self.traffic.down += record_bytes(sizes)
-        if (holders := self.records.holders.get(party)) is not None:
-            content[HOLDERS] = held = pack({HOLDERS: holders})
-            self.traffic.down += record_bytes(held)
-        for name, record in self._more(party).items():
+        for name, record in (self.records.told_to(party, tells_sizes(self.settings)) | self._more(party)).items():
             content[name] = record
             self.traffic.down += record_bytes(record)
         return content

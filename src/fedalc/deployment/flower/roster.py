@@ -32,6 +32,12 @@ class Roster:
     names: tuple[str, ...]
     is_noised: bool = False
 
+    @classmethod
+    def of_names(cls, parties: tuple[str, ...]) -> Roster:
+        """Return parties of which nothing else is known yet."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(parties, np.zeros((0, 16), np.uint8), nothing, nothing, nothing, nothing, 0, ())
+
     def noised(self, counts: np.ndarray) -> Roster:
         """Return a roster with noised counts of labels, rounded and at least 1, so that every label takes part.
 

@@ -34,6 +34,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "rank-held-out": "auto",
     "tune": False,
     "secure-sums": "auto",
+    "collection": "",
     "num-parties": 2,
     "min-parties": 2,
     "wait": 600.0,
@@ -135,6 +136,9 @@ def _ranks(asked: str, settings: Experiment, share: float) -> bool:
     reasons = {
         "there are no held-out records at the parties (held-out-share)": share == 0,
         "noise hides the numbers of instances (privacy), and hits would show them": settings.privacy.mechanism,
+        'a hit at several parties would count for each (collection.by = "sums" needs client.set_size = "exact")': (
+            settings.collection.by == "sums" and settings.clients == "parties" and settings.client.set_size != "exact"
+        ),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if asked == "on" and reason is not None:
@@ -173,6 +177,8 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     if values["num-server-rounds"] > 0:
         chosen["rounds"] = values["num-server-rounds"]
     overrides = _separated(values["set"])
+    if values["collection"]:
+        chosen["collection"] = {"by": values["collection"]}
     file = Path(values["settings"]) if values["settings"] else None
     defaults = default_choice(chosen, file, overrides, tune=True) if values["tune"] else {}
     settings = _with_secure_sums(
@@ -207,7 +213,12 @@ def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experim
         return resolved("secure_sums.on=false")
     if asked == "on" and values["num-parties"] < LEAST_PARTIES:
         raise ConfigError(f"a sum shows single parties unless there are {LEAST_PARTIES} (--parties)", "secure-sums")
-    plain = resolved() if asked == "auto" else None
+    try:
+        plain = resolved() if asked == "auto" else None
+    except ConfigError as error:  # sums of counts need them
+        if values["num-parties"] < LEAST_PARTIES or not str(error).startswith("collection.by"):
+            raise
+        plain = None
     if plain is not None and (_says_secure_sums(values) or values["num-parties"] < LEAST_PARTIES):
         return plain
     try:

@@ -18,12 +18,14 @@ from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import RESUME, Parties, TooFew
 from fedalc.deployment.flower.engine import ATTEMPTS, FlowerEngine
 from fedalc.deployment.flower.exchange import Exchange, Reply
+from fedalc.deployment.flower.masked_sums import MaskedSums
 from fedalc.deployment.flower.ranking import PartyHits, PartyRanking
+from fedalc.deployment.flower.secure_engine import SecureFlowerEngine, SecureRanking
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
-from fedalc.labels.correlations import Correlations
+from fedalc.labels.correlations import Correlations, LabelCounts
 from fedalc.methods import Method
 from fedalc.models.model import Model
 from fedalc.training.callbacks import Callback
@@ -36,8 +38,9 @@ BECAUSE = " (a search compares settings by the same records, so it needs every p
 class PartyPart(Part):
     """The only part of a search with real parties. The label sets were collected before it (`census`)."""
 
-    def __init__(self, parties: Parties, census: Census, max_norm: float | None) -> None:
+    def __init__(self, parties: Parties, census: Census, max_norm: float | None, settings: Experiment) -> None:
         super().__init__()
+        self._masked = MaskedSums(parties, census, settings) if settings.secure_sums.on else None
         if census.ranking is None:
             raise FedalcError("no party holds out records that could be used, so no search can judge settings")
         self.parties = parties
@@ -48,12 +51,14 @@ class PartyPart(Part):
 
     @property
     def counts(self) -> np.ndarray:
-        assert self.census.knowledge is not None and isinstance(self.census.knowledge.labels, Correlations)
+        assert self.census.knowledge is not None
+        assert isinstance(self.census.knowledge.labels, Correlations | LabelCounts)
         return self.census.knowledge.labels.counts
 
     def begin(self, settings: Experiment, traffic: Ledger) -> FederatedTraining:
         def engine(method: Method) -> TrialEngine:
-            trial = TrialEngine(self.parties, self.census, method, settings, self.max_norm)
+            arguments, masked = (self.parties, self.census, method, settings, self.max_norm), self._masked
+            trial = TrialEngine(*arguments) if masked is None else SecureTrialEngine(*arguments).using(masked)
             trial.first_steps = self._first_steps
             return trial
 
@@ -66,7 +71,8 @@ class PartyPart(Part):
     ) -> list[dict[str, float]]:
         given = [weight.double().numpy() for weight in weights if weight is not None]
         scaled = np.stack(given) if given else None
-        ranking = TrialRanking(self.parties, self.census, training.settings, self.records)
+        arguments, masked = (self.parties, self.census, training.settings, self.records), self._masked
+        ranking = TrialRanking(*arguments) if masked is None else SecureTrialRanking(*arguments).using(masked)
         hits = ranking.of_all(training.model, max(training.round_number, 1), scaled, traffic)
         if not all(each.of for each in hits):
             raise FedalcError("no party has enough held-out records to count hits (--held-out-share, --fewest)")
@@ -114,6 +120,16 @@ class TrialRanking(PartyRanking):
 
     def _replies(self, exchange: Exchange) -> Iterator[Reply]:
         return exchange.replies()
+
+
+class SecureTrialEngine(TrialEngine, SecureFlowerEngine):
+    """The same with masked sums."""
+
+
+class SecureTrialRanking(TrialRanking, SecureRanking):
+    """The same, with the hits of all weightings in one masked sum over all parties that have enough records."""
+
+    needs_all = True
 
 
 class CensusKeeper(Callback):

@@ -14,11 +14,12 @@ from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.engine import ATTEMPTS, CURVATURE, FlowerEngine
 from fedalc.deployment.flower.held_out_records import tells_sizes
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
+from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
-from fedalc.deployment.flower.sum_messages import EVERY_ROW, NOISED
+from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, EVERY_ROW, NOISED
 from fedalc.deployment.flower.totals import LabelsOf
-from fedalc.deployment.flower.wire import pack_all_rows, pack_encoder, pack_theta, record_bytes
+from fedalc.deployment.flower.wire import pack, pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
 from fedalc.engines.noised_sums import NoisedSums
 from fedalc.engines.record_sums import private_sums
@@ -109,9 +110,10 @@ class SecureFlowerEngine(FlowerEngine):
             labels_of = self._choose(participants, round_number, attempt)
             content = self._contents(model, labels_of, shared, more, with_rows=kind != NOISED)
             try:
-                every = self._needs_everyone(round_number) or self.method.one_round or kind == NOISED
-                total, _ = self.sums_of.total(kind, round_number, labels_of, content, length, every)
-                return total
+                noised = kind == NOISED
+                every = self._needs_everyone(round_number) or self.method.one_round or noised
+                total, _ = self.sums_of.total(kind, round_number, labels_of, content, length, every, whole=noised)
+                return total.view(np.int64) if noised else total
             except Unfinished as error:
                 self.parties.say(f"round {round_number}: no secure sum: {error}")
         raise self._too_few(round_number)
@@ -146,35 +148,39 @@ class SecureFlowerEngine(FlowerEngine):
 
 
 class SecureRanking(PartyRanking):
-    """Hits as one sum over all parties that answer."""
+    """Hits as one sum over all parties that answer. `needs_all`: of all that are asked."""
 
     sums_of: MaskedSums
+    needs_all = False
 
     def using(self, sums: MaskedSums) -> Self:
         self.sums_of = sums
         return self
 
     def compare(self, model: Model, round_number: int, weights: np.ndarray | None = None) -> list[PartyHits]:
-        assert weights is None  # a search, which has no secure sums
-        self.sums_of.traffic = self.traffic = Ledger()
-        labels_of = self._choose(round_number)
+        self.sums_of.traffic, self.silent = Ledger(), set()
+        self.traffic = self.sums_of.traffic
+        labels_of, count = self._choose(round_number), 1 if weights is None else len(weights)
         if len(labels_of) < LEAST_PARTIES:
             few = f"{len(labels_of)} parties can rank labels, and secure sums need {LEAST_PARTIES}"
             self.parties.say(f"round {round_number}: {few}")
-            return [PartyHits()]
-        length = len(RANKED_BY) if tells_sizes(self.settings) else len(CUTS)
-        shared = self._shared(model)
+            return [PartyHits()] * count
+        hits = len(RANKED_BY) if tells_sizes(self.settings) else len(CUTS)
+        length = count * hits + (BUCKET_SUMS in self.records.told_to_all())  # and its part of the number of records
+        shared = self._shared(model) | ({} if weights is None else {WEIGHTS: pack({WEIGHTS: weights})})
 
         def content(party: int) -> RecordDict:
             return self._content(party, labels_of[party], shared)
 
         try:
-            total, survivors = self.sums_of.total(RANK, round_number, labels_of, content, length, False)
+            total, survivors = self.sums_of.total(RANK, round_number, labels_of, content, length, self.needs_all)
         except Unfinished as error:
             self.parties.say(f"round {round_number}: no secure sum of hits: {error}")
-            return [PartyHits()]
-        records = self.records.count(survivors)
-        return [PartyHits({OF_ALL: total}, records) if records else PartyHits()]
+            self.silent = set(labels_of) - set(self.sums_of.answered) or set(labels_of)
+            return [PartyHits()] * count
+        records = self.records.records_of(total, survivors)
+        each = total[: count * hits].reshape(count, hits)
+        return [PartyHits({OF_ALL: one}, records) if records else PartyHits() for one in each]
 
 
 def _size(tensors: list[Tensor]) -> int:

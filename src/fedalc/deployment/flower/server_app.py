@@ -97,7 +97,7 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.
     interrupt, tuning = Interrupt(), None
     if census.search:
-        parts = [PartyPart(parties, census, deployment.max_norm)]
+        parts = [PartyPart(parties, census, deployment.max_norm, settings)]
         callbacks = [CensusKeeper(parties, census, folder), Spoken(1)]
         settings, tuning, resume = settled(settings, data, folder, resume, False, callbacks, parts, interrupt)
     if for_labels(settings, data.label_count) != settings:  # parties accept only the settings they saw in the census

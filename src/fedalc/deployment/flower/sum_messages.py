@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedalc.deployment.flower.wire import BadMessage, config
 from fedalc.secure_sums import Question, question_digest
@@ -12,9 +12,14 @@ RECORD = "sum"  # of a step, and of a question whose answer is masked
 MASKED = "masked"
 NOISED = "train.noised"  # the question whose answers are whole numbers with noise
 EVERY_ROW = "every-row"  # all rows of W, to which the party's own must belong
-_RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent")
+COUNTING = "counting"  # what whole numbers count, in a question before round 1
+BUCKET_SUMS = "bucket-sums"  # sums that all parties are told, in which each looks up its own records
+_RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent", "weights", BUCKET_SUMS)
 _TASK = ("version", "run", "settings", "share", "search", "round", "label-count", "what")
 _NOT_THE_SUBJECT = ("round",)
+_SUBJECTS = {"bucket_counts": ("what", "held-out"), "document_counts": ()}
+"""Questions that a run unmasks over one list of parties only, whatever else they say: tables of other sizes show the
+same. With the values of `COUNTING` by which two of them differ."""
 
 
 def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:
@@ -23,10 +28,15 @@ def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Quest
     divisor = config(content, RECORD, {"divisor": float})["divisor"]
     task = content["task"]
     told = {name: repr(task[name]) for name in _TASK if name in task} | {"divisor": repr(divisor)}
+    counting = content.get(COUNTING, ConfigRecord())
+    told |= {f"{COUNTING} {name}": repr(counting[name]) for name in sorted(counting)}
     records = [part for name in _RECORDS if name in content for part in _parts(content, name)]
     whole = [f"{name}={value}".encode() for name, value in told.items()]
     alike = [f"{name}={value}".encode() for name, value in told.items() if name not in _NOT_THE_SUBJECT]
-    asked, subject = (question_digest(kind, *part, b"", *records) for part in (whole, alike))
+    subject = question_digest(kind, *alike, b"", *records)
+    if kind in _SUBJECTS:
+        subject = question_digest(kind, *(repr(counting[name]).encode() for name in _SUBJECTS[kind]))
+    asked = question_digest(kind, *whole, b"", *records)
     return Question(asked, subject, length, 0 if noised else bits, everyone=noised)
 
 

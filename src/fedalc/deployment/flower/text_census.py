@@ -2,12 +2,13 @@
 
 They say that they have texts when they are asked who they are. The server asks each for its numbers of documents, adds
 them up, and asks all of them again who they are, now with the sum. It holds the sum and one party's answer at a time.
+With secure sums and hashed terms it holds the sum alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -17,16 +18,28 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.text.agreed import kept_terms, needs_counts, plausible, summed_buckets
 from fedalc.data.text.keyed import DIGEST_BYTES
 from fedalc.data.text.settings import TextSettings
-from fedalc.deployment.flower.agreement import FACTS, TEXT, Agreement, read_noised, read_numbers
+from fedalc.deployment.flower.agreement import (
+    FACTS,
+    MOST_DOCUMENTS,
+    TEXT,
+    Agreement,
+    masks_counts,
+    read_noised,
+    read_numbers,
+)
 from fedalc.deployment.flower.answers import exactly
-from fedalc.deployment.flower.connections import Parties
+from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.introductions import MOST, Introduction
+from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
+from fedalc.deployment.flower.roster import Roster
 from fedalc.deployment.flower.wire import BadMessage, config
+from fedalc.engines.traffic import Ledger
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.join import distinct
 from fedalc.workflows.preflight import refuse_exact_numbers
 
 QUESTION = "query.document_counts"
+ATTEMPTS = 3  # at a sum
 
 
 @dataclass
@@ -46,7 +59,7 @@ class Total:
         self.bytes_up += numbers.nbytes + (0 if terms is None else terms.nbytes)
         if terms is not None:
             self._add_terms(numbers, terms)
-        else:  # a sum of vectors over parties, of which nothing else is used: a masked sum would do
+        else:
             self.numbers = summed_buckets([numbers] if self.numbers is None else [self.numbers, numbers])
 
     def _add_terms(self, numbers: np.ndarray, terms: np.ndarray) -> None:
@@ -72,7 +85,7 @@ class Total:
 
 
 def introduced(
-    parties: Parties, settings: Experiment, charge: Callable[[], None] = lambda: None
+    parties: Parties, settings: Experiment, run: str, charge: Callable[[], None] = lambda: None
 ) -> tuple[dict[int, Introduction], Agreement | None]:
     """Wait for the parties' introductions. If some have texts, let them agree on features first. `charge`: for their
     noise, before they are asked for it."""
@@ -81,7 +94,11 @@ def introduced(
         return known, None
     refuse_exact_numbers(settings)
     charge()
-    agreement = _agreed(parties, settings.text, {node: who for node, who in known.items() if who.has_texts})
+    with_texts = {node: who for node, who in known.items() if who.has_texts}
+    if masks_counts(settings):
+        agreement = _agreed_in_secret(parties, settings, run, with_texts)
+    else:
+        agreement = _agreed(parties, settings.text, with_texts)
     tell(parties, agreement)
     known = parties.gather()
     for who in known.values():
@@ -107,9 +124,7 @@ def tell(parties: Parties, agreement: Agreement) -> None:
 
 
 def _agreed(parties: Parties, settings: TextSettings, known: dict[int, Introduction]) -> Agreement:
-    if not needs_counts(settings):
-        raise FedalcError("parties want to agree on features of texts, which these settings do not need")
-    parties.say(f"asking {len(known)} parties in how many of their documents each term is")
+    _say_asking(parties, settings, known)
     exchange = parties.exchange(QUESTION, 0)
     for node in known:
         exchange.send(node, parties.hello())
@@ -127,11 +142,59 @@ def _agreed(parties: Parties, settings: TextSettings, known: dict[int, Introduct
         for client in totals[other].clients:
             parties.leave_out(0, client, "its terms are hashed with another key than those of most parties")
     total = totals[check]
-    agreement = total.agreement(settings, check)
-    agreement = Agreement(**vars(agreement) | {"bytes_down": len(known) * agreement.sent_bytes})
+    return _said(parties, total.agreement(settings, check), len(total.clients), len(known))
+
+
+def _say_asking(parties: Parties, settings: TextSettings, known: dict[int, Introduction]) -> None:
+    if not needs_counts(settings):
+        raise FedalcError("parties want to agree on features of texts, which these settings do not need")
+    parties.say(f"asking {len(known)} parties in how many of their documents each term is")
+
+
+def _said(parties: Parties, agreement: Agreement, counted: int, asked: int) -> Agreement:
+    """Return the agreement with what it takes to tell it, and say in the log who agreed."""
+    agreement = replace(agreement, bytes_down=agreement.bytes_down + asked * agreement.sent_bytes)
     features = f"{len(agreement.numbers)} {'buckets' if agreement.terms is None else 'terms'}"
-    parties.say(f"{len(total.clients)} parties with {agreement.documents} texts agreed on {features} as features")
+    parties.say(f"{counted} parties with {agreement.documents} texts agreed on {features} as features")
     return agreement
+
+
+@dataclass(frozen=True)
+class _WithTexts:
+    """The parties that add up their numbers of documents, before there is a census."""
+
+    roster: Roster
+    run: str
+
+
+def _agreed_in_secret(parties: Parties, settings: Experiment, run: str, known: dict[int, Introduction]) -> Agreement:
+    """The same by a masked sum: the number of documents, then that of each bucket."""
+    _say_asking(parties, settings.text, known)
+    named = {who.client: node for node, who in known.items()}
+    if len(named) < len(known):
+        raise FedalcError("parties have the same name, and a secure sum needs different ones (--client)")
+    parties.forget()
+    for number, node in enumerate(named.values()):
+        parties.connect(number, node)
+    sums = MaskedSums(parties, _WithTexts(Roster.of_names(tuple(named)), run), settings)
+    sums.traffic = Ledger()
+    length, asked = settings.text.buckets + 1, range(len(named))
+    for _ in range(ATTEMPTS):
+        try:
+            total, counted = sums.total(QUESTION, 0, asked, lambda party: parties.hello(), length, False, whole=True)
+            break
+        except Unfinished as error:
+            parties.say(f"no secure sum of numbers of documents: {error}")
+    else:
+        raise TooFew(f"the parties' numbers of documents could not be added up in {ATTEMPTS} attempts")
+    signed = total.view(np.int64)  # noise may make numbers negative
+    documents = int(signed[0])
+    possible = 0 < documents < MOST_DOCUMENTS and signed.min() >= 0 and signed.max() <= documents
+    if settings.text.epsilon is None and not possible:
+        raise FedalcError("numbers of documents that no documents have: a party counts wrongly, or lies")
+    counts = plausible(documents, signed[1:])
+    agreement = Agreement(counts.documents, counts.buckets, bytes_up=sums.traffic.up, bytes_down=sums.traffic.down)
+    return _said(parties, agreement, len(counted), len(known))
 
 
 def read_counts(settings: TextSettings, content: RecordDict) -> tuple[str, int, np.ndarray, np.ndarray | None]:

@@ -10,11 +10,11 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.calibrating import PartyScores, why_not
-from fedalc.deployment.flower.census import Census, who_is_in
+from fedalc.deployment.flower.census import AnyHeldOut, Census, who_is_in
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.flower.held_out import ServerData
-from fedalc.deployment.flower.held_out_records import HeldOutRecords, ranked_by
+from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.masked_sums import MaskedSums
 from fedalc.deployment.flower.measuring import PartyEvaluation
 from fedalc.deployment.flower.ranking import BestAtParties, PartyRanking
@@ -116,7 +116,7 @@ class PartyTraining(Training):
         arguments = self.parties, self.census, method, self.settings, self.max_norm
         return FlowerEngine(*arguments) if self._sums is None else SecureFlowerEngine(*arguments).using(self._sums)
 
-    def _make_ranking(self, records: HeldOutRecords) -> PartyRanking:
+    def _make_ranking(self, records: AnyHeldOut) -> PartyRanking:
         arguments = self.parties, self.census, self.settings, records
         return PartyRanking(*arguments) if self._sums is None else SecureRanking(*arguments).using(self._sums)
 

@@ -21,8 +21,9 @@ from fedalc.data.federation import Federation
 from fedalc.deployment.flower.contributions import CarefulEngine, enough_measured
 from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.party import Party, instance_keys
+from fedalc.deployment.flower.party_buckets import LookedUp, by_sums
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
-from fedalc.deployment.flower.questions import apart, read_question
+from fedalc.deployment.flower.questions import all_label_count, apart, own_columns, read_question
 from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holders
 from fedalc.deployment.flower.wire import (
     HOLDERS,
@@ -61,6 +62,7 @@ class Work:
     federation: Federation
     method: Method
     records: np.ndarray  # which rows of the federation are the same record
+    digests: np.ndarray  # of these records
 
     @classmethod
     def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
@@ -73,7 +75,7 @@ class Work:
             asks = "numbers without noise, in a run with" if private else "numbers with noise, in a run without"
             raise BadMessage(f"asks for {asks} a private model (privacy.mechanism)")
         digests, out = apart(party, settings, question["share"])
-        labels = party.holding.split.labels[:, _own_columns(party, question)]
+        labels = party.holding.split.labels[:, own_columns(party, question)]
         rows = np.flatnonzero((out == on_held_out) & (labels.getnnz(axis=1) > 0))
         if on_held_out and not len(rows):
             raise NothingHeldOut
@@ -83,18 +85,24 @@ class Work:
             numbers=np.array(question["numbers"]),
             keys=instance_keys(party.hasher, digests[rows], settings.client.sample),
         )
-        told, label_count = None, len(question["labels"])
+        told, label_count, looked_up = None, len(question["labels"]), None
+        if settings.tells_shares and by_sums(settings) and not on_held_out:
+            about = (message.content, context, party, settings, question, limits)
+            looked_up = LookedUp(*about, digests[rows], federation.labels)
         if settings.client.loss != "hinge" and not on_held_out:
-            told = _read_told(message, context, settings, question, limits, digests[rows], digests[~out])
-        if settings.tells_shares and settings.clients == "parties" and not on_held_out:
+            sizes = None if looked_up is None else looked_up.sizes
+            told = _read_told(message, context, settings, question, limits, digests[rows], digests[~out], sizes)
+        if looked_up is not None and looked_up.holders is not None:
+            federation = replace(federation, parts=1 / looked_up.holders)
+        elif settings.tells_shares and settings.clients == "parties" and not on_held_out:
             parts = _read_parts(message, context, party, question, limits, digests, out)
-            federation = replace(federation, parts=parts[:, _own_columns(party, question)][rows].data)
+            federation = replace(federation, parts=parts[:, own_columns(party, question)][rows].data)
         if settings.client.loss in SET_LOSSES and not on_held_out:  # it is over the labels of all parties
             question |= config(message.content, "task", {"label-count": int})
-            label_count = _all_label_count(question, limits)
+            label_count = all_label_count(question, limits)
         method = make_method(settings, label_count, told=told)
-        _, records = distinct(digests[rows])
-        return cls(message, context, party, settings, question, limits, federation, method, records)
+        different, records = distinct(digests[rows])
+        return cls(message, context, party, settings, question, limits, federation, method, records, different)
 
     @cached_property
     def engine(self) -> CarefulEngine:
@@ -165,7 +173,7 @@ class Work:
 
     @property
     def all_label_count(self) -> int:
-        return _all_label_count(self.question, self.limits)
+        return all_label_count(self.question, self.limits)
 
     @property
     def width(self) -> int:
@@ -189,26 +197,6 @@ class Work:
         return ConfigRecord({"labels": self.question["labels"], "loss": float(loss)})
 
 
-def _all_label_count(question: dict[str, Any], limits: Limits) -> int:
-    """Return the number of labels of all parties, as the server states it."""
-    count, numbers = int(question["label-count"]), question["numbers"]
-    limits.check("labels", count)
-    if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
-        raise BadMessage(f"numbers of labels that are not different ones of {count}")
-    return count
-
-
-def _own_columns(party: Party, question: dict[str, Any]) -> list[int]:
-    """Return the columns of the party's labels that the question is about, in the question's order."""
-    column = {pseudonym.tobytes(): number for number, pseudonym in enumerate(party.pseudonyms)}
-    labels = question["labels"]
-    if not labels or len(set(labels)) != len(labels) or len(question["numbers"]) != len(labels):
-        raise BadMessage("no labels, a label twice, or not one number per label")
-    if any(label not in column for label in labels):
-        raise BadMessage("asks for a label that is not this party's")
-    return [column[label] for label in labels]
-
-
 def _read_told(
     message: Message,
     context: Context,
@@ -217,16 +205,19 @@ def _read_told(
     limits: Limits,
     own: np.ndarray,
     collected: np.ndarray,
+    looked_up: np.ndarray | None = None,
 ) -> Told:
     """Return the label weights and set sizes that the server sent, checked.
 
-    Exact set sizes come in the order of the `collected` digests; those of the digests `own` are returned.
+    Exact set sizes come in the order of the `collected` digests; those of the digests `own` are returned. `looked_up`:
+    the set sizes of `own`, if the party found them in sums; then the server sends none.
     """
     labels, set_size = question["labels"], settings.client.set_size
-    sizes = {"exact": len(distinct(collected)[0]), "expected": len(labels), "ignored": 0}
+    exact = len(distinct(collected)[0]) if looked_up is None else 0
+    sizes = {"exact": exact, "expected": len(labels), "ignored": 0}
     wanted = {"weights": ("float64", (len(labels),)), "shares": ("float64", (sizes[set_size],))}
     told = unpack(message.content, "told", wanted)
-    weights, shares = told["weights"], told["shares"]
+    weights, shares = told["weights"], told["shares"] if looked_up is None else 1 / looked_up
     limits.check_told(settings, weights, shares)
     # They may not change during a run. Otherwise two answers could differ by a single instance's part.
     per_label = shares if set_size == "expected" else np.zeros(len(labels))
@@ -237,10 +228,10 @@ def _read_told(
             facts[f"label {label.hex()}"] = fingerprint(share.tobytes())
         else:
             facts[f"label {label.hex()}"] = fingerprint(weight.tobytes(), share.tobytes())
-    if set_size == "exact":
+    if set_size == "exact" and looked_up is None:
         facts["shares"] = fingerprint(shares.tobytes())
     check_unchanged(context, question["run"], facts, "sends other shares or label weights than before in this run")
-    if set_size == "exact":
+    if set_size == "exact" and looked_up is None:
         _, which = distinct(np.concatenate([collected, own]))
         shares = shares[which[len(collected) :]]
     return Told(weights, shares)

@@ -7,11 +7,9 @@ The server never has a label set, or a digest. It learns the sums, which it send
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -20,15 +18,14 @@ from scipy.sparse import csr_matrix
 from fedalc.config.schema import CollectionSettings
 from fedalc.labels.collection.buckets import Tables, packed, totals, unpacked
 from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.held_pairs import Held, pair_places, record_places, units, whole_parts
 from fedalc.labels.collection.identity import SharedEncoder
-from fedalc.labels.collection.join import distinct
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.collection.simulate import hashed
 
 SetSize = Literal["exact", "expected", "ignored"]
 Sum = Callable[[Iterable[np.ndarray]], np.ndarray]
 """Adds up the parties' vectors, modulo 2^64. All that the server sees of them is the result."""
-_MOST_EXACT_HOLDERS = 24  # lcm(1, …, 24) is below 2^33, so that n up to 2^31 fits
 FEWEST_BUCKETS = 4096  # to estimate the number of records to 1 %
 
 
@@ -55,48 +52,6 @@ class Counted:
     facts: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Held:
-    """The different (record, label) pairs of each sender, by sender. `digests`: of each record; `record`, `label` and
-    `sender`: of each pair; `entry`: the pair of each entry of the label matrix."""
-
-    digests: np.ndarray
-    record: np.ndarray
-    label: np.ndarray
-    sender: np.ndarray
-    entry: np.ndarray
-    row_record: np.ndarray  # of each instance
-    row_sender: np.ndarray | None
-
-    @classmethod
-    def of(cls, digests: np.ndarray, labels: csr_matrix, senders: np.ndarray | None) -> Held:
-        """`senders`: the sender of each instance, if several may have the same label. Otherwise each label has one, and
-        their vectors are made together: the sum is the same."""
-        rows = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
-        different, row_record = distinct(digests)
-        sender = np.zeros(len(rows), dtype=np.int64) if senders is None else senders[rows]
-        pairs = (sender * len(different) + row_record[rows]) * labels.shape[1] + labels.indices
-        pairs, entry = np.unique(pairs, return_inverse=True)
-        held, label = np.divmod(pairs, labels.shape[1])
-        sender, record = np.divmod(held, len(different))
-        return cls(different, record, label, sender, entry, row_record, senders)
-
-    @cached_property
-    def by_sender(self) -> list[slice]:
-        starts = np.flatnonzero(np.diff(self.sender, prepend=-1))
-        return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(self.sender)], strict=True)]
-
-    @property
-    def fewest_labels(self) -> np.ndarray:
-        """How many labels of each instance its own sender has: m cannot be less."""
-        if self.row_sender is None:
-            return np.ones(len(self.row_record), dtype=np.int64)
-        own, counts = np.unique(self.sender * len(self.digests) + self.record, return_counts=True)
-        row = self.row_sender * len(self.digests) + self.row_record
-        place = np.searchsorted(own, row).clip(max=len(own) - 1)
-        return np.where(own[place] == row, counts[place], 1)
-
-
 @dataclass
 class Exchange:
     """Adds up the senders' vectors, and counts the numbers that each sender sends and receives."""
@@ -121,12 +76,14 @@ def count(
     set_size: SetSize,
     senders: np.ndarray | None = None,
     add: Sum = plain_sum,
+    hasher: Hasher | None = None,
 ) -> Counted:
     """Return what sums tell the server and the parties. `set_size`: as in the settings, or "ignored" if no loss uses m.
 
-    `senders`: the number of each instance's sender, if several senders may have the same label.
+    `senders`: the number of each instance's sender, if several senders may have the same label. `hasher`: the clients',
+    if they have one.
     """
-    hasher, exchange = simulated_hasher(settings, encoder.seed), Exchange(add)
+    hasher, exchange = hasher or simulated_hasher(settings, encoder.seed), Exchange(add)
     digests, kind = hashed(settings, hasher, features, encoder)
     held = Held.of(digests, labels, senders)
     facts: dict[str, Any] = {
@@ -139,23 +96,24 @@ def count(
     amounts = np.ones(len(held.label), dtype=np.uint64)
     if senders is not None and set_size == "exact":  # each of the h holders of a pair counts 1/h of it, in whole units
         holders = _holders(settings, held, hasher, names, exchange)
-        unit = math.lcm(*range(1, min(len(held.by_sender), _MOST_EXACT_HOLDERS) + 1))
-        amounts = ((unit + holders // 2) // holders).astype(np.uint64)
+        unit = units(len(held.by_sender))
+        amounts = whole_parts(holders, unit)
     n = exchange.sum(totals(held.label[own], amounts[own], labels.shape[1]) for own in held.by_sender)
     counts = np.rint(n / unit).astype(np.int64)
     if set_size != "ignored":
-        tables = _tables(settings, len(held.label), set_size)
-        places = tables.places(hasher, "records", map(bytes, held.digests))
+        tables = record_tables(settings, len(held.label), set_size)
+        places = record_places(tables, hasher, held.digests)
         summed = added(tables, places[held.record], amounts, unit, held, exchange, told=set_size == "exact")
         records = tables.records(summed)
         facts |= {"tables": tables.tables, "buckets": tables.buckets, "records": round(records)}
         if set_size == "exact":
             facts["collisions"] = tables.collision_rate(round(records))
-            _note_too_many(settings, records, facts["collisions"])
+            if problem := too_many(settings, records, facts["collisions"]):
+                warnings.warn(problem, stacklevel=2)
             smallest = np.rint(tables.smallest(summed, places) / unit).astype(np.int64)
             sizes = np.maximum(smallest[held.row_record], held.fewest_labels)
         else:
-            mean = max(1.0, float(counts.sum()) / max(records, 1.0))
+            mean = mean_size(counts, records)
     sending = int((counts > 0).sum()) if senders is None else len(held.by_sender)
     up, down = 8 * exchange.sent * sending, 8 * exchange.received * sending
     return Counted(counts, sizes, None if holders is None else holders[held.entry], mean, up, down, facts)
@@ -176,14 +134,13 @@ def _holders(
 ) -> np.ndarray:
     """Return how many senders have each pair."""
     tables = Tables.for_records(len(held.label), settings.collisions)
-    pairs = zip(held.digests[held.record], hasher.labels(names)[held.label], strict=True)
-    places = tables.places(hasher, "pairs", (bytes(digest) + bytes(label) for digest, label in pairs))
+    places = pair_places(tables, hasher, held.digests[held.record], hasher.labels(names)[held.label])
     ones = np.ones(len(places), dtype=np.uint64)
     summed = added(tables, places, ones, 1, held, exchange, told=True)
     return tables.smallest(summed, places).clip(1, len(held.by_sender)).astype(np.int64)
 
 
-def _tables(settings: CollectionSettings, pairs: int, set_size: SetSize) -> Tables:
+def record_tables(settings: CollectionSettings, pairs: int, set_size: SetSize) -> Tables:
     """Return the size of the tables of records. For the mean one will do: nothing is looked up."""
     bound = settings.records or pairs
     if set_size == "expected":
@@ -207,10 +164,16 @@ def added(
     return unpacked(exchange.sum(map(packed, vectors), told), tables.size)
 
 
-def _note_too_many(settings: CollectionSettings, records: float, rate: float) -> None:
-    if settings.records is not None and records > 1.1 * settings.records:
-        warnings.warn(
-            f"collection.records is {settings.records:,}, and there are about {records:,.0f} records: {100 * rate:.1f} "
-            "% of the set sizes are too large",
-            stacklevel=2,
-        )
+def mean_size(counts: np.ndarray, records: float) -> float:
+    """Return the mean number of labels of a record, from n and the estimated number of records."""
+    return max(1.0, float(counts.sum()) / max(records, 1.0))
+
+
+def too_many(settings: CollectionSettings, records: float, rate: float) -> str:
+    """Return what is wrong if there are more records than the settings say; "" if there are not."""
+    if settings.records is None or records <= 1.1 * settings.records:
+        return ""
+    return (
+        f"collection.records is {settings.records:,}, and there are about {records:,.0f} records: {100 * rate:.1f} % "
+        "of the set sizes are too large"
+    )

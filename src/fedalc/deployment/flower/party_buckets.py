@@ -1,0 +1,133 @@
+"""At a party: count its records in keyed buckets, masked, and look up their set sizes in the sums over all parties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from scipy.sparse import csr_matrix
+
+from fedalc.config.experiment import Experiment
+from fedalc.deployment.flower.bucket_sums import PAIRS, QUESTION, Counting, read_counting, read_tables
+from fedalc.deployment.flower.limits import Limits
+from fedalc.deployment.flower.party import Party
+from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.party_sums import masked_counts
+from fedalc.deployment.flower.questions import all_label_count, apart, own_columns, read_question
+from fedalc.deployment.flower.wire import BadMessage
+from fedalc.labels.collection.buckets import Tables, totals
+from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.held_pairs import Held, pair_places, record_places, whole_parts
+
+
+def counted_buckets(message: Message, context: Context) -> RecordDict:
+    """Answer a message of kind `query.bucket_counts`: masked counts of the party's training or held-out records."""
+    limits, asked = Limits.from_node_config(context.node_config), {"labels": (list, bytes), "numbers": (list, int)}
+    party, settings, question = read_question(message, context, **asked, **{"label-count": int})
+    if not (by_sums(settings) and settings.secure_sums.on):
+        raise BadMessage("asks for counts in buckets, in a run that does not collect by secure sums (collection.by)")
+    counting, columns = read_counting(message.content, settings, limits), own_columns(party, question)
+    facts = {"bucket labels": fingerprint(*sorted(question["labels"]))}
+    check_unchanged(context, question["run"], facts, "asks about other labels than before in this run")
+    digests, out = apart(party, settings, question["share"])
+    rows = np.flatnonzero(out == counting.on_held_out)
+    labels = party.holding.split.labels[:, columns][rows]
+    counted = _Counted(party.hasher, party.pseudonyms[columns], digests[rows], labels)
+    holders = None
+    if counting.parties > 1:
+        holders = counted.holders(read_tables(message.content, ("holders",), limits)["holders"])
+    numbers, count = np.array(question["numbers"]), all_label_count(question, limits)
+    vector = counted.vector(counting, holders, numbers, count)
+    kind = QUESTION.rpartition(".")[2]
+    return masked_counts(message.content, context, kind, question["run"], party, limits, vector)
+
+
+def by_sums(settings: Experiment) -> bool:
+    return settings.collection.by == "sums"
+
+
+class _Counted:
+    """Some records of a party with its labels, and their places in tables."""
+
+    def __init__(self, hasher: Hasher, pseudonyms: np.ndarray, digests: np.ndarray, labels: csr_matrix) -> None:
+        self.hasher = hasher
+        self.pseudonyms = pseudonyms  # of the columns of `labels`
+        self.held = Held.of(digests, labels, None) if labels.nnz else None  # there may be no held-out records
+
+    def vector(
+        self, counting: Counting, holders: np.ndarray | None, numbers: np.ndarray, label_count: int
+    ) -> np.ndarray:
+        """Return the numbers to add up. `holders`: of the entries of the label matrix, if pairs count in parts.
+        `numbers`: those of the party's labels among all `label_count`."""
+        tables, held = counting.tables, self.held
+        n = np.zeros(0 if counting.what == PAIRS else label_count, dtype=np.uint64)
+        if held is None:
+            return counting.vector(n, np.zeros(tables.size, dtype=np.uint64))
+        if counting.what == PAIRS:
+            return counting.vector(n, tables.vector(self._pair_places(tables)))
+        amounts = np.ones(len(held.label), dtype=np.uint64)
+        if holders is not None:
+            of_pair = np.ones(len(held.label), dtype=np.int64)
+            of_pair[held.entry] = holders
+            amounts = whole_parts(of_pair, counting.unit)
+        places = record_places(tables, self.hasher, held.digests)[held.record]
+        return counting.vector(totals(numbers[held.label], amounts, label_count), tables.vector(places, amounts))
+
+    def sizes(self, told: np.ndarray) -> np.ndarray:
+        """Return m of each row of the label matrix that has a label, 1 of others."""
+        if self.held is None:
+            return np.ones(0, dtype=np.int64)
+        held, tables = self.held, _tables(told)
+        found = tables.smallest(told.ravel(), record_places(tables, self.hasher, held.digests)).astype(np.int64)
+        if (found < np.bincount(held.record, minlength=len(found))).any():
+            raise BadMessage("set sizes that are smaller than this party's own numbers of labels")
+        return np.maximum(found, 1)[held.row_record]
+
+    def holders(self, told: np.ndarray) -> np.ndarray:
+        """Return how many parties have each entry of the label matrix."""
+        if self.held is None:
+            return np.ones(0, dtype=np.int64)
+        tables = _tables(told)
+        found = tables.smallest(told.ravel(), self._pair_places(tables)).astype(np.int64)
+        if (found < 1).any():
+            raise BadMessage("numbers of holders that do not count this party's own records")
+        return found[self.held.entry]
+
+    def _pair_places(self, tables: Tables) -> np.ndarray:
+        assert self.held is not None
+        return pair_places(tables, self.hasher, self.held.digests[self.held.record], self.pseudonyms[self.held.label])
+
+
+def _tables(told: np.ndarray) -> Tables:
+    return Tables(*told.shape)
+
+
+class LookedUp:
+    """What a party finds in the sums that come with a question. They may not change during a run, or two answers could
+    differ by a single record's part. `sizes`: m of each row; `holders`: of each entry of the label matrix."""
+
+    def __init__(
+        self,
+        content: RecordDict,
+        context: Context,
+        party: Party,
+        settings: Experiment,
+        question: dict[str, Any],
+        limits: Limits,
+        digests: np.ndarray,
+        labels: csr_matrix,
+        on_held_out: bool = False,
+    ) -> None:
+        shared = settings.clients == "parties"
+        told = read_tables(content, ("sizes", "holders") if shared else ("sizes",), limits)
+        of = "held-out" if on_held_out else "training"
+        facts = {f"bucket sums {of}": fingerprint(*(table.tobytes() for table in told.values()))}
+        problem = "sends other sums of bucket counts than before in this run"
+        check_unchanged(context, question["run"], facts, problem)
+        pseudonyms = np.frombuffer(b"".join(question["labels"]), np.uint8).reshape(len(question["labels"]), -1)
+        counted = _Counted(party.hasher, pseudonyms, digests, labels)
+        self.sizes = counted.sizes(told["sizes"])
+        self.holders = counted.holders(told["holders"]) if shared else None
+        if self.holders is not None:
+            limits.check_holders(self.holders)
