@@ -15,8 +15,7 @@ def largest(bits: int, parties: int) -> float:
 
 
 def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
-    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits. Whole ones that are uint64 already,
-    such as packed counts, stay as they are.
+    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits.
 
     >>> encoded(np.array([0.5, -0.25]), 2, 3).view(np.int64).tolist()
     [2, -1]
@@ -24,7 +23,7 @@ def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
     if not 0 <= bits <= MOST_BITS:
         raise Refused(f"fixed point with {bits} bits after the point; valid are 0 to {MOST_BITS}")
     if numbers.dtype == np.uint64:
-        return numbers
+        return numbers  # whole ones modulo 2^64 already, such as packed counts
     scaled = np.ldexp(np.asarray(numbers, dtype=np.float64).ravel(), bits)
     np.rint(scaled, out=scaled)
     most = max(float(scaled.max(initial=0.0)), -float(scaled.min(initial=0.0)))
