@@ -161,3 +161,10 @@ def test_without_the_libraries_one_line_says_what_to_install(monkeypatch: pytest
     monkeypatch.setattr("fedalc.secure_sums.primitives.Shamir", None)
     with pytest.raises(FedalcError, match=r"pip install 'fedalc\[flower\]'"):
         Deployment(3)
+
+
+def test_whole_numbers_of_64_bits_are_left_as_they_are() -> None:
+    """Packed counts use all bits, which a real number could not hold."""
+    packed = np.array([2**64 - 1, 2**53 + 1, 0], dtype=np.uint64)
+    np.testing.assert_array_equal(encoded(packed, 0, 3), packed)
+    assert (encoded(packed, 0, 3) + encoded(packed, 0, 3)).tolist() == [2**64 - 2, 2**54 + 2, 0]
