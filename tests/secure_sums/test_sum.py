@@ -169,3 +169,10 @@ def test_whole_numbers_are_taken_as_they_are() -> None:
     assert encoded(numbers, 0, 4).view(np.int64).tolist() == numbers.tolist()
     with pytest.raises(Refused, match="overflow"):
         encoded(numbers, 0, 9)
+
+
+def test_whole_numbers_of_64_bits_are_left_as_they_are() -> None:
+    """Packed counts use all bits, which a real number could not hold."""
+    packed = np.array([2**64 - 1, 2**53 + 1, 0], dtype=np.uint64)
+    np.testing.assert_array_equal(encoded(packed, 0, 3), packed)
+    assert (encoded(packed, 0, 3) + encoded(packed, 0, 3)).tolist() == [2**64 - 2, 2**54 + 2, 0]

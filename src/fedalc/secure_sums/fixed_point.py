@@ -15,19 +15,18 @@ def largest(bits: int, parties: int) -> float:
 
 
 def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
-    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits. Whole numbers stay as they are:
-    int64 with 0 bits, and uint64, such as packed counts, whose sum may wrap around.
+    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits.
 
     >>> encoded(np.array([0.5, -0.25]), 2, 3).view(np.int64).tolist()
     [2, -1]
     """
-    if bits == 0 and numbers.dtype == np.int64:
+    if bits == 0 and numbers.dtype == np.int64:  # whole ones, such as sums with noise
         _check_fits(max(int(numbers.max(initial=0)), -int(numbers.min(initial=0))), bits, parties)
         return numbers.ravel().view(np.uint64)
     if not 0 <= bits <= MOST_BITS:
         raise Refused(f"fixed point with {bits} bits after the point; valid are 0 to {MOST_BITS}")
     if numbers.dtype == np.uint64:
-        return numbers
+        return numbers  # whole ones modulo 2^64 already, such as packed counts
     scaled = np.ldexp(np.asarray(numbers, dtype=np.float64).ravel(), bits)
     np.rint(scaled, out=scaled)
     most = max(float(scaled.max(initial=0.0)), -float(scaled.min(initial=0.0)))
