@@ -143,9 +143,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     totals: list[np.ndarray] = []
     of_deployment, of_simulation = MaskedSums.total, SecureSums._sum
 
-    def deployed(self: MaskedSums, *arguments: Any) -> Any:
-        found = of_deployment(self, *arguments)
-        totals.append(found[0])
+    def deployed(self: MaskedSums, *arguments: Any, **more: Any) -> Any:
+        found = of_deployment(self, *arguments, **more)
+        totals.append(found[0].view(np.int64) if more.get("whole") else found[0])
         return found
 
     def simulated(self: SecureSums, *arguments: Any, **more: Any) -> Any:
@@ -391,8 +391,8 @@ def test_noised_numbers_are_not_unmasked_without_a_party_that_shares_the_noise(
     """A server that goes on without it."""
     of_deployment = MaskedSums.total
 
-    def hasty(self: MaskedSums, *arguments: Any) -> Any:
-        return of_deployment(self, *arguments[:-1], False)
+    def hasty(self: MaskedSums, *arguments: Any, **more: Any) -> Any:
+        return of_deployment(self, *arguments[:-1], False, **more)
 
     monkeypatch.setattr(MaskedSums, "total", hasty)
     grid = LocalGrid(private)
