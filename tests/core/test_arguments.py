@@ -179,6 +179,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "an override": (lambda: fedalc.experiment(overrides=[5]), "expected a list of key=value.*found 5"),  # type: ignore[list-item]
     "Experiment": (lambda: fedalc.Experiment(rounds="x"), "rounds: .*found 'x'"),  # type: ignore[arg-type]
     "Experiment's section": (lambda: fedalc.Experiment(encoder={"dim": 0}), "encoder.dim: .*found 0"),  # type: ignore[arg-type]
+    "a dotted name": (
+        lambda: fedalc.Experiment(**{"server.ridge": 1}),
+        "no such setting in this form; in Python, server={'ridge': …}",
+    ),  # type: ignore[arg-type]
     "Experiment's typo": (lambda: fedalc.Experiment(round=1), "round: there is no such setting; did you mean 'rounds'"),  # type: ignore[call-arg]
     "users": (lambda: fedalc.Split(X, X > 1, users=5), "users should be a list"),  # type: ignore[arg-type]
 }

@@ -100,3 +100,14 @@ def test_many_are_counted_and_few_are_shown() -> None:
         "train: 49 records equal to an earlier one: record 2 = record 1, record 3 = record 1, record 4 = record 1, …"
         in said
     )
+
+
+def test_a_label_named_like_a_missing_value(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "text,labels\n" + "".join(f"word{i} more,{'NaN' if i % 2 else 'b'}\n" for i in range(20))
+    )
+    (found,) = [each for each in findings(load_dataset(tmp_path / "a.csv")) if "missing" in each.what]
+    assert (found.as_text(), found.do) == (
+        "1 label named like a missing value: NaN",
+        "if it means no label, leave the cell empty",
+    )

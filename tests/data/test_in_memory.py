@@ -72,6 +72,13 @@ def test_hugging_face_datasets() -> None:
         dataset_from(datasets.DatasetDict(train=single, unsupervised=single))
 
 
+def test_a_streamed_dataset_is_refused() -> None:
+    datasets = pytest.importorskip("datasets")
+    streamed = datasets.Dataset.from_dict({"text": ["a b"] * 4, "labels": [["x"]] * 4}).to_iterable_dataset()
+    with pytest.raises(DataError, match=r"streamed dataset .* load it whole"):
+        dataset_from(streamed)
+
+
 def test_numbers() -> None:
     pandas = pytest.importorskip("pandas")
     labels = [WORDS[n % 8] for n in range(40)]

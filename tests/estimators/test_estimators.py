@@ -255,3 +255,10 @@ def test_wrong_data(digits: tuple[np.ndarray, np.ndarray]) -> None:
         fedalc.FedALCClassifier().predict(X)
     with pytest.raises(fedalc.ConfigError, match="has no embeddings"):
         fedalc.FedALCEmbedder("ovr").fit(X, y)
+
+
+def test_classes_are_the_names_of_an_indicator_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    Y = pandas.DataFrame(np.eye(3, dtype=int)[np.arange(60) % 3], columns=list("pqr"))
+    fitted = fedalc.FedALCClassifier(tune=False).fit(np.eye(60), Y)
+    assert fitted.classes_.tolist() == list("pqr") and fitted.predict(np.eye(60)).shape == (60, 3)

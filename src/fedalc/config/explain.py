@@ -22,6 +22,9 @@ def explained(
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(path[-1], _known_keys(model, path[:-1]), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
+        head, dot, key = path[-1].partition(".")
+        if dot and head in _sections_with(model, key):
+            hint = f" in this form; in Python, {head}={{{key!r}: …}}"
         sections = _sections_with(model, path[0]) if not close and len(path) == 1 else []
         if sections:
             names = " and ".join(f"{section}.{path[0]}" for section in sections)

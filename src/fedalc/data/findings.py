@@ -20,6 +20,7 @@ from fedalc.data.places import Places
 EVERYWHERE = 0.9
 """A label that at least this share of the labelled training records has is nearly everywhere."""
 SHOWN = 3  # examples
+_AS_MISSING = {"nan", "null", "none", "na", "n/a", "#n/a", "nil"}
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def _of_labels(dataset: Dataset) -> Iterator[Finding]:
         held == 1,
         "a client of one record learns little and reveals that record; collect more, or leave them out",
     )
+    missing = np.array([name.strip().lower() in _AS_MISSING for name in names], dtype=bool)
+    yield about("named like a missing value", missing & (held > 0), "if it means no label, leave the cell empty")
     labelled = int((dataset.train.labels.getnnz(axis=1) > 0).sum())
     yield about(
         f"on at least {EVERYWHERE:.0%} of the training records",

@@ -118,7 +118,9 @@ def format_of(folder: Path) -> Format:
     if data_format is None:
         refuse_published(folder)
         wanted = "; or ".join(dict.fromkeys(each.looks_for() for each in reversed(list(formats()))))
-        raise DataError(f"no train file: expected {wanted}", folder)
+        within = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        parties = f". With a folder per party ({within[0]}, …), each has such a file" if len(within) > 1 else ""
+        raise DataError(f"no train file: expected {wanted}{parties}", folder)
     return data_format
 
 

@@ -64,7 +64,8 @@ def read_target(y: Any) -> tuple[Target, csr_matrix]:
         matrix = label_matrix(y)
         count = matrix.shape[1]
         names = tuple(map(str, range(count) if columns is None else columns))
-        return Target(np.arange(count), names, multilabel=True, sparse=issparse(y)), matrix
+        classes = np.arange(count) if columns is None else np.array(columns)
+        return Target(classes, names, multilabel=True, sparse=issparse(y)), matrix
     classes, positions = np.unique(column_or_1d(y, warn=True), return_inverse=True)
     shape = (len(positions), len(classes))
     ones = np.ones(len(positions), dtype=np.float32)

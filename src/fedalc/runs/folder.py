@@ -68,10 +68,9 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
         if not overwrite:
             if other := other_data(folder, settings):
                 raise Taken(f"{folder}: already holds a run{other}; choose another --name, or replace it (--overwrite)")
-            raise Taken(
-                f"{folder}: already holds a run; resume it (--resume {folder}), replace it (--overwrite) or choose "
-                "another --name"
-            )
+            finished = (folder / "result.json").exists()
+            begun = "a run, which is finished;" if finished else f"a run; resume it (--resume {folder}),"
+            raise Taken(f"{folder}: already holds {begun} replace it (--overwrite) or choose another --name")
 
 
 def other_data(folder: Path, settings: Experiment) -> str:

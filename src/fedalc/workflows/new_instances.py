@@ -120,7 +120,9 @@ def _lines(file: Path) -> list[str]:
             try:
                 texts.append(line.decode())
             except UnicodeDecodeError:
-                raise not_text(file, line) or DataError(f"line {reader.line} is not UTF-8 text", file) from None
+                raise not_text(file, line) or DataError(
+                    f"line {reader.line} is not UTF-8 text; save it as UTF-8", file
+                ) from None
     if not texts:
         raise DataError("has no texts: expected one per line", file)
     return texts

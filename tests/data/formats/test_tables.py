@@ -164,7 +164,8 @@ WRONG = {
     "text,labels\n": r"a\.csv: has no records$",
     GOOD + "b,c,d\n": r"a\.csv:3: has 3 fields, but there are 2 columns\. A field that contains the delimiter \(,\)",
     GOOD + 'x,"never closed\nmore\n': r"a\.csv:3: a quote is opened in this record and never closed$",
-    GOOD + '"x"y,b\n': r"a\.csv:3: cannot be read as CSV: ',' expected after '\"'$",
+    GOOD + '"x"y,b\n': r"a\.csv:3: text follows a closing quote; write a quote within a quoted field twice$",
+    "text,labels\rsome words,b\r": r"a\.csv:1: has line ends of another kind \(CR alone\)",
     "text,labels,labels\nx,y,z\n": r"a\.csv:1: two columns are called 'labels'",
     "text,labels\nsome words here,\n": r"no train record has a label",
     "one,two,three\nsome words here and more,b,c\n": r"no column is called labels, .*--label-column NAME\. The columns",
@@ -172,7 +173,7 @@ WRONG = {
     "text,tags,topics\na b,c d,e\n": r"'tags', 'topics' could each be it; choose with --label-column",
     "a,b\n1,2\n3,4\n": r"which columns are labels\? Say it: --label-column",
     "name,labels\nx,a\ny,b\n": r"no column looks like text or numbers",
-    "labels,size\na,1\nb,\n": r"a\.csv:3: column 'size': is empty$",
+    "labels,size\na,1\nb,\n": r"a\.csv:3: column 'size': is empty; fill in missing values, or leave these records out$",
     "labels,size\na,1\nb,nan\n": r"a\.csv:3: column 'size': nan is not a finite",
     "labels;size\na;1\nb;2\n" + "c;2\n" * 1000 + "d;1,5\n":
         r"a\.csv:1004: column 'size': '1,5' is not a number; write 1\.5",

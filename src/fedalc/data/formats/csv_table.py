@@ -133,4 +133,8 @@ def _in_words(error: csv.Error) -> str:
         return "a quote is opened in this record and never closed"
     if "field larger than field limit" in what:
         return "a field is too long: a quote is opened and not closed, or FEDALC_MAX_LINE is too small"
+    if "new-line character" in what:
+        return "has line ends of another kind (CR alone); save it with LF or CRLF"
+    if "expected after" in what:
+        return "text follows a closing quote; write a quote within a quoted field twice"
     return f"cannot be read as CSV: {what}"

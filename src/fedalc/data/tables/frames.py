@@ -102,6 +102,12 @@ def named(value: Any, names: Sequence[str], place: Any) -> Any:
 class HuggingFaceSource(Source):
     def __init__(self, dataset: Any, name: str) -> None:
         super().__init__(name)
+        if not hasattr(dataset, "__len__"):
+            raise DataError(
+                "a streamed dataset (IterableDataset) has no end that is known; load it whole, without streaming=True, "
+                "or make one with datasets.Dataset.from_generator",
+                name,
+            )
         self._dataset = dataset
         self._columns = checked_columns(list(dataset.column_names), name)
         self._classes = {

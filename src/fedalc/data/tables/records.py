@@ -218,7 +218,9 @@ class _Reader:
             try:
                 values[row] = list(map(float, cell)) if is_list(cell) else float(cell)
             except (ValueError, TypeError, OverflowError):
-                found = "is empty" if is_missing(cell) else f"{as_text(cell)[:40]!r} is not a number"
+                found = f"{as_text(cell)[:40]!r} is not a number"
+                if is_missing(cell):
+                    found = "is empty; fill in missing values, or leave these records out"
                 if is_list(cell):
                     found = f"is a list of {len(cell)}, not of {values.shape[1]} numbers"
                 hint = "; write 1.5, not 1,5" if isinstance(cell, str) and "," in cell else ""
