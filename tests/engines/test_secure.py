@@ -124,7 +124,7 @@ def test_each_party_cuts_its_own_change() -> None:
         ({"method": "fedavg-fixed", "server": {"aggregation": "clip"}}, "secure_sums.norm has each party cut"),
         ({"method": "fedavg-fixed", "engine": "fused"}, 'use engine = "clients"'),
         ({"method": "fedavg-fixed", "clients": "users"}, "users are not parties"),
-        ({"method": "fedalc-exact", "encoder": {"name": "linear"}, "tuning": {"search": True}}, "the search"),
+        ({"method": "fedalc-exact", "encoder": {"name": "linear"}, "tuning": {"search": True}}, "a simulated search"),
         ({"method": "ovr"}, "ovr is centralised"),
     ],
 )

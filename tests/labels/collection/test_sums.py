@@ -249,7 +249,8 @@ def test_what_does_not_go_with_sums_is_refused_by_name(keys: dict[str, Any], mes
 def test_without_a_method_sums_mean_the_exact_methods() -> None:
     assert default_choice({"collection": {"by": "sums"}})["method"] == "fedalc-exact"
     assert default_choice({"collection": {"by": "sums"}}, tune=False)["method"] == "fedalc-oneshot"
-    assert default_choice({"collection": {"by": "join"}}) == {}
+    assert default_choice({"collection": {"by": "join"}}) == default_choice({}) != {}  # the join is the default
+    assert default_choice({"collection": {"by": "psi"}}) == {}
 
 
 def test_a_method_of_ones_own_must_declare_that_it_needs_correlations() -> None:
