@@ -313,7 +313,9 @@ def draw(table: dict[str, Any], attacks: dict[str, Any]) -> None:
         if row["None"]:
             left.plot([16], [row["None"][0]], "o", markersize=4, color=line[0].get_color())
     _axis(left, "P@1 on test (%)")
-    left.legend(fontsize=8, loc="lower right")
+    left.set_ylim(-5, 130)  # room for the legend
+    left.set_yticks(range(0, 101, 20))
+    left.legend(fontsize=8, loc="upper left", ncol=2)
     for attack in ("threshold", "ratio"):
         points = [(e or 16.0, *attacks[str(e)][attack]["auc"]) for e in EPSILONS if attacks[str(e)]]
         if points:
