@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Message
+from flwr.app import Array, Context, Message
 
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.census import Census
-from fedalc.deployment.flower.sum_messages import MASKED
-from fedalc.deployment.flower.wire import unpack
+from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, MASKED
+from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.deployment.twin import in_one_process
 from fedalc.labels.collection.buckets import unpacked
 from fedalc.labels.collection.hashing import Hasher, canonical_features
@@ -224,3 +224,18 @@ def test_single_parties_counts_are_uniformly_random(
     for table, plain, other in zip(masked, bare, again, strict=True):
         for against in (plain, other):
             assert (table == against).mean() < 0.02  # by chance alone, one in 65,536
+
+
+def test_other_numbers_of_holders_than_before_are_refused(clinics: Nodes, tmp_path: Path) -> None:
+    """With one false number for each pair, differences of the sums would show every label set."""
+    grid = LocalGrid(clinics)
+    grid.keeps = True
+    run(grid, tmp_path / "run", asked("fedalc-oneshot", SUMS | SHARED, **ON | {"num-parties": 3}))
+    asks = [message for message in grid.pushed if message.metadata.message_type == "query.bucket_counts"]
+    question = next(message for message in asks if BUCKET_SUMS in message.content)
+    (array,) = question.content.array_records[BUCKET_SUMS].values()
+    holders = np.frombuffer(array.data, array.dtype).reshape(array.shape)
+    node = question.metadata.dst_node_id
+    question.content[BUCKET_SUMS] = pack({"holders": np.where(holders > 0, 2, holders).astype(holders.dtype)})
+    reply = grid.app(question, Context(1, node, clinics[node], grid.states[node], {}))
+    assert reply.has_error() and "other numbers of holders than before in this run" in reply.error.reason

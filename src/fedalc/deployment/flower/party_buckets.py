@@ -36,7 +36,11 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     counted = _Counted(party.hasher, party.pseudonyms[columns], digests[rows], labels)
     holders = None
     if counting.parties > 1:
-        holders = counted.holders(read_tables(message.content, ("holders",), limits)["holders"])
+        told = read_tables(message.content, ("holders",), limits)["holders"]
+        facts = {f"holders {counting.on_held_out}": fingerprint(told.tobytes())}
+        check_unchanged(context, question["run"], facts, "sends other numbers of holders than before in this run")
+        holders = counted.holders(told)
+        limits.check_holders(holders)
     numbers, count = np.array(question["numbers"]), all_label_count(question, limits)
     vector = counted.vector(counting, holders, numbers, count)
     kind = QUESTION.rpartition(".")[2]
