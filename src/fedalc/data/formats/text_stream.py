@@ -41,7 +41,7 @@ _OTHER_FILES = {
     b"\x93NUMPY": "a numpy array",
 }
 _PACKED_NAMES = {".gz": "gzip", ".bz2": "bzip2"}
-_START = 4096  # bytes by which binary data is told from text
+_START = 4096  # bytes in which binary data is looked for
 _CONTROLS = [bytes([byte]) for byte in (*range(8), *range(14, 27), *range(28, 32))]  # 27 switches character sets
 _MOST_CONTROLS = 0.01
 

@@ -46,7 +46,7 @@ _HELD_OUT = "held_out_buckets."
 @dataclass(frozen=True, eq=False)
 class Found:
     """What sums over all parties show of some records: n, the number of records (estimated), the mean set size if it is
-    all that parties are told, otherwise what they look up."""
+    all that parties get, otherwise what they look up."""
 
     counts: np.ndarray
     records: float
@@ -58,7 +58,7 @@ class Found:
 @dataclass(frozen=True, eq=False)
 class HeldOutBuckets:
     """The held-out records, as far as sums show them. `counts`: n of each label, of these records. `mean`: their mean
-    set size, if parties are told nothing in which they look up their own."""
+    set size, if parties get no sums to look up their own in."""
 
     roster: Roster
     counts: np.ndarray

@@ -1,4 +1,4 @@
-"""Set sizes without a join (`collection.by = "sums"`): what parties are asked to count, and the sums they are told.
+"""Set sizes without a join (`collection.by = "sums"`): what parties are asked to count, and the sums they get.
 
 Parties count in tables of keyed buckets (`labels.collection.buckets`). Their vectors are masked, so that the server has
 sums over all parties only. It sends the sums to all of them with every question that needs set sizes, as one record for
@@ -27,7 +27,7 @@ from fedalc.labels.collection.sums import SetSize
 QUESTION = "query.bucket_counts"
 PAIRS: Final = "pairs"
 RECORDS: Final = "records"
-LARGEST = (1 << 16) - 1  # of a count that parties are told
+LARGEST = (1 << 16) - 1  # of a count that parties get
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def read_counting(content: RecordDict, settings: Experiment, limits: Limits) -> 
 
 @dataclass(frozen=True, eq=False)
 class BucketSums:
-    """What all parties are told, if they learn set sizes. `sizes`: tables × buckets, how many labels the records in
+    """What all parties get, if they learn set sizes. `sizes`: tables × buckets, how many labels the records in
     each bucket have. `holders`: the same for pairs and parties, if parties may have the same labels."""
 
     sizes: np.ndarray
@@ -127,7 +127,7 @@ class BucketSums:
 
 
 def read_tables(content: RecordDict, names: tuple[str, ...], limits: Limits) -> dict[str, np.ndarray]:
-    """At a party: return the tables of these names that it is told."""
+    """At a party: return the tables of these names in a message."""
     wanted: dict[str, Any] = {name: ("uint16", (None, None)) for name in names}
     arrays = unpack(content, BUCKET_SUMS, wanted)
     for array in arrays.values():

@@ -59,7 +59,7 @@ class Census:
     digests and pseudonyms are hashed for; "" in a run of an early version without run ids. `ranking`: the held-out
     records, if parties rank labels for them; None also in runs of earlier versions. `search`: if the run searches for
     settings, those that it began with, as parties know them. `text`: what parties with texts agreed on. `buckets`: if
-    set sizes come from sums, what all parties are told to look up their training records in."""
+    set sizes come from sums, the sums that all parties get, to look up their training records."""
 
     roster: Roster
     knowledge: LabelKnowledge | None

@@ -164,7 +164,7 @@ class MaskedSums:
     ) -> None:
         if not server.dealer_names:
             raise NotEnough("no party dealt shares")
-        first = content_of(self._number[server.dealer_names[0]])  # what all are told alike is in every one
+        first = content_of(self._number[server.dealer_names[0]])  # every one has what is the same for all
         first[RECORD] = ConfigRecord({"divisor": self.divisor})
         question = question_of(kind.rpartition(".")[2], first, length, bits)
         exchange = self.parties.exchange(kind, round_number)

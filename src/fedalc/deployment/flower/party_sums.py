@@ -178,7 +178,7 @@ class Masking:
 
     def _check_labels(self) -> None:
         """Which labels a party is asked about, and their numbers, may not change during a run: two sums could differ by
-        one label's part. Their rows are those that all parties are told."""
+        one label's part. Their rows are those that all parties get."""
         work = self.work
         asked = fingerprint(b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes())
         facts = {f"sum labels {self.kind}": asked}

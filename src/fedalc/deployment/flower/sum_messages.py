@@ -1,4 +1,4 @@
-"""Messages of secure sums (`fedalc.secure_sums`) on the wire, and what of a question all parties are told alike."""
+"""Messages of secure sums (`fedalc.secure_sums`) on the wire, and what is the same for all parties in a question."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MASKED = "masked"
 NOISED = "train.noised"  # the question whose answers are whole numbers with noise
 EVERY_ROW = "every-row"  # all rows of W, to which the party's own must belong
 COUNTING = "counting"  # what whole numbers count, in a question before round 1
-BUCKET_SUMS = "bucket-sums"  # sums that all parties are told, in which each looks up its own records
+BUCKET_SUMS = "bucket-sums"  # sums that all parties get; each looks up its own records there
 _RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent", "weights", BUCKET_SUMS)
 _TASK = ("version", "run", "settings", "share", "search", "round", "label-count", "what")
 _NOT_THE_SUBJECT = ("round",)
