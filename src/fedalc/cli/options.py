@@ -43,6 +43,10 @@ Preset = Annotated[
         autocompletion=_completing(PRESETS),
     ),
 ]
+Task = Annotated[
+    str | None,
+    typer.Option(help="classification, or verification: labels are persons, whose claimed identity is accepted or not"),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -150,6 +154,7 @@ class TrainingOptions(TableOptions):
     """Of all commands that train."""
 
     preset: Preset = None
+    task: Task = None
     engine: Engine = None
     encoder: Encoder = None
     text_encoder: TextEncoder = None
@@ -173,7 +178,7 @@ class TrainingOptions(TableOptions):
         """Return the settings that the user gave, also in options that only this command has."""
         asked = {
             name: value
-            for name in ("preset", "engine", "encoder", "rounds", "device", "memory_budget")
+            for name in ("preset", "task", "engine", "encoder", "rounds", "device", "memory_budget")
             if (value := getattr(self, name)) is not None
         }
         asked |= {name: value for name, value in more.items() if value is not None}

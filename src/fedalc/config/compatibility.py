@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedalc.config.facts import encoder_facts, method_facts, parsed_options, solves_one_objective
 from fedalc.config.schema import LARGEST_SECRET, is_keyed
+from fedalc.core.registry import METRICS
 from fedalc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def check(settings: Experiment) -> None:
     """Raise ConfigError for the first field that is not compatible with the others."""
     parsed_options(settings)
+    _check_task(settings)
     if method_facts(settings.method).centralised:
         _check_oracle(settings)
         return
@@ -67,6 +69,16 @@ def check(settings: Experiment) -> None:
     _check_collection(settings)
     _check_private_records(settings)
     _check_holders(settings)
+
+
+def _check_task(settings: Experiment) -> None:
+    metric = settings.selection.metric
+    if getattr(METRICS[metric], "needs", "top") != "trials":
+        return
+    if settings.task != "verification":
+        raise ConfigError(f"{metric} is a metric of verification: set task = verification", "selection.metric")
+    if metric not in ("EER", "EER-others"):
+        raise ConfigError("held-out records have no strangers, and few trials: choose by EER", "selection.metric")
 
 
 def _check_holders(settings: Experiment) -> None:
@@ -332,6 +344,7 @@ def _check_tuning(settings: Experiment) -> None:
         (settings.method in ("fedalc-exact", "fedalc-oneshot"), "chooses settings of fedalc-exact and fedalc-oneshot"),
         (encoder_facts(settings.encoder.name).linear, "is for linear encoders and random features"),
         (settings.clients != "users", 'needs clients = "labels" or "parties"'),
+        (settings.task == "classification", "chooses by ranking labels, not for verification"),
         (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
         (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
     ):

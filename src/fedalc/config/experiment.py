@@ -75,6 +75,9 @@ class Experiment(Settings):
     preset: PresetName = "strong"
     """Where defaults come from. strong: the best honest result. mlp: a network with one hidden layer. paper: the
     settings of the paper. demo: shows the collapse."""
+    task: Literal["classification", "verification"] = "classification"
+    """What is measured and chosen by. verification: labels are persons, whose claimed identity is accepted or refused
+    (docs/verification.md)."""
     engine: Literal["fused", "clients", "flower"] = "fused"
     """Where it is computed. fused: all clients at once, exact and fast. clients: client by client. flower: real parties
     (docs/deployment.md)."""

@@ -77,6 +77,9 @@ def experiment(
     _merge(values, {"method": method, **requested})
     if "optimizer" not in requested.get("server", {}):
         _choose_optimizer(values)
+    if values.get("task") == "verification" and "metric" not in requested.get("selection", {}):
+        parties = values.get("engine") == "flower"  # they count hits, and have no trials of impostors
+        values.setdefault("selection", {})["metric"] = "P@1" if parties else "EER"
     _fill_in(values, method)
     if (kind := method_facts(method).Options) is not None:
         options = checked_options(kind, values.get("options", {}))
@@ -120,6 +123,10 @@ def default_choice(
     if isinstance(collection, Mapping) and (collection.get("by") == "sums" or collection == {"by": "join"}):
         plain |= {"collection"}  # sums are for the exact methods alone, the join is the default
     plain |= {"secure_sums"} if tune else set()
+    if requested.get("task") == "verification" and "method" not in requested:
+        if tune:
+            raise ConfigError("the search chooses settings for classification; leave out --tune", "tuning.search")
+        return {"method": "fedalc-exact" if pictures else "fedalc-plda"}
     if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)

@@ -141,8 +141,8 @@ _TEXTS: tuple[Entry, ...] = (
         files=("speakers60.npz",),
         how_to_get="Put speakers60.npz (arrays embedding, speaker and split) into <data folder>/speakers60/.",
         note=(
-            "40 enrolled speakers are the labels. The 800 utterances of 20 strangers (split `stranger`) are left out: "
-            "they are for verification, to tell apart who is enrolled."
+            "40 enrolled speakers are the labels. The 800 utterances of 20 strangers (split `stranger`) are used by "
+            "--task verification only, to test who is refused."
         ),
         is_single_file=True,
     ),
