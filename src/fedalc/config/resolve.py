@@ -164,9 +164,10 @@ def for_data(settings: Experiment, data: Dataset) -> Experiment:
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:
     """Return the settings for data with this many labels: some methods need an axis for each."""
-    if not method_facts(settings.method).axis_per_label or settings.encoder.dim == labels:
+    dim = method_facts(settings.method).dim_for(settings.encoder.dim, labels)
+    if settings.encoder.dim == dim:
         return settings
-    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": labels})})
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": dim})})
 
 
 def _fill_in(values: dict[str, Any], method: str) -> None:

@@ -10,9 +10,9 @@ least the threshold. A trial is *genuine* if the record has that label. The othe
 Equal scores are accepted or refused together. Thresholds are the scores that occur, and one above all of them: the
 vertices of the ROC curve, as scikit-learn's `roc_curve` with drop_intermediate=False has them.
 
-EER is where FAR = FRR on the straight lines between neighbouring vertices. TPR at a FAR f is the largest TPR of a vertex
-with FAR <= f: no line is drawn, as no threshold gives a point between two vertices. With n impostors' trials no FAR
-between 0 and 1/n can be seen, so TPR at a FAR below 1/n is not measured, rather than given as that of FAR 0.
+EER is where FAR = FRR on the straight lines between neighbouring vertices. TPR at a FAR f is the largest TPR of a
+vertex with FAR <= f: no line is drawn, as no threshold gives a point between two vertices. With n impostors' trials no
+FAR between 0 and 1/n can be seen, so TPR at a FAR below 1/n is not measured, rather than given as that of FAR 0.
 
 This module does not import torch.
 """

@@ -192,10 +192,9 @@ class FederatedTraining:
     def _solve(self, clients: np.ndarray) -> float:
         """Solve for θ at once: the clients' sums determine it."""
         private = self.settings.privacy.mechanism == "sums"
-        sums = self.engine.private_sums(self.model) if private else self.engine.sums(self.model, clients)
-        solution, loss = self.method.solve(sums)
-        (theta,) = self.model.theta
-        theta.copy_(solution)
+        model = replace(self.model, W=self.method.summed_rows(self.model))
+        sums = self.engine.private_sums(model) if private else self.engine.sums(model, clients)
+        loss = self.method.fill(self.model, sums)
         self.ledger.add(sums.traffic)
         return loss
 
