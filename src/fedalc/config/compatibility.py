@@ -301,7 +301,11 @@ def _check_solver(settings: Experiment) -> None:
     one_round = facts.one_round
     newton = settings.server.optimizer == "newton" and not one_round
     solves = "method" if one_round else "server.optimizer"
-    linear = one_matrix or settings.encoder.name in facts.encoders or (settings.encoder.shortcut and not one_round and not newton)
+    linear = (
+        one_matrix
+        or settings.encoder.name in facts.encoders
+        or (settings.encoder.shortcut and not one_round and not newton)
+    )
     if settings.server.optimizer in ("cg", "newton") and not one_round and settings.rounds < 2:
         raise ConfigError(f"{settings.server.optimizer} takes its first step in round 2: use at least 2", "rounds")
     if solves_one_objective(settings.method, settings.server.optimizer):

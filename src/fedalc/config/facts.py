@@ -39,6 +39,8 @@ class MethodFacts:
     one_round: ClassVar[bool] = False
     #: Of a method of one round: do clients send Σ x xᵀ/m beside Σ x?
     sends_gram: ClassVar[bool] = True
+    #: Do the rows of W have length 1?
+    unit_rows: ClassVar[bool] = True
     #: The only encoders that it can be used with, if it cannot be used with all.
     encoders: ClassVar[tuple[str, ...]] = ()
     #: Does every label need an axis of its own? Then encoder.dim is the number of labels, whatever the settings say.

@@ -45,6 +45,7 @@ class FedALCPlda(FedAvgFixed):
     colour = "#888888"  # grey
     one_round = True
     shards_rows = False
+    unit_rows = False
     encoders = ("squares",)
     ignores = {"embeddings.start": {}, "server.ridge": {}}
     defaults = {
@@ -88,8 +89,8 @@ class FedALCPlda(FedAvgFixed):
         assert isinstance(encoder, Squares) and isinstance(self.options, FedALCPlda.Options)
         if encoder.width > WIDEST + 1:
             raise ConfigError(
-                f"{self.settings.method} is for embeddings of at most {WIDEST:,} numbers, not for {encoder.width - 1:,} "
-                "features: it takes the eigenvectors of features × features numbers",
+                f"{self.settings.method} is for embeddings of at most {WIDEST:,} numbers, and these have "
+                f"{encoder.width - 1:,}: it takes the eigenvectors of features × features numbers",
                 "method",
             )
         gram, cross = sums.gram.double(), sums.cross.double()

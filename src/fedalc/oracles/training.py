@@ -104,7 +104,9 @@ class OracleTraining(AnyTraining):
         scorer = OracleScorer(trained.oracle, some.features, trained.held)
         shares = log_shares(self.train.labels)
         scored = held_out_scores(scorer, some.labels, trained.held, shares, seed, budget)
-        calibration = fit_calibration([scored], self.dataset.label_count, log_shares(self.dataset.train.labels))
+        calibration = fit_calibration(
+            [scored], self.dataset.label_count, log_shares(self.dataset.train.labels), self._verifies
+        )
         self.calibration = summary(calibration)
         return calibration
 

@@ -228,7 +228,8 @@ class FederatedTraining:
 
     def is_finite(self) -> bool:
         """Whether all numbers of θ are finite and the rows of W have their length."""
-        rows_are_long = bool((self.model.W.norm(dim=1) > 0.5).all())  # false for NaN too
+        lengths = self.model.W.norm(dim=1)
+        rows_are_long = bool((lengths > 0.5 if self.method.unit_rows else lengths.isfinite()).all())  # false for NaN
         finite = rows_are_long and all(
             bool(torch.isfinite(numbers).all()) for numbers in self.model.theta + self.model.statistics
         )

@@ -41,6 +41,7 @@ from fedalc.training.calibration import calibrate_on_parts, refusal, score_valid
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 from fedalc.training.privacy_budget import PrivacyBudget
 from fedalc.training.reasons import goes_by, why_round
+from fedalc.training.stranger_trials import with_stranger_trials
 
 
 class Training(AnyTraining):
@@ -94,7 +95,7 @@ class Training(AnyTraining):
                 self._start_refit()
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
-            calibration = self._calibrated(interrupt)
+            calibration = with_stranger_trials(self._calibrated(interrupt), self.settings, self.dataset)
         data, secret = self.dataset, self.settings.embeddings.secret and not self.has_key
         kept, held = self._kept_model(), self.federated.held
         return TrainedModel(kept, self.settings.encoder, data.label_names, held, data.text, calibration, secret)
@@ -171,7 +172,7 @@ class Training(AnyTraining):
             if is_best and refusal(self.settings) is None:
                 scored = score_validation(scorer, self.validation, self.train, model, held, self.settings)
                 shares = log_shares(self.dataset.train.labels)
-                self.best.fit_later(partial(fit_calibration, [scored], labels.shape[1], shares))
+                self.best.fit_later(partial(fit_calibration, [scored], labels.shape[1], shares, self._verifies))
         elif self.phase == "fit" and self.settings.selection.test_curve and len(self.dataset.test):
             held = self.federated.held
             found = self._evaluated_on_test(model, held, None, self._with_map)
