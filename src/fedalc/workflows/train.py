@@ -282,8 +282,10 @@ def _write_sheet(folder: Path, settings: Experiment, trained: TrainedModel | Tra
 
 
 def _write_page(folder: Path, result: Mapping[str, Any] | None = None) -> Path:
+    from fedalc.report.error_curves import write_error_curves
     from fedalc.report.page import write_page
 
+    write_error_curves(folder, read_result(folder) if result is None else result)
     return write_page(folder, result)
 
 

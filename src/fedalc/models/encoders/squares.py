@@ -27,6 +27,7 @@ class Squares(Linear):
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__(feature_count, settings, generator)
         self.dim = settings.dim
+        self.directions = slice(0, self.embedding.shape[1])
         self.between = nn.Parameter(torch.zeros(self.embedding.shape[1]))
 
     @staticmethod
