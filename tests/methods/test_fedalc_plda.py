@@ -41,7 +41,7 @@ def scores(training: FederatedTraining, features: np.ndarray) -> np.ndarray:
 def twin(shrinkage: float) -> np.ndarray:
     """log p(x, records of u | one person) - log p(records of u) - log p(x)."""
     x = X.astype(np.float64)
-    mean, means = x.mean(0), np.stack([x[OWNER == u].mean(0) for u in range(PERSONS)])
+    mean, means = x.mean(0), np.stack([x[u == OWNER].mean(0) for u in range(PERSONS)])
     apart, beside = means - mean, x - means[OWNER]
     between, within = apart.T @ apart / PERSONS, beside.T @ beside / len(x)
     within = (1 - shrinkage) * within + shrinkage * np.trace(within) / WIDTH * np.eye(WIDTH)
@@ -51,7 +51,7 @@ def twin(shrinkage: float) -> np.ndarray:
         joint = np.kron(np.ones((size, size)), between) + np.kron(np.eye(size), within)
         return float(multivariate_normal.logpdf(records.ravel(), np.tile(mean, size), joint))
 
-    own = [x[OWNER == u] for u in range(PERSONS)]
+    own = [x[u == OWNER] for u in range(PERSONS)]
     return np.array(
         [[log_density(np.vstack([o, new])) - log_density(o) - log_density(new[None]) for o in own] for new in NEW]
     )
@@ -114,5 +114,5 @@ def test_what_it_refuses(values: dict[str, Any], message: str) -> None:
 
 
 def test_other_methods_refuse_its_encoder() -> None:
-    with pytest.raises(ConfigError, match="the objective is a quadratic only with encoder.name"):
+    with pytest.raises(ConfigError, match=r"the objective is a quadratic only with encoder\.name"):
         fedalc.experiment({"method": "fedalc-oneshot", "encoder": {"name": "squares", "constant": 1.0}})

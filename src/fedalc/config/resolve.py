@@ -77,9 +77,8 @@ def experiment(
     _merge(values, {"method": method, **requested})
     if "optimizer" not in requested.get("server", {}):
         _choose_optimizer(values)
-    if values.get("task") == "verification" and "metric" not in requested.get("selection", {}):
-        parties = values.get("engine") == "flower"  # they count hits, and have no trials of impostors
-        values.setdefault("selection", {})["metric"] = "P@1" if parties else "EER"
+    if values.get("task") == "verification":
+        _choose_for_verification(values, requested.get("selection", {}))
     _fill_in(values, method)
     if (kind := method_facts(method).Options) is not None:
         options = checked_options(kind, values.get("options", {}))
@@ -205,6 +204,16 @@ def _choose_optimizer(values: dict[str, Any]) -> None:
     server["optimizer"] = "newton" if linear and client.get("negatives") is None else "adam"
     if not linear:
         encoder["shortcut"] = False  # cg would solve for it
+
+
+def _choose_for_verification(values: dict[str, Any], requested: Mapping[str, Any]) -> None:
+    """Choose by the equal error rate, and hold out more records than usual: thresholds need them."""
+    selection, private = values.setdefault("selection", {}), values.get("privacy", {}).get("mechanism")
+    if "metric" not in requested:
+        parties = values.get("engine") == "flower"  # they count hits, and have no trials of impostors
+        selection["metric"] = "P@1" if parties else "EER"
+    if "validation" not in requested and selection.get("validation", 0.1) > 0 and private not in ("sums", "updates"):
+        selection["validation"] = 0.2
 
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:

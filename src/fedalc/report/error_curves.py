@@ -32,17 +32,19 @@ def write_error_curves(folder: Path, result: Result) -> None:
 def write_comparison_curves(folder: Path, results: Iterable[Result]) -> None:
     """Write the DET curves of methods, first seed each, against strangers if there are any."""
     lines: dict[str, Points] = {}
+    kind = "others"
     for result in results:
         curves = _curves_of(result)
         if curves:
-            lines.setdefault(str(result.get("name") or result.get("method")), list(curves.values())[-1])
+            kind, points = list(curves.items())[-1]
+            lines.setdefault(str(result.get("name") or result.get("method")), points)
     if lines:
         looks = {name: (look.colour, look.dash) for name, look in styles(lines).items()}
-        draw_det(folder / DET, lines, looks)
-        draw_roc(folder / ROC, lines, looks)
+        draw_det(folder / DET, lines, looks, AGAINST[kind])
+        draw_roc(folder / ROC, lines, looks, AGAINST[kind])
 
 
-def draw_det(path: Path, lines: Mapping[str, Points], looks: Mapping[str, tuple[str, Any]]) -> None:
+def draw_det(path: Path, lines: Mapping[str, Points], looks: Mapping[str, tuple[str, Any]], against: str = "") -> None:
     """Draw false rejects by false accepts, both on the scale of a normal distribution's quantiles."""
     figure = new_figure(5.6, 5.2)
     axes = figure.subplots()
@@ -55,11 +57,11 @@ def draw_det(path: Path, lines: Mapping[str, Points], looks: Mapping[str, tuple[
     for axis, limits in ((axes.xaxis, axes.set_xlim), (axes.yaxis, axes.set_ylim)):
         axis.set_ticks([_NORMAL.inv_cdf(tick) for tick in _TICKS], [f"{100 * tick:g} %" for tick in _TICKS])
         limits(low, high)
-    _finish(axes, "DET: errors at all thresholds (on the dotted line: EER)", "false accepts", "false rejects")
+    _finish(axes, f"DET {against} (on the dotted line: EER)", "false accepts", "false rejects")
     write_png(figure, path)
 
 
-def draw_roc(path: Path, lines: Mapping[str, Points], looks: Mapping[str, tuple[str, Any]]) -> None:
+def draw_roc(path: Path, lines: Mapping[str, Points], looks: Mapping[str, tuple[str, Any]], against: str = "") -> None:
     """Draw accepted genuine claims by false accepts, on a logarithmic scale."""
     figure = new_figure(5.6, 5.2)
     axes = figure.subplots()
@@ -70,7 +72,7 @@ def draw_roc(path: Path, lines: Mapping[str, Points], looks: Mapping[str, tuple[
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:g} %"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:g} %"))
-    _finish(axes, "ROC", "false accepts (log scale)", "genuine claims accepted")
+    _finish(axes, f"ROC {against}", "false accepts (log scale)", "genuine claims accepted")
     write_png(figure, path)
 
 
