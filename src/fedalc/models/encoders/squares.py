@@ -21,6 +21,7 @@ class Squares(Linear):
 
     help = "one matrix for dense features, and the squares of its output: for fedalc-plda"
     linear = False
+    for_parties = True
     ignores = ("norm", "embedding", "hidden", "start", *OF_RANDOM_FEATURES)
     only = {**Linear.only, "constant": (1.0,), "output": ("raw",)}
 
