@@ -268,7 +268,7 @@ def test_other_rows_for_one_party_are_refused(parties: Nodes, tmp_path: Path) ->
             array.data = (-np.frombuffer(array.data, "<f4")).tobytes()
 
     why = problems(parties, tmp_path / "run", other)
-    assert any("other rows than those that all parties are told" in one for one in why)
+    assert any("other rows than those that all parties get" in one for one in why)
 
 
 def test_an_old_sum_and_a_step_twice_are_refused(parties: Nodes, tmp_path: Path) -> None:
@@ -357,6 +357,25 @@ def test_overflow_has_no_name(parties: Nodes, tmp_path: Path) -> None:
     with pytest.raises(FedalcError, match=r"overflow.*4 of 4 parties have a larger one"):
         run(grid, tmp_path / "run", asked(*CASES["cg"], **ON))
     assert not (tmp_path / "run" / "parties.jsonl").exists() and not any(reply.has_error() for reply in grid.replies)
+
+
+@pytest.mark.parametrize("case", ["one round", "cg"])
+def test_label_weights_that_single_a_party_out_are_refused(case: str, parties: Nodes, tmp_path: Path) -> None:
+    """With weights of next to nothing for all parties but one, the sum would be that one's vector."""
+
+    def light(message: Message) -> None:
+        if message.metadata.message_type.startswith("train") and message.metadata.dst_node_id != 55:
+            told = unpack(message.content, "told", {"weights": ("float64", (None,)), "shares": ("float64", (None,))})
+            message.content["told"] = pack(told | {"weights": 1e-6 * told["weights"]})
+
+    method, settings = CASES[case]
+    grid = LocalGrid(parties)
+    grid.before_push = light
+    with pytest.raises(TooFew):
+        run(grid, tmp_path / "run", asked(method, settings | {"client.label_power": 0.4}, **ON))
+    why = {(party, why) for _, party, why in notes(tmp_path / "run")}
+    assert {party for party, _ in why} == {"party 7", "party 9", "party 101"}
+    assert all("do not follow from this party's own numbers of records" in one for _, one in why)
 
 
 def test_a_question_about_a_few_of_a_partys_records_is_refused(parties: Nodes, tmp_path: Path) -> None:

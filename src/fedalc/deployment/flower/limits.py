@@ -133,8 +133,7 @@ class Limits:
         """Check the label weights and set sizes: an honest join can give each of them."""
         for weight in weights[(weights < BOUNDS["label_weight"].least) | (weights > BOUNDS["label_weight"].most)][:1]:
             self.check("label_weight", float(weight))
-        weighted = settings.client.loss == "square" and settings.client.label_power > 0
-        if not weighted and (weights != 1).any():
+        if not settings.weighs_labels and (weights != 1).any():
             raise BadMessage(
                 "label weights other than 1, although client.label_power is 0 or does not act on this loss"
             )

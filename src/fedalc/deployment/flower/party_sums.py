@@ -17,16 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor
 
-from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party, party_collection
-from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint, remembered
-from fedalc.deployment.flower.sum_messages import EVERY_ROW, MASKED, RECORD, question_of
-from fedalc.deployment.flower.wire import BadMessage, config, pack, unpack_all_rows
+from fedalc.deployment.flower.own_part import check_own_part
+from fedalc.deployment.flower.party_memory import check_asked, remembered
+from fedalc.deployment.flower.sum_messages import MASKED, RECORD, question_of
+from fedalc.deployment.flower.wire import BadMessage, config, pack
 from fedalc.engines.vectors import flattened
 from fedalc.labels.collection.identity import make_hasher
 from fedalc.secure_sums import Disclosures, Identity, PartySum, Question, Refused
@@ -175,7 +174,7 @@ class Masking:
             raise BadMessage("a divisor of weights that is not a positive number")
         identity = identity_of(work.context, work.question["run"], lambda: work.party)
         self.sums = _Sums(work.context, work.question["run"], identity, work.limits)
-        self._check_labels()
+        check_own_part(work, kind)
 
     @property
     def weight(self) -> float:
@@ -194,27 +193,6 @@ class Masking:
     def reply_with(self, vector: np.ndarray) -> RecordDict:
         question = self.question(len(vector))
         return self.sums.masked(self.seq, self.dealt, question, vector)
-
-    def _check_labels(self) -> None:
-        """Which labels a party is asked about, and their numbers, may not change during a run: two sums could differ by
-        one label's part. Their rows are those that all parties get."""
-        work = self.work
-        asked = fingerprint(b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes())
-        if self.kind != "rank" and 2 * work.federation.labels.nnz < work.trained_pairs:
-            raise BadMessage("asks about fewer than half of this party's records: others would stand out in the sum")
-        facts = {f"sum labels {self.kind}": asked}
-        problem = "asks about other labels, or with other numbers, than before in this run"
-        check_unchanged(work.context, work.question["run"], facts, problem)
-        content = work.message.content
-        if "rows" not in content:
-            return
-        record = EVERY_ROW if EVERY_ROW in content else ALL_ROWS
-        count = config(content, "task", {"label-count": int})["label-count"]
-        work.limits.check("labels", count)
-        rows = unpack_all_rows(content, record, work.settings.dtype, count, work.width)
-        numbers = work.question["numbers"]
-        if max(numbers) >= count or not torch.equal(rows[numbers], work.own_rows()):
-            raise BadMessage("sends this party other rows than those that all parties are told")
 
 
 def masked_counts(

@@ -17,7 +17,7 @@ from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
-from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, EVERY_ROW, NOISED, RANKING, TRAINING
+from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, EVERY_ROW, LABEL_WEIGHTS, NOISED, NOISED_COUNTS, RANKING, RAREST, TRAINING
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import pack, pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
@@ -103,11 +103,13 @@ class SecureFlowerEngine(FlowerEngine):
         round_number: int,
         shared: dict[str, ArrayRecord],
         length: int,
-        **more: int | str,
+        **more: int | float | str,
     ) -> np.ndarray:
         """Ask until a sum is unmasked. `shared`: the records that are the same for all parties."""
         self.sums_of.traffic = self._traffic = Ledger()
         more["label-count"] = self.roster.label_count
+        if self.settings.weighs_labels and kind != NOISED:
+            shared, more = shared | self._label_weights(), more | self._rarest()
         noised, lost = kind == NOISED, set[int]()
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, round_number, attempt)
@@ -139,7 +141,7 @@ class SecureFlowerEngine(FlowerEngine):
         model: Model,
         labels_of: LabelsOf,
         shared: dict[str, ArrayRecord],
-        more: dict[str, int | str],
+        more: dict[str, int | float | str],
         with_rows: bool,
     ) -> Callable[[int], RecordDict]:
         def content(party: int) -> RecordDict:
@@ -151,6 +153,16 @@ class SecureFlowerEngine(FlowerEngine):
             return message
 
         return content
+
+    def _label_weights(self) -> dict[str, ArrayRecord]:
+        """Return the weights of all labels. A party that has labels alone knows n, and so its weights, by itself."""
+        shares_labels = self.settings.clients == "parties"
+        return {LABEL_WEIGHTS: pack({"weights": self.method.label_weights.double()})} if shares_labels else {}
+
+    def _rarest(self) -> dict[str, float | bool]:
+        return {} if self.settings.clients == "parties" else {
+            RAREST: self.method.rarest, NOISED_COUNTS: self.roster.is_noised
+        }  # fmt: skip
 
     def _every_row(self, model: Model) -> dict[str, ArrayRecord]:
         whole = self.method.set_loss is not None and self.settings.client.negatives is None
