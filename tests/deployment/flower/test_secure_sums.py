@@ -297,7 +297,7 @@ def another_theta(message: Message) -> None:
 def nothing(message: Message) -> None: ...
 
 
-SECOND_TIMES = {"the same run again": nothing, "in other bytes": one_more_space, "with almost the same θ": another_theta}
+SECOND_TIMES = {"the same again": nothing, "in other bytes": one_more_space, "with almost the same θ": another_theta}
 WHY = "show what party 55 sent. To allow it, start this party with --allow sum_lists=2"
 
 

@@ -21,8 +21,8 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor
 
 from fedalc.deployment.flower.limits import Limits
-from fedalc.deployment.flower.party import Party, party_collection
 from fedalc.deployment.flower.own_part import check_own_part
+from fedalc.deployment.flower.party import Party, party_collection
 from fedalc.deployment.flower.party_memory import check_asked, remembered
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD, question_of
 from fedalc.deployment.flower.wire import BadMessage, config, pack

@@ -17,7 +17,16 @@ from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
-from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, EVERY_ROW, LABEL_WEIGHTS, NOISED, NOISED_COUNTS, RANKING, RAREST, TRAINING
+from fedalc.deployment.flower.sum_messages import (
+    BUCKET_SUMS,
+    EVERY_ROW,
+    LABEL_WEIGHTS,
+    NOISED,
+    NOISED_COUNTS,
+    RANKING,
+    RAREST,
+    TRAINING,
+)
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import pack, pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
