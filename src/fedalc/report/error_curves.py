@@ -12,8 +12,9 @@ from matplotlib.ticker import FuncFormatter
 from fedalc.report.plots import new_figure, tidy, write_png
 from fedalc.report.style import DASHES, PALETTE, styles
 from fedalc.report.summary import Result
+from fedalc.runs.folder import CURVES
 
-DET, ROC = "det.png", "roc.png"
+DET, ROC = CURVES
 AGAINST = {"others": "against other enrolled persons", "strangers": "against strangers"}
 _TICKS = (0.0001, 0.001, 0.01, 0.05, 0.2, 0.5, 0.8)
 _NORMAL = NormalDist()
@@ -86,7 +87,7 @@ def _finish(axes: Any, title: str, x: str, y: str) -> None:
 
 def _curves_of(result: Result) -> dict[str, Points]:
     curves = (result.get("verification") or {}).get("curves") or {}
-    return {kind: [tuple(point) for point in curves[kind]] for kind in AGAINST if curves.get(kind)}  # type: ignore[misc]
+    return {kind: [tuple(point) for point in curves[kind]] for kind in AGAINST if curves.get(kind)}
 
 
 def _quantiles(points: Points) -> tuple[list[float], list[float]]:

@@ -76,8 +76,8 @@ def server_data(
 ) -> ServerData:
     """Match the labels of held-out data by pseudonym (hexadecimal), or by name if parties share names.
 
-    Instances without any label that a party has are strangers', for verification alone. `text`: how parties make features of texts; the model keeps
-    it if they may have had texts.
+    Instances without any label that a party has are strangers', for verification alone. `text`: how parties make
+    features of texts; the model keeps it if they may have had texts.
     """
     features, labels = roster.feature_count, roster.label_count
     nothing = Split(csr_matrix((0, features), dtype=np.float32), csr_matrix((0, labels), dtype=np.float32))
