@@ -42,7 +42,7 @@ class FedALCPlda(FedAvgFixed):
     help = "likelihood ratio of two Gaussian models (PLDA), in one round, for verification"
     use_when = "Verification with embeddings of a pretrained network: the best against strangers"
     family = "ours"
-    colour = "#888888"  # grey
+    colour = "#FF8C69"  # salmon
     one_round = True
     shards_rows = False
     unit_rows = False
