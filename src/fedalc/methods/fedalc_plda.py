@@ -46,6 +46,7 @@ class FedALCPlda(FedAvgFixed):
     one_round = True
     shards_rows = False
     unit_rows = False
+    secret_rows = True  # a row shows the mean of its person's records
     encoders = ("squares",)
     ignores = {"embeddings.start": {}, "server.ridge": {}}
     defaults = {
