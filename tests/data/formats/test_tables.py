@@ -226,7 +226,7 @@ def test_text_and_labels_are_not_swapped_silently(write: Write, table: dict[str,
     path = write(SWAPPED, "a.csv")
     with pytest.raises(DataError, match=r"the text would be the column 'labels', which by its name .*--label-column"):
         load_dataset(path, table=TableSettings(**table))
-    both = TableSettings(text_columns=("labels",), label_columns=("text",), test_share=0)
+    both = {"text_columns": "labels", "label_columns": ["text"], "test_share": 0}  # a dict is as good
     assert load_dataset(path, table=both).label_names == ("other words", "some words here")
     with pytest.raises(DataError, match="the column 'text' cannot be both labels and something to learn from"):
         load_dataset(path, table=TableSettings(text_columns=("text",), label_columns=("text",)))
