@@ -35,8 +35,8 @@ test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where i
 test-long: $(READY)  ## the tests that take long: several processes, kills, every figure (a few minutes)
 	$(TESTS) -m long --numprocesses auto --dist worksteal
 
-wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, a deployment included (installs everything again; about ten minutes)
-	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/test_wheel.py
+wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, demo and deployment included (installs everything again; about a quarter of an hour)
+	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/wheel
 
 crash-test: $(READY)  ## kills, power cuts, full disks and flipped bits: resumed runs give the same bits (about a quarter of an hour; Linux)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash --out docs/results/crash-test.md

@@ -67,6 +67,10 @@ LabelColumn = Annotated[
     list[str] | None,
     typer.Option("--label-column", help="column of the labels, or several of 0 and 1 (default: found)"),
 ]
+FeatureColumn = Annotated[
+    list[str] | None,
+    typer.Option("--feature-column", help="column of numbers to learn from, if there is no text; x_*: all such names"),
+]
 LabelSeparator = Annotated[
     str | None, typer.Option(help="what separates labels in a cell (default: found); none: a cell is one label")
 ]
@@ -120,6 +124,7 @@ class ColumnOptions:
 
     text_column: TextColumn = None
     label_column: LabelColumn = None
+    feature_column: FeatureColumn = None
     label_separator: LabelSeparator = None
 
     def columns(self) -> dict[str, Any]:
@@ -127,9 +132,36 @@ class ColumnOptions:
         options = {
             "text_columns": self.text_column or None,
             "label_columns": self.label_column or None,
+            "feature_columns": self.feature_column or None,
             "label_separator": self.label_separator,
         }
         return {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FileOptions(ColumnOptions):
+    """How a file of records for a trained model is read, where it differs from the training data."""
+
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="another setting of tables: --set table.encoding=cp1252")
+    ] = None
+
+    def columns(self) -> dict[str, Any]:
+        return super().columns() | (_table_settings(self.changes) if self.changes else {})
+
+
+def _table_settings(changes: list[str]) -> dict[str, Any]:
+    from fedalc.config.resolve import parse_override  # loads torch
+
+    found: dict[str, Any] = {}
+    for text in changes:
+        given = parse_override(text)
+        if set(given) != {"table"} or not isinstance(given["table"], dict):
+            raise ConfigError(
+                f"only settings of tables can be changed here: table.NAME=VALUE, not {text!r:.60}", "--set"
+            )
+        found |= given["table"]
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from fedalc.config.facts import encoder_facts, method_facts, parsed_options, solves_one_objective
 from fedalc.config.schema import LARGEST_SECRET, is_keyed
 from fedalc.core.registry import METRICS
-from fedalc.errors import ConfigError
+from fedalc.errors import NO_SEARCH, ConfigError, either
 
 if TYPE_CHECKING:
     from fedalc.config.experiment import Experiment
+
+_KEY_FILE = either("--key FILE", "collection={'key': FILE}")
 
 
 def check(settings: Experiment) -> None:
@@ -171,7 +173,7 @@ def _check_secure_sums(settings: Experiment) -> None:
         ),
         (
             settings.engine == "flower" or not settings.tuning.search,
-            "a simulated search adds up plainly; leave it out (--no-tune)",
+            f"a simulated search adds up plainly; leave it out ({NO_SEARCH})",
         ),
         (settings.clients != "users", 'users are not parties; use clients = "labels" or "parties"'),
         (
@@ -286,10 +288,10 @@ def _check_secret_rows(settings: Experiment) -> None:
         ),
         (
             not settings.tuning.search,
-            "the search works on each label's own column, which a rotation mixes; leave out the search (--no-tune)",
+            f"the search works on each label's own column, which a rotation mixes; leave it out ({NO_SEARCH})",
         ),
         (dim <= LARGEST_SECRET, f"encoder.dim = {dim} is too large to turn: at most {LARGEST_SECRET}"),
-        (has_key, "drawn under the clients' key: name its file with --key (make one: fedalc key new FILE)"),
+        (has_key, f"drawn under the clients' key: name its file ({_KEY_FILE}; make one: fedalc key new FILE)"),
     ):
         if not possible:
             raise ConfigError(problem, "embeddings.secret")
@@ -353,7 +355,7 @@ def _check_tuning(settings: Experiment) -> None:
         (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
     ):
         if not possible:
-            raise ConfigError(f"the search {problem}; leave it out (--no-tune)", "tuning.search")
+            raise ConfigError(f"the search {problem}; leave it out ({NO_SEARCH})", "tuning.search")
 
 
 def _check_how_collected(settings: Experiment) -> None:
@@ -407,7 +409,7 @@ def _check_collection(settings: Experiment) -> None:
         raise ConfigError(f"{collection.algorithm} does not use a key; leave it out", "collection.key")
     if collection.correlations is not None and keyed and collection.key is None:
         raise ConfigError(
-            "the label pseudonyms in this file are keyed: give the key file of the collection (--key)",
+            f"the label pseudonyms in this file are keyed: give the key file of the collection ({_KEY_FILE})",
             "collection.correlations",
         )
     if privacy.mechanism is not None and collection.correlations is not None:

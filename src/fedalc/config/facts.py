@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
-from fedalc.config.explain import explained
+from fedalc.core.explain import explained
 from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES, Registry
 from fedalc.errors import ConfigError
 

@@ -26,7 +26,7 @@ from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.dataset import Dataset
 from fedalc.data.load import has_parties, has_pictures
-from fedalc.errors import ConfigError
+from fedalc.errors import NO_SEARCH, ConfigError
 
 
 def experiment(
@@ -51,7 +51,7 @@ def experiment(
     for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
         _merge(requested, table)
     for text in overrides:
-        _merge(requested, _parse_override(text))
+        _merge(requested, parse_override(text))
     name = _one_of(PRESETS, requested.get("preset", Experiment.model_fields["preset"].default), "preset")
     method = requested.get("method", _preset_file(name).get("method", Experiment.model_fields["method"].default))
     try:
@@ -110,13 +110,15 @@ def default_choice(
     for table in (_read_toml(as_path(file, "file")) if file else {}, settings):
         _merge(requested, table)
     for text in overrides:
-        _merge(requested, _parse_override(text))
+        _merge(requested, parse_override(text))
     dataset = requested.get("dataset", Experiment.model_fields["dataset"].default)
     pictures = "images" in requested or (isinstance(dataset, str) and has_pictures(dataset))
     if tune and (centralised := requested.get("method")) in ORACLES:
         raise ConfigError(f"the search is for the exact methods, not for {centralised}; leave it out", "tuning.search")
     if tune and pictures:
-        raise ConfigError("the search is for rows of features, not for pictures; leave out --tune", "tuning.search")
+        raise ConfigError(
+            f"the search is for rows of features, not for pictures; leave it out ({NO_SEARCH})", "tuning.search"
+        )
     plain = {*PLAIN, "images", "tuning"} | ({"clients"} if requested.get("clients") == "parties" else set())
     collection = requested.get("collection")
     if isinstance(collection, Mapping) and (collection.get("by") == "sums" or collection == {"by": "join"}):
@@ -129,7 +131,9 @@ def default_choice(
     if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)
-        return {} if tune is None else {"tuning": {"search": tune}}
+            method = {} if {"method", "preset"} & set(requested) else {"method": "fedalc-exact"}
+            return {**method, "tuning": {"search": True}}
+        return {} if tune is None else {"tuning": {"search": False}}
     if pictures:
         return {"method": "fedalc-exact"}
     if tune is False:
@@ -153,7 +157,7 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
         for field in fields:
             if (name not in kept and field not in kept) or field in reasons:
                 reason = reasons.get(field, reasons.get(name, "the search chooses it"))
-                raise ConfigError(f"{reason}; leave it out, or leave out --tune", field)
+                raise ConfigError(f"{reason}; leave it out, or the search ({NO_SEARCH})", field)
 
 
 def for_data(settings: Experiment, data: Dataset) -> Experiment:
@@ -287,7 +291,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
 
 
-def _parse_override(text: str) -> dict[str, Any]:
+def parse_override(text: str) -> dict[str, Any]:
+    """Parse section.setting=value, as --set takes it."""
     key, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
     if not equals or not key.strip():
         raise ConfigError(f"expected key=value, found {text!r}", "--set")

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError, FedalcError, either
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Registry(Mapping[str, Any]):
         plain = {_plain(one): one for one in known}
         close = difflib.get_close_matches(_plain(str(name)), plain, n=1)
         hint = f" (did you mean {plain[close[0]]!r}?)" if close else ""
-        own = "One of your own needs --plugin, or an import of the module that registers it"
+        own = f"One of your own: {either('--plugin FILE', 'import the module that registers it')}"
         return f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(known) or 'none'}. {own}"
 
     @cached_property
