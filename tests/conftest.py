@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from itertools import count
@@ -81,10 +81,15 @@ def _undrawn() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def figures(_undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the figures, as for a user."""
-    for name, draw in _undrawn.items():
-        monkeypatch.setattr(name, draw)
+def draw(_undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Draw the figures that a test names."""
+    return lambda *names: [monkeypatch.setattr(name, _undrawn[name]) for name in names]
+
+
+@pytest.fixture
+def figures(_undrawn: dict[str, Any], draw: Callable[..., None]) -> None:
+    """Draw all figures, as for a user."""
+    draw(*_undrawn)
 
 
 @pytest.fixture(scope="session", autouse=True)
