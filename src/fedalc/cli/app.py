@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -90,6 +91,7 @@ for name, (panel, group) in GROUPS.items():
     app.add_typer(group, name=name, rich_help_panel=panel)
 
 
+@cache
 def command_line() -> click.Command:
     """Return `fedalc` with the option --plugin for every command. `main` loads the plugins before it parses."""
     fedalc = typer.main.get_command(app)

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedalc-exact, cg": ("fedalc-exact", LINEAR | {"server.optimizer": "cg", "client.label_power": 0.3}, {}),
     "fedalc, noised counts": (
         "fedalc",
-        SETTINGS | {"privacy.mechanism": "counts", "privacy.epsilon": 5.0, "privacy.noise": "seeded"},
+        SETTINGS | {"privacy.mechanism": "counts", "privacy.epsilon": 1.0, "privacy.noise": "seeded"},
         {},
     ),
 }
@@ -95,6 +95,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
         assert results[0][key] == results[1][key]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["evaluate", "train"])
 def test_a_crash_before_a_rounds_evaluation_loses_nothing(tmp_path: Path, parties: Nodes, kind: str) -> None:
     grid, folder = LocalGrid(parties), tmp_path / "run"
