@@ -215,6 +215,18 @@ def _check_encoder(settings: Experiment) -> None:
                 'parties do not send their statistics of batch normalisation; use norm = "group" or "frozen"',
                 "encoder.norm",
             )
+    if encoder.frozen and facts.pictures:
+        raise ConfigError(
+            f"{encoder.name} is trained from the weights; for the features of a frozen network use linear, mlp or "
+            "random-features, or name no encoder",
+            "encoder.frozen",
+        )
+    if encoder.frozen and encoder.pretrained is None:
+        raise ConfigError("needs the weights of a network: encoder.pretrained (--pretrained FOLDER)", "encoder.frozen")
+    if encoder.pretrained is not None and not encoder.frozen and not facts.pictures:
+        raise ConfigError(f"{encoder.name} does not start from them: use encoder.frozen=true", "encoder.pretrained")
+    if isinstance(encoder.pretrained, tuple) and (facts.pictures or not encoder.pretrained):
+        raise ConfigError(f"{encoder.name} takes the weights of one network", "encoder.pretrained")
     if facts.pictures and encoder.norm == "frozen" and encoder.pretrained is None:
         raise ConfigError("there are no statistics to keep without pretrained weights; use group", "encoder.norm")
 

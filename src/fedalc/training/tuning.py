@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.resolve import experiment
+from fedalc.config.resolve import FROZEN, experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset
@@ -97,6 +97,9 @@ def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
     values |= {name: kept[name] for name in ("block_rows", "memory_budget", "collection", "selection")}
     values |= {name: kept[name] for name in ("clients", "table", "text", "secure_sums")}
     values["encoder"] = {name: kept["encoder"][name] for name in ("dim", "features")}
+    if settings.encoder.frozen:
+        values["images"] = kept["images"]
+        values["encoder"] |= {name: kept["encoder"][name] for name in FROZEN}
     values["client"] = {name: kept["client"][name] for name in ("set_size", "label_offset")}
     for name, value in changes.items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, Mapping) else value
