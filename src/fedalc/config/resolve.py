@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.facts import checked_options, encoder_facts, known_method, method_facts, solves_one_objective
-from fedalc.config.schema import FROM_EACH_PARTY, NONE, PRESETS
+from fedalc.config.schema import NONE, PRESETS
 from fedalc.core.arguments import as_path
 from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
@@ -96,8 +96,6 @@ def _use_pretrained(requested: dict[str, Any]) -> None:
     if not encoder.setdefault("frozen", not trained) or trained:
         return
     sources = [source] if isinstance(source, str) else list(source)
-    if source == FROM_EACH_PARTY:
-        return
     if len(sources) == 1 and is_for_texts(sources[0]):
         requested["text"] = {"encoder": sources[0], **requested.get("text", {})}
         del encoder["pretrained"], encoder["frozen"]

@@ -26,9 +26,6 @@ LossName = Literal["hinge", "square", "logistic", "squared-hinge", "softmax", "s
 Identity = Literal["record", "content", "embedding"]  # how parties recognise the same instance: docs/privacy.md
 
 
-FROM_EACH_PARTY = "each party's own"  # in place of the path of frozen weights, in settings that parties get
-
-
 def is_keyed(algorithm: str) -> bool:
     return algorithm.startswith("hmac-")
 
@@ -95,6 +92,11 @@ class EncoderSettings(Settings):
     def is_image(self) -> bool:
         """Whether it takes pictures."""
         return encoder_facts(self.name).pictures
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where pretrained weights are."""
+        return (self.pretrained,) if isinstance(self.pretrained, str) else self.pretrained or ()
 
 
 class ImageSettings(Settings):

@@ -114,11 +114,8 @@ def as_features(settings: Experiment, data: Dataset) -> Dataset:
 
 def frozen_pictures(settings: Experiment) -> PictureFeatures:
     """Return what turns pictures into features, and check that its weights are those that the settings name."""
-    encoder, images = settings.encoder, settings.images
-    assert encoder.pretrained is not None
-    sources = (encoder.pretrained,) if isinstance(encoder.pretrained, str) else encoder.pretrained
-    views = Views(images.size, images.fit, images.views, images.mean, images.deviation)
-    pictures = PictureFeatures.open(sources, views, settings.device)
+    encoder, sources = settings.encoder, settings.encoder.sources
+    pictures = PictureFeatures.open(sources, views_of(settings), settings.device)
     if encoder.weights is not None and encoder.weights != pictures.digest:
         raise ConfigError(
             f"{', '.join(sources)}: has other weights (digest {pictures.digest[:12]}…) than those that the settings "
@@ -126,6 +123,12 @@ def frozen_pictures(settings: Experiment) -> PictureFeatures:
             "encoder.weights",
         )
     return pictures
+
+
+def views_of(settings: Experiment) -> Views:
+    """Return how pictures are shown to a frozen network."""
+    images = settings.images
+    return Views(images.size, images.fit, images.views, images.mean, images.deviation)
 
 
 def describe(keys: dict[str, Any], data: Dataset) -> None:

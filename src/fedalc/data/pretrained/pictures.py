@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedalc.data.images.images import Fit, Images
 from fedalc.data.pretrained.feature_cache import cached_rows
 from fedalc.data.pretrained.networks import BATCH, BATCH_ON_GPU, PictureNetwork, open_network
 from fedalc.data.pretrained.view_names import ViewName
-from fedalc.data.pretrained.weights import FIELD, digest_of, find_weights
+from fedalc.data.pretrained.weights import FIELD, digest_of, find_weights, joint_digest
 from fedalc.errors import ConfigError, DataError
 
 VERSION = 1
@@ -108,9 +107,7 @@ class PictureFeatures:
     @property
     def digest(self) -> str:
         """A digest of all weights: parties with the same one have the same networks."""
-        if len(self.weights) == 1:
-            return self.weights[0].digest
-        return hashlib.sha256("\n".join(weights.digest for weights in self.weights).encode()).hexdigest()
+        return joint_digest([weights.digest for weights in self.weights])
 
     def look_in(self, *places: Path | str) -> None:
         """Look for the weights in these files or folders. They must be the same."""

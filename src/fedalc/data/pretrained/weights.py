@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedalc.errors import ConfigError
@@ -77,3 +78,8 @@ def digest_of(path: Path, field: str = FIELD) -> str:
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}", field) from None
     return digest.hexdigest()
+
+
+def joint_digest(digests: Sequence[str]) -> str:
+    """Return the digest of several networks side by side."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
