@@ -190,8 +190,8 @@ def party(
         typer.Option(
             min=8,
             max=1024,
-            help="side of pictures in pixels (default: 96, or that of --pretrained); makes small copies now, and refuses "
-            "a server with another images.size",
+            help="side of pictures in pixels (default: 96, or that of --pretrained); makes small copies now, and "
+            "refuses a server with another images.size",
         ),
     ] = None,
     port: Annotated[
