@@ -52,6 +52,7 @@ def weights(tmp_path: Path) -> Path:
 @pytest.fixture
 def clinics(tmp_path: Path, pictures: Split, weights: Path) -> Nodes:
     shutil.copytree(weights, tmp_path / "copy")  # elsewhere
+    (tmp_path / "clinics").mkdir()
     nodes = write_parties(tmp_path / "clinics", pictures)
     return {node: {**config, "size": SIDE, "pretrained": str(tmp_path / "copy")} for node, config in nodes.items()}
 
