@@ -50,6 +50,7 @@ def test_pictures_with_a_frozen_network_are_searched_like_features(network: Path
     settings = resolved(dataset="voc2012", encoder={"pretrained": str(network)})
     assert settings.encoder.frozen and settings.encoder.name == "linear" and settings.tuning.search
     assert settings.images.size == 32, "the network's own"
+    assert settings.selection.metric == "mAP"
     settings = resolved(dataset="voc2012", method="fedaws", encoder={"pretrained": str(network), "name": "mlp"})
     assert settings.encoder.frozen and settings.encoder.name == "mlp" and not settings.tuning.search
 
@@ -131,7 +132,10 @@ def test_the_search_and_predictions_on_picture_files(network: Path, tmp_path: Pa
     folder = _write_pictures(tmp_path / "mine")
     keys: dict[str, Any] = {"dataset": str(folder), "encoder": {"pretrained": str(network)}, "images": {"size": 32}}
     run = fedalc.train(**keys, folder=tmp_path / "run")
-    assert run.result["tuning"]["tried"] and run.settings.encoder.frozen
+    assert run.result["tuning"]["metric"] == "mAP" and all(
+        "mAP" in one["metrics"] for one in run.result["tuning"]["tried"]
+    )
+    assert run.settings.encoder.frozen
     assert (tmp_path / "run" / "contact-sheet.png").exists()
     again = fedalc.load_run(tmp_path / "run")
     assert again.settings.encoder.weights == run.model.pictures.digest

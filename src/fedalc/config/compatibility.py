@@ -345,7 +345,10 @@ def _check_tuning(settings: Experiment) -> None:
         (encoder_facts(settings.encoder.name).linear, "is for linear encoders and random features"),
         (settings.clients != "users", 'needs clients = "labels" or "parties"'),
         (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
-        (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
+        (
+            settings.selection.metric != "mAP" or settings.engine != "flower",
+            "needs a metric that positive-only parties can count: P@k or nDCG@k",
+        ),
     ):
         if not possible:
             raise ConfigError(f"the search {problem}; leave it out (--no-tune)", "tuning.search")

@@ -103,6 +103,8 @@ def _use_pretrained(requested: dict[str, Any]) -> None:
     images = requested.setdefault("images", {})
     if "size" not in images:
         images["size"] = usual_size(sources)
+    if requested.get("engine") != "flower":  # real parties cannot count it
+        requested.setdefault("selection", {}).setdefault("metric", "mAP")
 
 
 def is_frozen(requested: Mapping[str, Any]) -> bool:
