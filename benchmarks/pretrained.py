@@ -112,14 +112,14 @@ def page(results: Mapping[str, Any]) -> str:
     """Return the tables of what is finished."""
     lines = ["# Pretrained features", "", "Made by `make pretrained` (benchmarks/pretrained.py); what it means: "
              "[docs/images.md](../images.md#pretrained-features).", "", "## The default command", "",
-             line("run", *SHOWN, "nDCG@5 on held-out train", "chosen", "rounds", "bytes up per label"),
+             line("run", *SHOWN, "mAP on held-out train", "chosen", "rounds", "MB up per label, search and training"),
              line(*["---"] * 8)]  # fmt: skip
     for name in SEARCHES:
         if name in results:
             found = results[name]
             chosen = found["chosen"]
             what = f"{chosen['client']['loss']}, {chosen['encoder']['name']}, penalty {chosen['server']['ridge']:g}"
-            each = f"{found['bytes_up'] / found['clients'] / 1e6:.1f} MB"
+            each = found["bytes_up"] / found["clients"] / 1e6
             figures = [found["metrics"][metric] for metric in SHOWN]
             lines.append(line(name, *figures, found["held_out"] or "", what, found["rounds_run"], each))
     for dataset in ("voc2012", "coco-val2017"):

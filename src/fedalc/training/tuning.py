@@ -6,7 +6,8 @@ hinge and the logistic loss by Newton steps, and drops one that is clearly behin
 long as that helps.
 
 Settings are judged by `selection.metric` (P@k or nDCG@k) on held-out records; features of pictures by mAP, in a
-simulation. Positive-only parties can count the former exactly: each ranks all labels for its own held-out records and counts the hits of its own labels.
+simulation. Positive-only parties can count the former exactly: each ranks all labels for its own held-out records and
+counts the hits of its own labels.
 
 `Search` has the rules. A `Part` says where its trials run: on a split of train in this process (`SplitPart`), or with
 real parties and their own held-out records (`deployment.flower.search`).
