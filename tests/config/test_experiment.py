@@ -245,7 +245,7 @@ SAMPLED = {"sample": 0.5}
         ),
         (
             {"encoder": {"name": "mlp", "pretrained": "a/b"}},
-            "encoder.pretrained: the encoder mlp does not support 'a/b'; use none",
+            "encoder.pretrained: mlp does not start from them: use encoder.frozen=true",
         ),
         (
             {"encoder": {**RESNET, "start": "zero"}},

@@ -42,9 +42,6 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # with pictures, validation computes mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
     ("encoder.dropout encoder.input_dropout encoder.shortcut encoder.precision", {"method": FEDERATED}),
-    ("encoder.norm", {"method": FEDERATED}),
-    ("encoder.pretrained", {"method": FEDERATED, "encoder.frozen": (True,)}),
-    ("encoder.frozen encoder.weights", {"encoder.frozen": (True,), "encoder.pretrained": SET}),
     (
         "encoder.constant encoder.random_features encoder.activation encoder.scale encoder.linear_part",
         {"method": FEDERATED},
@@ -53,7 +50,6 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
     ("encoder.norm", {"encoder.name": TAKES_PICTURES}),
     ("images", {"encoder.name": TAKES_PICTURES, "encoder.frozen": (True,)}),
-    ("images.augment", {"encoder.frozen": (False,)}),
     ("images.fit images.views images.mean images.deviation encoder.weights", {"encoder.frozen": (True,)}),
     ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",)}),
     ("text.buckets text.sign", {"text.kind": ("hashing",)}),

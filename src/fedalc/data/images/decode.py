@@ -18,6 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -175,12 +176,13 @@ def in_parallel(
 ) -> Generator[Small, None, None]:
     """Yield decoded pictures in the order of arrival. Reads only as many as keep every thread busy."""
     threads = threads or _processors()
+    shrink = _shrink if fit == "crop" else partial(_shrink, fit=fit)
     waiting: deque[tuple[Future[Small], int]] = deque()
     under_way = 0  # bytes
     with ThreadPoolExecutor(threads, "decode") as pool:
         try:
             for row, content in encoded:
-                waiting.append((pool.submit(_shrink, row, content, size, fit), len(content)))
+                waiting.append((pool.submit(shrink, row, content, size), len(content)))
                 under_way += len(content)
                 while len(waiting) > 4 * threads or under_way > _MOST_BYTES:
                     future, length = waiting.popleft()
@@ -193,7 +195,7 @@ def in_parallel(
                 future.cancel()
 
 
-def _shrink(row: int, content: bytes, size: int, fit: Fit) -> Small:
+def _shrink(row: int, content: bytes, size: int, fit: Fit = "crop") -> Small:
     if len(content) > LARGEST_FILE:
         return Small(row, broken=f"is larger than {LARGEST_FILE >> 20} MB")
     try:
