@@ -48,7 +48,6 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ),
     ("encoder.start", {"encoder.name": TAKES_FEATURES}),
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
-    ("encoder.norm", {"encoder.name": TAKES_PICTURES}),
     ("images", {"encoder.name": TAKES_PICTURES, "encoder.frozen": (True,)}),
     ("images.fit images.views images.mean images.deviation encoder.weights", {"encoder.frozen": (True,)}),
     ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",)}),
