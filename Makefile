@@ -47,7 +47,7 @@ deploy-demo: $(READY)  ## about two minutes: a server and three parties as real 
 deploy-test: $(READY)  ## a real deployment and what can go wrong with it (minutes)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment
 
-kill-test: $(READY)  ## seven real parties with secure sums, one killed at each step (about twenty minutes on two cores)
+kill-test: $(READY)  ## eight real parties with secure sums, one killed at each step (about twenty minutes on two cores)
 	FEDALC_KILL_TEST=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment/test_secure_sums.py
 
 fuzz: $(READY)  ## 100,000 mutated inputs for every reader, into docs/results/fuzz.md (about half an hour on two cores; goes on where it stopped; FUZZ="--only arff")

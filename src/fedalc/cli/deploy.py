@@ -330,8 +330,8 @@ def run(
     collection: Annotated[
         str | None,
         typer.Option(
-            help="how the server learns about label sets: join, all of them (default), or sums, set sizes only, for "
-            "exact methods under secure sums (docs/set-sizes.md)"
+            help="how the server learns about label sets: join, all of them, or sums, set sizes only, for methods that "
+            "need no pairs of labels (default: sums with secure sums, where it fits; docs/set-sizes.md)"
         ),
     ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,

@@ -141,10 +141,13 @@ class Experiment(Settings):
 
     @property
     def needs_counts(self) -> bool:
-        weighted = self.client.loss == "square" and self.client.label_power > 0
-        sizes = self.client.set_size != "ignored" or weighted
+        sizes = self.client.set_size != "ignored" or self.weighs_labels
         by_counts = (self.client.loss != "hinge" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
+
+    @property
+    def weighs_labels(self) -> bool:
+        return self.client.loss == "square" and self.client.label_power > 0
 
     @property
     def tells_shares(self) -> bool:

@@ -186,6 +186,11 @@ class Method(MethodFacts, ABC):
         weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
         return self._tensor(weight / weight.max())
 
+    @property
+    def rarest(self) -> float:
+        """n of the rarest label, whose weight is 1."""
+        return float(np.maximum(self._counts, 1).min())
+
     def tell(self, labels: np.ndarray, set_sizes: np.ndarray | None) -> Told:
         """Return the values that a party with these labels needs. `set_sizes`: m of its instances, if exact."""
         if self.settings.client.set_size == "exact":

@@ -106,7 +106,7 @@ def test_a_server_that_counts_again_without_a_party_is_refused(
     with pytest.raises(TooFew):
         config = asked(ONE_ROUND[0], ONE_ROUND[1] | larger, **ON, **{"num-parties": 3})
         run(LocalGrid(fewer), tmp_path / "second", config)
-    assert "asks to unmask a question again over other parties than before" in capsys.readouterr().out
+    assert "asks to unmask a sum over other parties than before" in capsys.readouterr().out
 
 
 def test_a_stopped_run_goes_on_with_the_same_sums(parties: Nodes, tmp_path: Path) -> None:

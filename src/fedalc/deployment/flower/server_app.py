@@ -17,12 +17,13 @@ from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.text.agreed import needs_counts
-from fedalc.deployment.flower.census import Census, question, take_census
+from fedalc.deployment.flower.census import Census, question
 from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.masked_sums import described as described_sums
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
 from fedalc.deployment.flower.search import CensusKeeper, PartyPart
+from fedalc.deployment.flower.take_census import take_census
 from fedalc.deployment.flower.text_census import tell
 from fedalc.deployment.flower.training import PartyTraining
 from fedalc.engines.aggregation import described

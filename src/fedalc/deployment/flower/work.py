@@ -63,6 +63,7 @@ class Work:
     method: Method
     records: np.ndarray  # which rows of the federation are the same record
     digests: np.ndarray  # of these records
+    trained_pairs: int  # of all records to train on with the party's labels, whatever the question is about
 
     @classmethod
     def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
@@ -102,7 +103,8 @@ class Work:
             label_count = all_label_count(question, limits)
         method = make_method(settings, label_count, told=told)
         different, records = distinct(digests[rows])
-        return cls(message, context, party, settings, question, limits, federation, method, records, different)
+        pairs = party.holding.split.labels[~out].nnz
+        return cls(message, context, party, settings, question, limits, federation, method, records, different, pairs)
 
     @cached_property
     def engine(self) -> CarefulEngine:
