@@ -245,8 +245,8 @@ SAMPLED = {"sample": 0.5}
             "encoder.norm: there are no statistics to keep without pretrained weights; use group",
         ),
         (
-            {"encoder": {"name": "mlp", "pretrained": "a/b"}},
-            "encoder.pretrained: the encoder mlp does not support 'a/b'; use none",
+            {"encoder": {"name": "mlp", "pretrained": "a/b", "frozen": False}},
+            "encoder.pretrained: mlp does not start from them: use encoder.frozen=true",
         ),
         (
             {"encoder": {**RESNET, "start": "zero"}},

@@ -103,6 +103,14 @@ TextEncoder = Annotated[
     Path | None,
     typer.Option(help="raw texts: folder of a sentence encoder, in transformers' or sentence-transformers' layout"),
 ]
+Pretrained = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pretrained",
+        help="frozen network whose outputs are the features of pictures or texts: a folder, file or package:NAME; "
+        "repeat it to put several side by side. With a ResNet as --encoder: weights to start from",
+    ),
+]
 Callbacks = Annotated[
     list[str] | None,
     typer.Option("--callback", help="a callback that follows the run, such as a tracker that you registered"),
@@ -190,6 +198,7 @@ class TrainingOptions(TableOptions):
     engine: Engine = None
     encoder: Encoder = None
     text_encoder: TextEncoder = None
+    pretrained: Pretrained = None
     rounds: Rounds = None
     device: Device = None
     memory_budget: MemoryBudget = None
@@ -218,6 +227,10 @@ class TrainingOptions(TableOptions):
             asked["encoder"] = {"name": asked["encoder"]}
         if self.text_encoder is not None:
             asked["text"] = {"encoder": str(self.text_encoder.resolve())}  # config.toml can be read from anywhere
+        if self.pretrained:
+            sources = [absolute_weights(source) for source in self.pretrained]
+            weights = {"pretrained": sources[0] if len(sources) == 1 else sources}
+            asked["encoder"] = {**asked.get("encoder", {}), **weights}
         if "dataset" in asked:
             asked["dataset"] = absolute_dataset(asked["dataset"])
         return asked | collection_settings(self.collection) | super().settings()
@@ -252,6 +265,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def absolute_dataset(dataset: str) -> str:
     """Return the path of a file or folder in full, so that config.toml can be read from anywhere; a name unchanged."""
     return dataset if is_known(dataset) or not Path(dataset).exists() else str(Path(dataset).resolve())
+
+
+def absolute_weights(source: str) -> str:
+    """Return the path of pretrained weights in full; a name of the hub or a package unchanged."""
+    return str(Path(source).resolve()) if Path(source).exists() else source
 
 
 def short_name(dataset: str) -> str:

@@ -229,6 +229,18 @@ def _check_encoder(settings: Experiment) -> None:
                 'parties do not send their statistics of batch normalisation; use norm = "group" or "frozen"',
                 "encoder.norm",
             )
+    if encoder.frozen and facts.pictures:
+        raise ConfigError(
+            f"{encoder.name} is trained from the weights; for the features of a frozen network use linear, mlp or "
+            "random-features, or name no encoder",
+            "encoder.frozen",
+        )
+    if encoder.frozen and encoder.pretrained is None:
+        raise ConfigError("needs the weights of a network: encoder.pretrained (--pretrained FOLDER)", "encoder.frozen")
+    if encoder.pretrained is not None and not encoder.frozen and not facts.pictures:
+        raise ConfigError(f"{encoder.name} does not start from them: use encoder.frozen=true", "encoder.pretrained")
+    if isinstance(encoder.pretrained, tuple) and (facts.pictures or not encoder.pretrained):
+        raise ConfigError(f"{encoder.name} takes the weights of one network", "encoder.pretrained")
     if facts.pictures and encoder.norm == "frozen" and encoder.pretrained is None:
         raise ConfigError("there are no statistics to keep without pretrained weights; use group", "encoder.norm")
 
@@ -352,7 +364,10 @@ def _check_tuning(settings: Experiment) -> None:
         (settings.clients != "users", 'needs clients = "labels" or "parties"'),
         (settings.task == "classification", "chooses by ranking labels, not for verification"),
         (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
-        (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
+        (
+            settings.selection.metric != "mAP" or settings.engine != "flower",
+            "needs a metric that positive-only parties can count: P@k or nDCG@k",
+        ),
     ):
         if not possible:
             raise ConfigError(f"the search {problem}; leave it out ({NO_SEARCH})", "tuning.search")

@@ -15,6 +15,7 @@ from fedalc.data.images.images import Images
 from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.data.places import Places
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.records import record_numbers
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
@@ -43,6 +44,8 @@ class Split:
     parties: tuple[str, ...] | None = None
     places: Places | None = field(default=None, compare=False)
     """Where the records are in their file, if not one after another."""
+    pictures: Images | None = field(default=None, compare=False)
+    """The pictures that features were made of (`Dataset.pictures`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, Images):
@@ -79,7 +82,8 @@ class Split:
             None if names is None else tuple(names[at] for at in rows) for names in (self.users, self.parties)
         )
         places = None if self.places is None else self.places.rows(index)
-        return Split(self.features[index], self.labels[index], users, parties, places)
+        pictures = None if self.pictures is None else self.pictures[index]
+        return Split(self.features[index], self.labels[index], users, parties, places, pictures)
 
     @cached_property
     def in_one_place(self) -> Split:
@@ -92,7 +96,10 @@ class Split:
         labels = csr_matrix((pairs.data, (record[pairs.row], pairs.col)), shape=(len(first), self.labels.shape[1]))
         labels.sum_duplicates()
         labels.data[:] = 1
-        return Split(self.features[first], labels, places=None if self.places is None else self.places.rows(first))
+        places = None if self.places is None else self.places.rows(first)
+        return Split(
+            self.features[first], labels, None, None, places, None if self.pictures is None else self.pictures[first]
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,6 +122,8 @@ class Dataset:
     """Of data from a table: the settings, with the columns that were found."""
     strangers: Split | None = None
     """Records of nobody who is enrolled, without labels: only verification tests with them (docs/verification.md)."""
+    pictures: PictureFeatures | None = field(default=None, compare=False)
+    """What turned pictures into these features, if they were pictures; the saved model keeps it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -183,7 +192,8 @@ class Dataset:
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.validation):
             if split is not None:
-                _update(digest, split.features)
+                # The last bits of a network's outputs differ between machines.
+                _update(digest, split.features if split.pictures is None else split.pictures)
                 _update(digest, split.labels)
         if self.strangers is not None:
             digest.update(b"strangers\0")

@@ -15,6 +15,8 @@ from scipy.sparse import csr_matrix
 
 from fedalc.core.arguments import as_count, check_scores
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
+from fedalc.data.images.images import Fit
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.text.base import TextFeatures
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.calibration import Calibration, sigmoid
@@ -67,6 +69,7 @@ class Predictor(ABC):
     held: np.ndarray  # the labels that it can give: those that had a client
     text: TextFeatures | None  # what turns raw texts into features
     calibration: Calibration | None
+    pictures: PictureFeatures | None = None  # what turns pictures into features
 
     @property
     @abstractmethod
@@ -76,6 +79,11 @@ class Predictor(ABC):
     def picture_size(self) -> int | None:
         """Width and height of its input pictures in pixels, or None if it takes rows of features."""
         return None
+
+    @property
+    def picture_fit(self) -> Fit:
+        """How its input pictures become squares."""
+        return "crop" if self.pictures is None else self.pictures.views.fit
 
     @abstractmethod
     def scorer(self, features: Any) -> Scores:

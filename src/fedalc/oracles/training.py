@@ -121,9 +121,8 @@ class OracleTraining(AnyTraining):
 
     def _trained(self, oracle: Oracle, train: Split) -> TrainedOracle:
         has_instances = np.asarray(train.labels.getnnz(axis=0) > 0)
-        return TrainedOracle(
-            oracle, self.settings.encoder.features, self.dataset.label_names, has_instances, self.dataset.text
-        )
+        data, rows = self.dataset, self.settings.encoder.features
+        return TrainedOracle(oracle, rows, data.label_names, has_instances, data.text, pictures=data.pictures)
 
     def _measured(self, trained: TrainedOracle, scaled: Split, **more: Any) -> dict[str, float]:
         scorer = OracleScorer(trained.oracle, scaled.features, trained.held)

@@ -196,7 +196,8 @@ class AnyTraining(ABC):
     @property
     def _with_map(self) -> bool:
         """Whether curves show mAP: pictures are compared by it. With many labels it is slow, so only the end has it."""
-        return self.settings.encoder.is_image or find_metric(self.settings.selection.metric).needs == "scores"
+        shown = self.settings.encoder.is_image or self.settings.encoder.frozen
+        return shown or find_metric(self.settings.selection.metric).needs == "scores"
 
     @property
     def _budget(self) -> int:

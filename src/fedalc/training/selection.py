@@ -98,7 +98,9 @@ class Training(AnyTraining):
             calibration = with_stranger_trials(self._calibrated(interrupt), self.settings, self.dataset)
         data, secret = self.dataset, self.settings.embeddings.secret and not self.has_key
         kept, held = self._kept_model(), self.federated.held
-        return TrainedModel(kept, self.settings.encoder, data.label_names, held, data.text, calibration, secret)
+        return TrainedModel(
+            kept, self.settings.encoder, data.label_names, held, data.text, calibration, secret, data.pictures
+        )
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every

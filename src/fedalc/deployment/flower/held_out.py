@@ -13,8 +13,10 @@ from scipy.sparse import csr_matrix, vstack
 from fedalc.config.experiment import Experiment
 from fedalc.data.catalog.datasets import is_known
 from fedalc.data.dataset import Dataset, Split
-from fedalc.data.images.images import ImageOptions
+from fedalc.data.images.images import ImageOptions, Images
 from fedalc.data.load import held_out_file, load_dataset, load_held
+from fedalc.data.pretrained.apply import features_of
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.text.agreed import NotAgreed, needs_counts
 from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.features import fit_text
@@ -34,11 +36,14 @@ class ServerData(Dataset):
 
 
 def read_held_out(
-    source: str, settings: Experiment, text: TextFeatures | TextSettings | None = None
+    source: str,
+    settings: Experiment,
+    text: TextFeatures | TextSettings | None = None,
+    network: PictureFeatures | None = None,
 ) -> tuple[Split, tuple[str, ...]]:
     """Return instances and label names. `source`: a file, a folder (its test file, else its train file), or the name
     of a known dataset (its test data). They are pictures if the settings are for pictures. `text`: what parties agreed
-    on, if they have texts."""
+    on, if they have texts. `network`: what turns pictures into features, if anything does."""
     try:
         split, names = _read(source, image_options(settings), settings.text if text is None else text)
     except NotAgreed:
@@ -47,6 +52,8 @@ def read_held_out(
             "parties evaluate on records of their own (--held-out-share), or use text.kind=hashing",
             "held-out",
         ) from None
+    if network is not None and isinstance(split.features, Images):
+        split = features_of(split, network)
     check_kind(settings, Dataset("held-out", split))
     return split, names
 
@@ -73,11 +80,13 @@ def server_data(
     held_out: tuple[Split, tuple[str, ...]] | None,
     say: Callable[[str], None],
     text: TextFeatures | TextSettings | None = None,
+    network: PictureFeatures | None = None,
 ) -> ServerData:
     """Match the labels of held-out data by pseudonym (hexadecimal), or by name if parties share names.
 
     Instances without any label that a party has are strangers', for verification alone. `text`: how parties make
-    features of texts; the model keeps it if they may have had texts.
+    features of texts; the model keeps it if they may have had texts. `network`: what turns pictures into features; the
+    model keeps it.
     """
     features, labels = roster.feature_count, roster.label_count
     nothing = Split(csr_matrix((0, features), dtype=np.float32), csr_matrix((0, labels), dtype=np.float32))
@@ -85,7 +94,7 @@ def server_data(
     if isinstance(text, TextSettings):  # nobody had to agree
         text = fit_text((), text) if text.kind == "hashing" and not needs_counts(text) else None
     fitted = None if text is None or text.feature_count != features else text
-    return ServerData("parties", nothing, test, roster.names, text=fitted, strangers=strangers)
+    return ServerData("parties", nothing, test, roster.names, text=fitted, pictures=network, strangers=strangers)
 
 
 def _matched(

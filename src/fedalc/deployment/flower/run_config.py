@@ -13,6 +13,7 @@ from fedalc.config.facts import method_facts
 from fedalc.config.resolve import default_choice, experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.registry import METHODS
+from fedalc.data.pretrained.weights import digest_of, find_weights, joint_digest
 from fedalc.deployment.flower.connections import Patience
 from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.party import SHARES
@@ -188,6 +189,8 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     settings = _without_join(values, _with_secure_sums(values, resolved), resolved)
     if settings.text.encoder is not None:
         raise ConfigError("parties do not read an encoder that the server names; use text.kind=hashing", "text.encoder")
+    if settings.encoder.frozen:
+        settings = _with_digest(settings)
     if settings.method not in METHODS:
         raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
     if settings.privacy.mechanism == "gradients":
@@ -204,6 +207,12 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
                 "has no use here: the parties have the key, the server collects from them", f"collection.{field}"
             )
     return settings
+
+
+def _with_digest(settings: Experiment) -> Experiment:
+    """Return the settings with the digest of the frozen weights, by which parties check their own."""
+    digest = joint_digest([digest_of(find_weights(source)) for source in settings.encoder.sources])
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"weights": digest})})
 
 
 def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experiment]) -> Experiment:

@@ -86,7 +86,6 @@ class ModuleEncoder(Encoder):
         "input_dropout": (0.0,),
         "shortcut": (False,),
         "precision": ("full",),
-        "pretrained": (None,),
     }
     made_from: ClassVar[Any]  # a class of modules, or a module
 
