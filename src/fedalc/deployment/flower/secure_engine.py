@@ -21,6 +21,7 @@ from fedalc.deployment.flower.sum_messages import (
     BUCKET_SUMS,
     EVERY_ROW,
     LABEL_WEIGHTS,
+    MEAN_SHARE,
     NOISED,
     NOISED_COUNTS,
     RANKING,
@@ -120,6 +121,8 @@ class SecureFlowerEngine(FlowerEngine):
         if self.settings.weighs_labels and kind != NOISED:
             records, values = self._weighing()
             shared, more = shared | records, more | values
+        if self.settings.collection.by == "sums" and self.settings.client.set_size == "expected" and kind != NOISED:
+            more[MEAN_SHARE] = float(self.method.tell(np.zeros(1, dtype=np.int64), None).shares[0])
         noised, lost = kind == NOISED, set[int]()
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, round_number, attempt)
