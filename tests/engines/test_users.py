@@ -24,11 +24,10 @@ from tests.problems import federated, small_dataset
 SIZES = [0.4, 0.2, 0.15, 0.1, 0.1, 0.05]
 DRAWN = np.random.default_rng(5).choice(6, size=len(TRAIN), p=SIZES)
 OF_USERS = replace(TRAIN, users=tuple(f"user {number}" for number in DRAWN))
-OF_THREE = replace(TRAIN, users=tuple(f"user {number // 2}" for number in DRAWN))  # half as many clients
 
 
 def of_users(rounds: int = 2, **changes: Any) -> None:
-    assert_equal(rounds, OF_THREE, clients="users", **changes)
+    assert_equal(rounds, OF_USERS, clients="users", **changes)
 
 
 # --- the engines are equal ---

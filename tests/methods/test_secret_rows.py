@@ -141,9 +141,9 @@ def test_an_mlp(key: Path, loss: str) -> None:
     [
         ({"method": "fedalc"}, r"embeddings\.secret: fedalc trains rows"),
         ({"method": "ovr"}, r"embeddings\.secret: ovr is centralised"),
-        ({"collection": {"key": None}}, r"with --key \(make one: fedalc key new FILE\)"),
-        ({"collection": {"key": None, "algorithm": "sha256"}}, r"with --key"),
-        ({"tuning": {"search": True}}, r"leave out the search \(--no-tune\)"),
+        ({"collection": {"key": None}}, r"name its file \(--key FILE, .*; make one: fedalc key new FILE\)"),
+        ({"collection": {"key": None, "algorithm": "sha256"}}, r"name its file \(--key FILE"),
+        ({"tuning": {"search": True}}, r"leave it out \(--no-tune, in Python tune=False\)"),
         ({"encoder": {"dim": LARGEST_SECRET + 1}}, r"4097 is too large to turn: at most 4096"),
     ],
 )

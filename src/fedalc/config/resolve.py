@@ -111,7 +111,9 @@ def _use_pretrained(requested: dict[str, Any]) -> None:
 
 def is_frozen(requested: Mapping[str, Any]) -> bool:
     """Return whether settings, not yet complete, ask for features of a frozen network and no more of [encoder]."""
-    encoder = requested.get("encoder", {})
+    encoder = requested.get("encoder")
+    if not isinstance(encoder, Mapping):  # a network of the user's
+        return False
     return "pretrained" in encoder and set(encoder) <= FROZEN and encoder.get("frozen", True) is True
 
 

@@ -52,6 +52,7 @@ class Party:
     hasher: Hasher
     client: str | None = None
     shares_names: bool = False
+    same_name: bool = False  # in every run: secure sums compare lists of names over runs. Otherwise runs are not linked
 
     @classmethod
     def from_node_config(
@@ -102,9 +103,8 @@ class Party:
 
     @property
     def name(self) -> str:
-        """The name that the party chose; otherwise one that follows from its labels and the key, the same in every run:
-        parties compare lists of names over runs."""
-        hasher = self.hasher if self.collection.key is None else make_hasher(self.collection)
+        """The name that the party chose; otherwise one that follows from its labels and the key."""
+        hasher = make_hasher(self.collection) if self.same_name and self.collection.key else self.hasher
         return self.client or "party-" + hashlib.sha256(hasher.labels(self.holding.names).tobytes()).hexdigest()[:8]
 
     def digests(self, encoder: SharedEncoder) -> np.ndarray:

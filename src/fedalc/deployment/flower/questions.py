@@ -66,6 +66,7 @@ def party_of(context: Context, settings: Experiment, question: dict[str, Any], t
     if network is not None:
         _check_size(picture_size(context.node_config), settings)
     party = Party.from_node_config(context.node_config, images, question["run"], text, network)
+    party = replace(party, same_name=settings.secure_sums.on)
     if context.node_config.get("require-secure-sums") and not settings.secure_sums.on:
         raise BadMessage("is a run without secure sums, and this party answers no other (--require-secure-sums)")
     if settings.secure_sums.on and party.collection.key is None:
