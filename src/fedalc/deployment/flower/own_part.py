@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedalc.deployment.flower.work import Work
 
 OFF_BY = 2.0  # with the join: the factor by which n may differ from the party's own count, since it leaves out records
-NOISE = 1000  # and by this many records, if n has noise
+NOISE = 1000.0  # and by this many records, if n has noise
 UNIT = 1e-3  # by which the length of a row may differ from 1
 
 
@@ -70,7 +70,7 @@ def _check_weights(work: Work) -> None:
     said, client = config(content, "task", {RAREST: float, NOISED_COUNTS: bool}), work.settings.client
     with np.errstate(over="ignore"):
         n = (said[RAREST] + client.label_offset) * told.label_weights ** (-1 / client.label_power) - client.label_offset
-    own, factor, slack = own_counts(work), OFF_BY, NOISE if said[NOISED_COUNTS] else 1
+    own, factor, slack = own_counts(work), OFF_BY, NOISE if said[NOISED_COUNTS] else 1.0
     if work.settings.collection.by == "sums":  # n is exact
         factor, slack = 1.0, 0.01
     if not ((n >= own / factor - slack) & (n <= own * factor + slack)).all():

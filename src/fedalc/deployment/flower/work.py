@@ -108,8 +108,7 @@ class Work:
         to_train = party.holding.split.labels[~out]
         has = to_train[:, own_columns(party, question)].getnnz(axis=0) > 0
         trained = [number for number, some in zip(question["numbers"], has.tolist(), strict=True) if some]
-        about = (message, context, party, settings, question, limits, federation, method, records, different)
-        return cls(*about, trained)
+        return cls(message, context, party, settings, question, limits, federation, method, records, different, trained)
 
     @cached_property
     def engine(self) -> CarefulEngine:
