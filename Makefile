@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning clean
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -35,8 +35,8 @@ test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where i
 test-long: $(READY)  ## the tests that take long: several processes, kills, every figure (a few minutes)
 	$(TESTS) -m long --numprocesses auto --dist worksteal
 
-wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, a deployment included (installs everything again; about ten minutes)
-	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/test_wheel.py
+wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, demo and deployment included (installs everything again; about a quarter of an hour)
+	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/wheel
 
 crash-test: $(READY)  ## kills, power cuts, full disks and flipped bits: resumed runs give the same bits (about a quarter of an hour; Linux)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash --out docs/results/crash-test.md
@@ -122,6 +122,9 @@ privacy: $(READY)  ## P@1 against ε, again (needs FEDALC_DATA; about half an ho
 
 private-model: $(READY)  ## P@1 against ε with whole records private, and membership inference (needs FEDALC_DATA; about an hour; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/private_model.py
+
+verification: $(READY)  ## EER and TPR of every method on speakers60, into docs/results/verification.md (needs FEDALC_DATA; about ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verification.py
 
 poisoning: $(READY)  ## P@1 with lying parties, for every aggregation rule and attack (needs FEDALC_DATA; about ten minutes)
 	$(BIN)/python benchmarks/poisoning.py

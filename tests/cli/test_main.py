@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,8 @@ def test_predict_refuses_other_features(folder: Path) -> None:
     assert "other.txt" in error and "300" in error
 
 
-@pytest.mark.usefixtures("figures")
-def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None:
+def test_compare_makes_table_curves_and_page_and_continues(folder: Path, draw: Callable[..., None]) -> None:
+    draw("fedalc.report.plots.learning_curves")
     command = ["compare", "--dataset", "mine", "--methods", "fedavg,fedalc", "--seeds", "0,1", "--name", "c", *TINY]
     text = run(*command, cwd=folder).stdout
     assert "fedavg" in text and "fedalc" in text
@@ -241,6 +242,7 @@ def test_a_setting_without_effect_is_noted_in_one_line(
     assert error.startswith("error: ") and "no train file" in error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_a_wrong_setting_is_refused_before_torch_is_loaded(tmp_path: Path, command: str) -> None:
     code = (
@@ -313,10 +315,10 @@ def test_files_of_one_stem_are_told_apart_where_their_runs_clash(tmp_path: Path)
     (tmp_path / "a.tsv").write_text(("text,labels\n" + "".join(rows)).replace(",", "\t"))
     run("train", "--dataset", "a.csv", "--no-tune", cwd=tmp_path)
     ended = run("train", "--dataset", "a.tsv", "--no-tune", cwd=tmp_path, code=2)
-    said = f"already holds a run on other data, {tmp_path / 'a.csv'}; choose another --name, or replace it"
+    said = f"already holds a run on other data, {tmp_path / 'a.csv'}; choose another folder (--name, in"
     assert said in ended.stderr and "--resume" not in ended.stderr
     again = run("train", "--dataset", "a.csv", "--no-tune", cwd=tmp_path, code=2).stderr
-    assert "already holds a run, which is finished; replace it (--overwrite)" in again
+    assert "already holds a run, which is finished; replace it (--overwrite, in Python" in again
     command = ["--methods", "fedalc-oneshot", "-q", "--name", "c"]
     run("compare", "--dataset", "a.csv", *command, cwd=tmp_path)
     ended = run("compare", "--dataset", "a.tsv", *command, cwd=tmp_path, code=2)

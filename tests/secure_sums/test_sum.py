@@ -119,6 +119,19 @@ def test_overflow_is_refused_without_a_name(too_large: float) -> None:
     assert not deployment.server.problems
 
 
+def test_a_sum_with_overflow_does_not_show_the_sum_of_the_others() -> None:
+    """A server that cheats looks at the sum that it should not use."""
+    deployment = Deployment(4)
+    vectors = vectors_of(deployment.names)
+    vectors["party 03"][2] = 2.0 * largest(BITS, 4)
+    with pytest.raises(Overflow) as caught:
+        deployment.sum_of(vectors)
+    *_, last = caught.traceback
+    unmasked = last.frame.f_locals["total"][:-1]
+    others = plain([vectors[name] for name in deployment.names[:3]], 4)
+    assert len(unmasked) == len(others) and not (unmasked == others).any()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(Overflow, match="not finite"):

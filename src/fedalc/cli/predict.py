@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedalc.cli.options import ColumnOptions, with_options
+from fedalc.cli.options import FileOptions, with_options
 from fedalc.errors import ConfigError, DataError, FedalcError
 
 _FILE_NAME = re.compile(r"\S*(/\S*|\.[A-Za-z]\w{0,6}(\.gz|\.bz2)?)")  # words with a slash, or an ending such as .csv
@@ -33,7 +33,7 @@ def predict(
         ),
     ] = None,
     *,
-    columns: ColumnOptions,
+    columns: FileOptions,
     top: Annotated[int | None, typer.Option(min=1, help="labels per instance: 5, or with --threshold all")] = None,
     threshold: Annotated[
         str | None,

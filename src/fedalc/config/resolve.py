@@ -27,7 +27,7 @@ from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.dataset import Dataset
 from fedalc.data.load import has_parties, has_pictures
 from fedalc.data.pretrained.usual import is_for_texts, usual_size
-from fedalc.errors import ConfigError
+from fedalc.errors import NO_SEARCH, ConfigError
 
 
 def experiment(
@@ -52,7 +52,7 @@ def experiment(
     for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
         _merge(requested, table)
     for text in overrides:
-        _merge(requested, _parse_override(text))
+        _merge(requested, parse_override(text))
     name = _one_of(PRESETS, requested.get("preset", Experiment.model_fields["preset"].default), "preset")
     method = requested.get("method", _preset_file(name).get("method", Experiment.model_fields["method"].default))
     try:
@@ -79,6 +79,8 @@ def experiment(
     _merge(values, {"method": method, **requested})
     if "optimizer" not in requested.get("server", {}):
         _choose_optimizer(values)
+    if values.get("task") == "verification":
+        _choose_for_verification(values, requested.get("selection", {}))
     _fill_in(values, method)
     if (kind := method_facts(method).Options) is not None:
         options = checked_options(kind, values.get("options", {}))
@@ -139,7 +141,7 @@ def default_choice(
     for table in (_read_toml(as_path(file, "file")) if file else {}, settings):
         _merge(requested, table)
     for text in overrides:
-        _merge(requested, _parse_override(text))
+        _merge(requested, parse_override(text))
     dataset = requested.get("dataset", Experiment.model_fields["dataset"].default)
     pictures = "images" in requested or (isinstance(dataset, str) and has_pictures(dataset))
     if tune and (centralised := requested.get("method")) in ORACLES:
@@ -147,7 +149,7 @@ def default_choice(
     frozen = is_frozen(requested)
     if tune and pictures and not frozen:
         raise ConfigError(
-            "the search is for rows of features, not for pictures; leave out --tune, or use --pretrained",
+            f"the search is for rows of features, not for pictures; leave it out ({NO_SEARCH}), or use --pretrained",
             "tuning.search",
         )
     plain = {*PLAIN, "images", "tuning"} | ({"clients"} if requested.get("clients") == "parties" else set())
@@ -156,10 +158,16 @@ def default_choice(
         plain |= {"collection"}  # sums are for the exact methods alone, the join is the default
     plain |= {"secure_sums"} if tune else set()
     plain |= {"encoder"} if frozen else set()
+    if requested.get("task") == "verification" and "method" not in requested:
+        if tune:
+            raise ConfigError("the search chooses settings for classification; leave out --tune", "tuning.search")
+        return {"method": "fedalc-exact" if pictures and not frozen else "fedalc-plda"}
     if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)
-        return {} if tune is None else {"tuning": {"search": tune}}
+            method = {} if {"method", "preset"} & set(requested) else {"method": "fedalc-exact"}
+            return {**method, "tuning": {"search": True}}
+        return {} if tune is None else {"tuning": {"search": False}}
     if pictures and not frozen:
         return {"method": "fedalc-exact"}
     if tune is False:
@@ -184,7 +192,7 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
         for field in fields:
             if (name not in kept and field not in kept) or field in reasons:
                 reason = reasons.get(field, reasons.get(name, "the search chooses it"))
-                raise ConfigError(f"{reason}; leave it out, or leave out --tune", field)
+                raise ConfigError(f"{reason}; leave it out, or the search ({NO_SEARCH})", field)
 
 
 def for_data(settings: Experiment, data: Dataset) -> Experiment:
@@ -198,9 +206,10 @@ def for_data(settings: Experiment, data: Dataset) -> Experiment:
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:
     """Return the settings for data with this many labels: some methods need an axis for each."""
-    if not method_facts(settings.method).axis_per_label or settings.encoder.dim == labels:
+    dim = method_facts(settings.method).dim_for(settings.encoder.dim, labels)
+    if settings.encoder.dim == dim:
         return settings
-    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": labels})})
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": dim})})
 
 
 def _fill_in(values: dict[str, Any], method: str) -> None:
@@ -238,6 +247,16 @@ def _choose_optimizer(values: dict[str, Any]) -> None:
     server["optimizer"] = "newton" if linear and client.get("negatives") is None else "adam"
     if not linear:
         encoder["shortcut"] = False  # cg would solve for it
+
+
+def _choose_for_verification(values: dict[str, Any], requested: Mapping[str, Any]) -> None:
+    """Choose by the equal error rate, and hold out more records than usual: thresholds need them."""
+    selection, private = values.setdefault("selection", {}), values.get("privacy", {}).get("mechanism")
+    if "metric" not in requested:
+        parties = values.get("engine") == "flower"  # they count hits, and have no trials of impostors
+        selection["metric"] = "P@1" if parties else "EER"
+    if "validation" not in requested and selection.get("validation", 0.1) > 0 and private not in ("sums", "updates"):
+        selection["validation"] = 0.2
 
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:
@@ -311,7 +330,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
 
 
-def _parse_override(text: str) -> dict[str, Any]:
+def parse_override(text: str) -> dict[str, Any]:
+    """Parse section.setting=value, as --set takes it."""
     key, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
     if not equals or not key.strip():
         raise ConfigError(f"expected key=value, found {text!r}", "--set")

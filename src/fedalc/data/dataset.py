@@ -120,13 +120,15 @@ class Dataset:
     """How it was read: which columns were taken for what, and what was held out or left out."""
     table: TableSettings | None = field(default=None, compare=False)
     """Of data from a table: the settings, with the columns that were found."""
+    strangers: Split | None = None
+    """Records of nobody who is enrolled, without labels: only verification tests with them (docs/verification.md)."""
     pictures: PictureFeatures | None = field(default=None, compare=False)
     """What turned pictures into these features, if they were pictures; the saved model keeps it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise DataError(f"a dataset's name is a text, not {self.name!r:.60}")
-        for part in ("train", "test", "validation"):
+        for part in ("train", "test", "validation", "strangers"):
             split = getattr(self, part)
             if not isinstance(split, Split) and (split is not None or part == "train"):
                 raise DataError(f"dataset {self.name}: {part} should be a fedalc.Split(features, labels)")
@@ -134,7 +136,9 @@ class Dataset:
             raise DataError(f"dataset {self.name}: text should be a TextFeatures, not {self.text!r:.60}")
         if self.test is None:
             object.__setattr__(self, "test", self.train.rows(np.array([], dtype=np.int64)))
-        for part, split in self.splits.items():
+        if self.strangers is not None and self.strangers.labels.nnz:
+            raise DataError(f"dataset {self.name}: strangers have no labels: nobody enrolled them")
+        for part, split in (self.splits | ({} if self.strangers is None else {"strangers": self.strangers})).items():
             if len(split) == 0 and part != "test":
                 raise DataError(f"dataset {self.name}: {part} has no instances")
             for what, ours, theirs in (
@@ -159,6 +163,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items() if len(split))
+        sizes += "" if self.strangers is None else f", {len(self.strangers):,} strangers'"
         kind = "pictures" if isinstance(self.train.features, Images) else f"{self.feature_count:,} features"
         return f"<fedalc.Dataset {self.name}: {sizes} records, {kind}, {self.label_count:,} labels>"
 
@@ -190,6 +195,9 @@ class Dataset:
                 # The last bits of a network's outputs differ between machines.
                 _update(digest, split.features if split.pictures is None else split.pictures)
                 _update(digest, split.labels)
+        if self.strangers is not None:
+            digest.update(b"strangers\0")
+            _update(digest, self.strangers.features)
         if self.users is not None:
             digest.update("\0".join(self.users).encode())
         if self.train.parties is not None:

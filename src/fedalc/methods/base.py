@@ -36,6 +36,7 @@ from fedalc.models.class_embeddings import (
     simplex_rows,
     unit_rows,
 )
+from fedalc.models.model import Model
 from fedalc.models.sharding import Shard, shard_of
 
 STARTS = {
@@ -241,6 +242,17 @@ class Method(MethodFacts, ABC):
                 return counts / counts.sum()
             case other:
                 assert_never(other)
+
+    def summed_rows(self, model: Model) -> Tensor:
+        """For methods of one round: the rows that the clients' sums Σ x are multiplied with."""
+        return model.W
+
+    def fill(self, model: Model, sums: ClientSums) -> float:
+        """For methods of one round: solve, write the solution into the model, and return its loss."""
+        solution, loss = self.solve(sums)
+        (theta,) = model.theta
+        theta.copy_(solution)
+        return loss
 
     def solve(self, sums: ClientSums) -> tuple[Tensor, float]:
         """For methods of one round: return θ, from the clients' sums, and its loss."""

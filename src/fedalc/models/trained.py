@@ -100,8 +100,8 @@ class TrainedModel(Predictor):
                 "parties' key: fedalc key name-model RUN KEY NAMES"
             )
 
-    def save(self, folder: Path | str) -> None:
-        """Save the model as a folder. Replaces an older model there."""
+    def save(self, folder: Path | str, keep_previous: bool = False) -> None:
+        """Save the model as a folder. Replaces an older model there; with `keep_previous` it is kept as folder.old."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
         text_tensors, text_facts = text_parts(self.text)
         tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held), **text_tensors}
@@ -118,7 +118,7 @@ class TrainedModel(Predictor):
             **({} if self.pictures is None else {PICTURES: self.pictures.facts()}),
             **({"secret_rows": True} if self.secret_rows else {}),
         }
-        save_folder(model_folder(folder), tensors, facts)
+        save_folder(model_folder(folder), tensors, facts, keep_previous)
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> TrainedModel:

@@ -165,8 +165,8 @@ class PartySum:
 
     def mask(self, dealt: bytes, question: Question, vector: np.ndarray) -> tuple[np.ndarray, bytes]:
         """Step 3. Return the masked vector, with a one behind it that shows whether masks cancel, and the list of
-        parties whose shares for this party are not what they should be. If a number does not fit, the vector is zero
-        and the one says so: the server learns how many parties overflowed, and not which."""
+        parties whose shares for this party are not what they should be. If a number does not fit, the vector is random,
+        so that the sum is too, and the one says so: the server learns how many parties overflowed, and not which."""
         self._begin("masked")
         bad = self._open(Dealt.from_bytes(dealt))
         if vector.size != question.length:
@@ -175,7 +175,8 @@ class PartySum:
         try:
             masked[:-1] = encoded(vector, question.bits, len(self._roster.members))
         except Overflow:
-            self.overflowed, masked[:-1], masked[-1] = True, 0, 1 + OVERFLOWED
+            self.overflowed, masked[-1] = True, 1 + OVERFLOWED
+            masked[:-1] = np.frombuffer(secrets.token_bytes(8 * question.length), np.uint64)
         self._question, self._everyone = question.digest, question.everyone
         self._compared_with = question.compared_with
         add_mask(masked, self_key(self._session, self._seeds["self"]))

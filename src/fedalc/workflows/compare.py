@@ -229,7 +229,7 @@ def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str
 
 def write_comparison(comparison: Comparison) -> None:
     """Write the table, the plots and the page of a comparison into its folder."""
-    from fedalc.report import page, plots, tables
+    from fedalc.report import error_curves, page, plots, tables
 
     assert comparison.folder is not None
     results = [dict(result) for result in comparison.results]
@@ -240,4 +240,5 @@ def write_comparison(comparison: Comparison) -> None:
     plots.precision_for_bytes(histories, comparison.folder / "bytes.png")
     plots.comparison_bars(results, comparison.folder / "precision.png")
     plots.cosine_heatmap(comparison.embeddings(), comparison.folder / "cosines.png")
+    error_curves.write_comparison_curves(comparison.folder, results)
     page.write_comparison_page(comparison.folder, results, histories)

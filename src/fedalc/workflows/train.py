@@ -23,7 +23,7 @@ from fedalc.core.peak_memory import peak_mb, reset_peak
 from fedalc.core.progress_events import watching
 from fedalc.core.registry import ORACLES
 from fedalc.data import Dataset, ImageOptions, Images, Split
-from fedalc.errors import ConfigError, FedalcError, Interrupted
+from fedalc.errors import OVERWRITE, ConfigError, FedalcError, Interrupted, resuming
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
 from fedalc.oracles.training import OracleTraining
@@ -247,7 +247,7 @@ def fill_folder(
             if folder is None or not (folder / "config.toml").exists():
                 raise  # there is no run yet that could be resumed
             raise FedalcError(
-                f"{error}. What was saved before is intact: resume the run afterwards (--resume {folder})"
+                f"{error}. What was saved before is intact: resume the run afterwards ({resuming(folder)})"
             ) from error
     run = Run(settings, result.to_dict(), trained, folder, tuple(training.records))
     for callback in training.callbacks:
@@ -290,8 +290,10 @@ def _write_sheet(folder: Path, settings: Experiment, trained: TrainedModel | Tra
 
 
 def _write_page(folder: Path, result: Mapping[str, Any] | None = None) -> Path:
+    from fedalc.report.error_curves import write_error_curves
     from fedalc.report.page import write_page
 
+    write_error_curves(folder, read_result(folder) if result is None else result)
     return write_page(folder, result)
 
 
@@ -331,7 +333,7 @@ def train_or_continue(
             before = begun_with(settings, folder, data)
             if before is None:
                 made = other_data(folder, settings) or " with other settings"
-                raise OtherSettings(f"{folder} was made{made}; give another folder, or replace it (--overwrite)")
+                raise OtherSettings(f"{folder} was made{made}; give another folder, or replace it ({OVERWRITE})")
             settings = before
         if folder is not None and begun and (folder / "result.json").exists():
             return load_run(folder)
@@ -359,7 +361,7 @@ def load_run(folder: Path | str) -> Run:
     folder = as_path(folder, "folder")
     settings = read_settings(folder)
     if not (folder / "result.json").exists():
-        raise FedalcError(f"{folder}: this run has not finished; resume it with: fedalc train --resume {folder}")
+        raise FedalcError(f"{folder}: this run has not finished; resume it ({resuming(folder)})")
     return Run(settings, read_result(folder), load_model(folder / "model", allow_secret_rows=True), folder)
 
 

@@ -13,14 +13,16 @@ import torch
 
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
-from fedalc.deployment.flower.sum_messages import EVERY_ROW, LABEL_WEIGHTS, NOISED_COUNTS, RAREST
+from fedalc.deployment.flower.sum_messages import EVERY_ROW, LABEL_WEIGHTS, MEAN_SHARE, NOISED_COUNTS, RAREST
 from fedalc.deployment.flower.wire import BadMessage, config, unpack, unpack_all_rows
+from fedalc.methods import METHODS
 
 if TYPE_CHECKING:
     from fedalc.deployment.flower.work import Work
 
-OFF_BY = 2.0  # the factor by which n may differ from the party's own count: the join leaves out some records
+OFF_BY = 2.0  # with the join: the factor by which n may differ from the party's own count, since it leaves out records
 NOISE = 1000  # and by this many records, if n has noise
+UNIT = 1e-3  # by which the length of a row may differ from 1
 
 
 def check_own_part(work: Work, kind: str) -> None:
@@ -30,13 +32,13 @@ def check_own_part(work: Work, kind: str) -> None:
         _check_rows(work)
     if kind in ("train", "sums") and work.settings.weighs_labels:
         _check_weights(work)
+    by_mean = work.settings.client.loss != "hinge" and work.settings.client.set_size == "expected"
+    if kind != "rank" and by_mean and work.settings.collection.by == "sums":
+        _check_mean(work)
 
 
 def _check_labels(work: Work, kind: str) -> None:
-    """A question is about most of the party's records, and always about the same labels: two sums could differ by one
-    label's part."""
-    if kind != "rank" and 2 * work.federation.labels.nnz < work.trained_pairs:
-        raise BadMessage("asks about fewer than half of this party's records: others would stand out in the sum")
+    """Questions of a run are about the same labels with the same numbers."""
     asked = fingerprint(b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes())
     problem = "asks about other labels, or with other numbers, than before in this run"
     check_unchanged(work.context, work.question["run"], {f"sum labels {kind}": asked}, problem)
@@ -50,6 +52,9 @@ def _check_rows(work: Work) -> None:
     rows = unpack_all_rows(content, record, work.settings.dtype, count, work.width)
     if max(numbers) >= count or not torch.equal(rows[numbers], work.own_rows()):
         raise BadMessage("sends this party other rows than those that all parties get")
+    copies = METHODS[work.settings.method].sub_models(work.settings)
+    if ((rows.double().norm(dim=1) - copies**0.5).abs() > UNIT * copies).any():
+        raise BadMessage("sends rows that are not of length 1: labels of others would count for nothing")
 
 
 def _check_weights(work: Work) -> None:
@@ -65,9 +70,18 @@ def _check_weights(work: Work) -> None:
     said, client = config(content, "task", {RAREST: float, NOISED_COUNTS: bool}), work.settings.client
     with np.errstate(over="ignore"):
         n = (said[RAREST] + client.label_offset) * told.label_weights ** (-1 / client.label_power) - client.label_offset
-    own, slack = own_counts(work), NOISE if said[NOISED_COUNTS] else 1
-    if not ((n >= own / OFF_BY - slack) & (n <= own * OFF_BY + slack)).all():
+    own, factor, slack = own_counts(work), OFF_BY, NOISE if said[NOISED_COUNTS] else 1
+    if work.settings.collection.by == "sums":  # n is exact
+        factor, slack = 1.0, 0.01
+    if not ((n >= own / factor - slack) & (n <= own * factor + slack)).all():
         raise BadMessage("sends label weights that do not follow from this party's own numbers of records")
+
+
+def _check_mean(work: Work) -> None:
+    """If parties get the mean set size only, all get the same."""
+    mean, told = config(work.message.content, "task", {MEAN_SHARE: float})[MEAN_SHARE], work.method.told
+    if told is None or (told.shares != mean).any():
+        raise BadMessage("sends this party another mean set size than all parties get")
 
 
 def own_counts(work: Work) -> np.ndarray:

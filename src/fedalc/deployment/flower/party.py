@@ -102,8 +102,10 @@ class Party:
 
     @property
     def name(self) -> str:
-        """The name that the party chose; otherwise one derived from its pseudonyms, which is always the same."""
-        return self.client or "party-" + hashlib.sha256(self.pseudonyms.tobytes()).hexdigest()[:8]
+        """The name that the party chose; otherwise one that follows from its labels and the key, the same in every run:
+        parties compare lists of names over runs."""
+        hasher = self.hasher if self.collection.key is None else make_hasher(self.collection)
+        return self.client or "party-" + hashlib.sha256(hasher.labels(self.holding.names).tobytes()).hexdigest()[:8]
 
     def digests(self, encoder: SharedEncoder) -> np.ndarray:
         """Return the digest of every instance. `encoder` matters only for identity `embedding`."""

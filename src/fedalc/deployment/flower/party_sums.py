@@ -116,7 +116,7 @@ class _Sums:
 
         numbers, bad = self.step(seq, "masked", lambda party, known: mask(party))
         if any(overflowed):
-            log.warning("numbers do not fit into the fixed point of the secure sum (secure_sums.bits): zeros instead")
+            log.warning("numbers do not fit into the fixed point of a secure sum (secure_sums.bits): it has no result")
             check_asked(
                 self.context, self.run, "overflow", question.digest.hex(), partial(self.limits.check, "overflows")
             )

@@ -154,6 +154,18 @@ def all_label_count(question: dict[str, Any], limits: Limits) -> int:
     return count
 
 
+def check_all_labels(party: Party, question: dict[str, Any], out: np.ndarray, on_held_out: bool = False) -> None:
+    """Refuse a question of a secure sum that leaves out labels that the party trains on: two sums could differ by one
+    label's part, and a party that is asked about little adds next to nothing. `out`: which records are held out."""
+    labels = party.holding.split.labels
+    needed = (labels[~out].getnnz(axis=0) > 0) & (labels[out == on_held_out].getnnz(axis=0) > 0)
+    if missing := int(needed.sum() - needed[own_columns(party, question)].sum()):
+        raise BadMessage(
+            f"leaves out {missing} of this party's labels, in a run with secure sums. If another party claims them "
+            'too, share them (clients = "parties"), or leave them out here (--labels)'
+        )
+
+
 def own_columns(party: Party, question: dict[str, Any]) -> list[int]:
     """Return the columns of the party's labels that the question is about, in the question's order."""
     column = {pseudonym.tobytes(): number for number, pseudonym in enumerate(party.pseudonyms)}

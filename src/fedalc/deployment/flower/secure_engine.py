@@ -21,6 +21,7 @@ from fedalc.deployment.flower.sum_messages import (
     BUCKET_SUMS,
     EVERY_ROW,
     LABEL_WEIGHTS,
+    MEAN_SHARE,
     NOISED,
     NOISED_COUNTS,
     RANKING,
@@ -118,7 +119,10 @@ class SecureFlowerEngine(FlowerEngine):
         self.sums_of.traffic = self._traffic = Ledger()
         more["label-count"] = self.roster.label_count
         if self.settings.weighs_labels and kind != NOISED:
-            shared, more = shared | self._label_weights(), more | self._rarest()
+            records, values = self._weighing()
+            shared, more = shared | records, more | values
+        if self.settings.collection.by == "sums" and self.settings.client.set_size == "expected" and kind != NOISED:
+            more[MEAN_SHARE] = float(self.method.tell(np.zeros(1, dtype=np.int64), None).shares[0])
         noised, lost = kind == NOISED, set[int]()
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, round_number, attempt)
@@ -163,15 +167,12 @@ class SecureFlowerEngine(FlowerEngine):
 
         return content
 
-    def _label_weights(self) -> dict[str, ArrayRecord]:
-        """Return the weights of all labels. A party that has labels alone knows n, and so its weights, by itself."""
-        shares_labels = self.settings.clients == "parties"
-        return {LABEL_WEIGHTS: pack({"weights": self.method.label_weights.double()})} if shares_labels else {}
-
-    def _rarest(self) -> dict[str, float | bool]:
-        return {} if self.settings.clients == "parties" else {
-            RAREST: self.method.rarest, NOISED_COUNTS: self.roster.is_noised
-        }  # fmt: skip
+    def _weighing(self) -> tuple[dict[str, ArrayRecord], dict[str, int | float | str]]:
+        """Return what all parties get about label weights: all of them or, if each label is at one party, which knows
+        its n, the n of the rarest label. As records, and as values of the task."""
+        if self.settings.clients == "parties":
+            return {LABEL_WEIGHTS: pack({"weights": self.method.label_weights.double()})}, {}
+        return {}, {RAREST: self.method.rarest, NOISED_COUNTS: self.roster.is_noised}
 
     def _every_row(self, model: Model) -> dict[str, ArrayRecord]:
         whole = self.method.set_loss is not None and self.settings.client.negatives is None

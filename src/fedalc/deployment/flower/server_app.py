@@ -105,8 +105,9 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
         parts = [PartyPart(parties, census, deployment.max_norm, settings)]
         callbacks = [CensusKeeper(parties, census, folder), Spoken(1)]
         settings, tuning, resume = settled(settings, data, folder, resume, False, callbacks, parts, interrupt)
-    if for_labels(settings, data.label_count) != settings:  # parties accept only the settings they saw in the census
-        need = f"{settings.method} needs an axis for each of the parties' labels: use {data.label_count}"
+    wanted = for_labels(settings, data.label_count)
+    if wanted != settings:  # parties accept only the settings they saw in the census
+        need = f"{settings.method} with {data.label_count} labels of the parties: use {wanted.encoder.dim}"
         raise ConfigError(need, "encoder.dim")
     check_memory(settings, data)
     parties.say(described(settings, count))

@@ -17,9 +17,11 @@ EVERY_ROW = "every-row"  # all rows of W, to which the party's own must belong
 COUNTING = "counting"  # what whole numbers count, in a question before round 1
 BUCKET_SUMS = "bucket-sums"  # sums that all parties get; each looks up its own records there
 LABEL_WEIGHTS = "label-weights"  # a_u of all labels, if parties share labels
-RAREST, NOISED_COUNTS = "rarest", "noised-counts"  # in a task: n of the rarest label, and whether n has noise
+# In a task: n of the rarest label, whether n has noise, and 1/m for the mean set size m, if parties get only that.
+RAREST, NOISED_COUNTS, MEAN_SHARE = "rarest", "noised-counts", "mean-share"
 _RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent", "weights", LABEL_WEIGHTS, BUCKET_SUMS)
-_TASK = ("version", "run", "settings", "share", "search", "round", "label-count", "what", RAREST, NOISED_COUNTS)
+_TASK = ("version", "run", "settings", "share", "search", "round", "label-count", "what")
+_TASK += (RAREST, NOISED_COUNTS, MEAN_SHARE)
 _OWN = ("told", "holders", "rows", "sizes")  # records that are each party's own
 _OWN_TASK = ("labels", "numbers")
 _NOT_THE_SUBJECT = ("round",)
