@@ -149,9 +149,10 @@ def main() -> None:
         parser.error(f"no such job: {', '.join(sorted(unknown))}")
     sources = {"mobilenet": given.mobilenet, "efficientnet": given.efficientnet}
     file = OUT / "pretrained.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for name in given.jobs or JOBS:
-        results[name] = JOBS[name](sources)
+        found = JOBS[name](sources)
+        results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}  # others may write to it too
+        results[name] = found
         write_text(file, json.dumps(results, indent=1) + "\n")
         write_text(OUT / "pretrained.md", page(results))
 
