@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from itertools import count
@@ -31,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("long")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while modules are imported: what they make stays, and each search looks at all of it."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 # Some virtual machines announce matrix instructions (AMX) that they cannot run, and a product in bfloat16 then ends the
 # process. The tests do without them.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -53,6 +64,7 @@ def privacy_ledger(_ledgers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 FIGURES = {
     "fedalc.report.page": ("panel_svg", "bars_svg"),
     "fedalc.report.sweep_figures": ("plot_sweep",),
+    "fedalc.report.error_curves": ("write_error_curves", "write_comparison_curves"),
     "fedalc.report.plots": ("learning_curves", "precision_for_bytes", "comparison_bars", "cosine_heatmap"),
 }
 
@@ -70,10 +82,15 @@ def _undrawn() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def figures(_undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the figures, as for a user."""
-    for name, draw in _undrawn.items():
-        monkeypatch.setattr(name, draw)
+def draw(_undrawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Draw the figures that a test names."""
+    return lambda *names: [monkeypatch.setattr(name, _undrawn[name]) for name in names]
+
+
+@pytest.fixture
+def figures(_undrawn: dict[str, Any], draw: Callable[..., None]) -> None:
+    """Draw all figures, as for a user."""
+    draw(*_undrawn)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,6 +99,15 @@ def _remembered_dropout() -> Iterator[None]:
     chance = import_module("fedalc.models.encoders.chance")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chance, "_random_factors", lru_cache(32)(chance._random_factors))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remembered_commands() -> Iterator[None]:
+    """Let typer read the signatures of an app's commands once: it takes longer than most commands."""
+    testing = import_module("typer.testing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", lru_cache(None)(testing._get_command))
         yield
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,8 @@ def test_predict_refuses_other_features(folder: Path) -> None:
     assert "other.txt" in error and "300" in error
 
 
-@pytest.mark.usefixtures("figures")
-def test_compare_makes_table_curves_and_page_and_continues(folder: Path) -> None:
+def test_compare_makes_table_curves_and_page_and_continues(folder: Path, draw: Callable[..., None]) -> None:
+    draw("fedalc.report.plots.learning_curves")
     command = ["compare", "--dataset", "mine", "--methods", "fedavg,fedalc", "--seeds", "0,1", "--name", "c", *TINY]
     text = run(*command, cwd=folder).stdout
     assert "fedavg" in text and "fedalc" in text
@@ -241,6 +242,7 @@ def test_a_setting_without_effect_is_noted_in_one_line(
     assert error.startswith("error: ") and "no train file" in error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_a_wrong_setting_is_refused_before_torch_is_loaded(tmp_path: Path, command: str) -> None:
     code = (

@@ -75,8 +75,8 @@ def test_every_method_on_moved_pictures_of_a_sample(method: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"block_rows": 1},
         {"block_rows": 7, "images": {"augment": "mirror"}, "server": {"participation": 0.6}},
+        {"block_rows": 1},
         {"client": {"sample": 0.15}},  # some clients have none of their pictures
         {"client": {"sample": 0.6, "weight_decay": 0.3}, "server": {"weights": "uniform"}},
         {"method": "fedmlh", "encoder": {"dropout": 0.4}, "images": {"augment": "mirror"}},

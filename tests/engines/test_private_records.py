@@ -32,7 +32,7 @@ from fedalc.training.federated import FederatedTraining
 from tests.problems import federated, random_split, small_dataset
 
 TRAIN = random_split(40, 12, 6, seed=5)
-SECRET = {"mechanism": "sums", "epsilon": 4.0, "noise": "seeded"}
+SECRET = {"mechanism": "sums", "epsilon": 1.0, "noise": "seeded"}
 
 
 def settings_for(**changes: Any) -> Experiment:

@@ -35,6 +35,7 @@ def test_fused_equals_clients(rule: str, method: str, participation: float) -> N
     assert_equal(method=method, server=server)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", ROBUST)
 def test_a_users_clients_are_one_party(rule: str) -> None:
     server = {"aggregation": rule, "optimizer": "momentum"}

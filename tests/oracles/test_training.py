@@ -41,7 +41,7 @@ DATA = make_demo(DemoSize(train=200, test=60, words=200))
 OWN_ORACLES = ["sleec", "ovr", "mlp"]  # those of other packages: test_peers.py
 SMALL: dict[str, Any] = {
     "sleec": {"dim": 10, "neighbours": 20, "nearest": 10},
-    "mlp": {"hidden": 64, "epochs": 12, "batch_size": 16, "learning_rate": 0.02, "dropout": 0.0},
+    "mlp": {"hidden": 32, "epochs": 6, "batch_size": 32, "learning_rate": 0.05, "dropout": 0.0},
 }
 
 

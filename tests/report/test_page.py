@@ -16,7 +16,7 @@ from fedalc.report.page import sentence, write_comparison_page, write_page
 from fedalc.runs.folder import SHEET
 from tests.report.results import record, result
 
-pytestmark = pytest.mark.usefixtures("figures")
+drawn = pytest.mark.usefixtures("figures")
 
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
 
@@ -57,6 +57,7 @@ class _Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
+@drawn
 def test_run_page(tmp_path: Path) -> None:
     records = [record(9), record(18), record(18, "refit")]
     path = write_page(run_folder(tmp_path, records, config="[encoder]\ndim = 512\n"))
@@ -90,22 +91,26 @@ def test_a_contact_sheet_is_part_of_the_page(tmp_path: Path) -> None:
     assert page.count("<img") == 1 and '; img-src data:">' in page
 
 
+@drawn
 @pytest.mark.long
 def test_same_files_same_page(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [record(1), record(2)])
     assert write_page(folder).read_bytes() == write_page(folder).read_bytes()
 
 
+@drawn
 def test_run_without_validation(tmp_path: Path) -> None:
     page = page_of(write_page(run_folder(tmp_path, [record(5, "fit")], selection=None)))
     assert page.count("<svg") == 2 and "not evaluated by round" in page and "validation, round" not in page
 
 
+@drawn
 @pytest.mark.parametrize("records", [[], [record(1)], [record(1, loss=math.nan, metrics={}, collapse={})]])
 def test_run_page_with_little_history(records: list[dict[str, Any]], tmp_path: Path) -> None:
     assert "</html>" in page_of(write_page(run_folder(tmp_path, records)))
 
 
+@drawn
 def test_run_page_with_missing_and_nan_fields(tmp_path: Path) -> None:
     page = page_of(write_page(run_folder(tmp_path, [], metrics={"P@1": math.nan}, collapse={}, versions=None)))
     assert "<td>nan</td>" in page
@@ -119,6 +124,7 @@ def test_unfinished_run_has_no_page(tmp_path: Path) -> None:
         write_page(tmp_path)
 
 
+@drawn
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     folder = run_folder(
         tmp_path,
@@ -137,6 +143,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in page
 
 
+@drawn
 def test_comparison_page(tmp_path: Path) -> None:
     results = [
         result(),
@@ -153,6 +160,7 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "| fedavg | 2 | 55.00 ± 7.07 |" in page
 
 
+@drawn
 @pytest.mark.long
 def test_all_methods_with_histories_of_different_length(tmp_path: Path) -> None:
     lengths = {name: 200 for name in (*METHODS, *ORACLES)} | {"fedalc-exact": 25, "fedalc-oneshot": 1}

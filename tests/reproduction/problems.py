@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ CELLS = {
     "strong/fedalc-lambda-10": 'method = "fedalc"\nregularizer.lambda = 10.0',
     "strong/fedalc": 'method = "fedalc"',
 }
+size_of = cache(encoder_size)
 TINY = ["encoder.dim=8", "encoder.embedding=8", "encoder.hidden=[8]", "selection.every=1", "server.ema=0.0"]
 
 
@@ -116,4 +118,4 @@ def from_shapes(settings: Experiment, labels: int) -> Round:
     each = encoder_traffic(settings, 0, Shape(labels, clients=1, pairs=0)).round
     statistics = 4 * 53_120 if settings.encoder.norm == "batch" else 0
     ledger = Ledger(each.down + statistics, each.up + statistics)
-    return Round(encoder_size(0, settings.encoder), ledger, ledger)
+    return Round(size_of(0, settings.encoder), ledger, ledger)

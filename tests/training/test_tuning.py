@@ -272,7 +272,10 @@ def test_when_there_is_a_search() -> None:
         ({"method": "fedavg"}, "chooses settings of fedalc-exact"),
         ({"method": "fedalc-exact", "encoder": {"name": "mlp"}}, "linear encoders"),
         ({"method": "fedalc-exact", "privacy": {"epsilon": 1}, "client": {"set_size": "expected"}}, "does not cover"),
-        ({"method": "fedalc-exact", "selection": {"metric": "mAP"}}, "positive-only parties can count"),
+        (
+            {"method": "fedalc-exact", "selection": {"metric": "mAP"}, "engine": "flower"},
+            "positive-only parties can count",
+        ),
     ],
     ids=str,
 )

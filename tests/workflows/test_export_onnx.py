@@ -52,9 +52,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-LONG = ("mlp", "mixed precision", "random cosines", "fedmlh")
-
-
 @pytest.fixture(autouse=True)
 def own_encoder() -> Iterator[None]:
     before = dict(ENCODERS._registered)
@@ -64,8 +61,8 @@ def own_encoder() -> Iterator[None]:
     ENCODERS._registered.update(before)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_onnxruntime_gives_the_labels_and_scores_of_predict(tmp_path: Path, case: str) -> None:
     model = make_model(**CASES[case])
     model.save(tmp_path / "model")
@@ -88,6 +85,7 @@ def test_a_calibrated_model_gives_probabilities_too(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     (found,) = session.run(["probabilities"], {"features": X.toarray()})
     np.testing.assert_allclose(found, model.predict_proba(X), atol=1e-5)
+    compare(model, X, tmp_path / "model.onnx", "features", X.toarray())
     assert found.dtype == np.float32 and (found[:, ~model.held] == 0).all() and 0.1 < found[:, model.held].mean() < 0.9
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ def swept(folder: Path, ridges: list[float] = RIDGES, **keys: Any) -> fedalc.Swe
     return fedalc.sweep({"server.ridge": ridges}, folder=folder, **keys)
 
 
-@pytest.mark.usefixtures("figures")
-def test_the_best_by_validation_is_trained_and_tested(tmp_path: Path) -> None:
+def test_the_best_by_validation_is_trained_and_tested(tmp_path: Path, draw: Callable[..., None]) -> None:
+    draw("fedalc.report.sweep_figures.plot_sweep")
     data = small_dataset(instances=120)
     done = swept(tmp_path / "sweep", dataset=data)
     by_hand = {}
@@ -184,6 +185,7 @@ def test_a_sweep_needs_validation_data_and_no_search(tmp_path: Path) -> None:
         swept(tmp_path / "sweep", method="fedalc-exact", tuning={"search": True})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_every_number_of_settings_can_be_drawn(tmp_path: Path, count: int) -> None:
     names = [f"section.setting_{number}" for number in range(count)]
@@ -203,6 +205,7 @@ def test_grids_on_the_command_line() -> None:
             parse_grid(wrong)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 def test_the_command_prints_a_table_that_is_not_cut(
     tmp_path: Path, columns: str, monkeypatch: pytest.MonkeyPatch

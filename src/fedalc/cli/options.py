@@ -43,6 +43,10 @@ Preset = Annotated[
         autocompletion=_completing(PRESETS),
     ),
 ]
+Task = Annotated[
+    str | None,
+    typer.Option(help="classification, or verification: labels are persons, whose claimed identity is accepted or not"),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -98,6 +102,14 @@ EpsilonBudget = Annotated[
 TextEncoder = Annotated[
     Path | None,
     typer.Option(help="raw texts: folder of a sentence encoder, in transformers' or sentence-transformers' layout"),
+]
+Pretrained = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pretrained",
+        help="frozen network whose outputs are the features of pictures or texts: a folder, file or package:NAME; "
+        "repeat it to put several side by side. With a ResNet as --encoder: weights to start from",
+    ),
 ]
 Callbacks = Annotated[
     list[str] | None,
@@ -182,9 +194,11 @@ class TrainingOptions(TableOptions):
     """Of all commands that train."""
 
     preset: Preset = None
+    task: Task = None
     engine: Engine = None
     encoder: Encoder = None
     text_encoder: TextEncoder = None
+    pretrained: Pretrained = None
     rounds: Rounds = None
     device: Device = None
     memory_budget: MemoryBudget = None
@@ -205,7 +219,7 @@ class TrainingOptions(TableOptions):
         """Return the settings that the user gave, also in options that only this command has."""
         asked = {
             name: value
-            for name in ("preset", "engine", "encoder", "rounds", "device", "memory_budget")
+            for name in ("preset", "task", "engine", "encoder", "rounds", "device", "memory_budget")
             if (value := getattr(self, name)) is not None
         }
         asked |= {name: value for name, value in more.items() if value is not None}
@@ -213,6 +227,10 @@ class TrainingOptions(TableOptions):
             asked["encoder"] = {"name": asked["encoder"]}
         if self.text_encoder is not None:
             asked["text"] = {"encoder": str(self.text_encoder.resolve())}  # config.toml can be read from anywhere
+        if self.pretrained:
+            sources = [absolute_weights(source) for source in self.pretrained]
+            weights = {"pretrained": sources[0] if len(sources) == 1 else sources}
+            asked["encoder"] = {**asked.get("encoder", {}), **weights}
         if "dataset" in asked:
             asked["dataset"] = absolute_dataset(asked["dataset"])
         return asked | collection_settings(self.collection) | super().settings()
@@ -247,6 +265,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def absolute_dataset(dataset: str) -> str:
     """Return the path of a file or folder in full, so that config.toml can be read from anywhere; a name unchanged."""
     return dataset if is_known(dataset) or not Path(dataset).exists() else str(Path(dataset).resolve())
+
+
+def absolute_weights(source: str) -> str:
+    """Return the path of pretrained weights in full; a name of the hub or a package unchanged."""
+    return str(Path(source).resolve()) if Path(source).exists() else source
 
 
 def short_name(dataset: str) -> str:

@@ -60,6 +60,10 @@ def predict(
     text_encoder: Annotated[
         Path | None, typer.Option(help="where the sentence encoder of training is now, if it was moved")
     ] = None,
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option("--pretrained", help="where the frozen network of training is now, if it was moved"),
+    ] = None,
 ) -> None:
     """Predict the best labels of new instances, with names and scores.
 
@@ -89,6 +93,7 @@ def predict(
         sheet_pictures=sheet_pictures,
         device=device,
         text_encoder=text_encoder,
+        pretrained=pretrained or (),
         columns=columns.columns(),
     )
 

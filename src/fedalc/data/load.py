@@ -19,6 +19,7 @@ from fedalc.data.images.images import ImageOptions
 from fedalc.data.images.load import load_pictures
 from fedalc.data.parties import party_folders, read_parties
 from fedalc.data.synthetic.demo import make_demo
+from fedalc.data.synthetic.identities import make_identities
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
 from fedalc.data.text.base import TextFeatures
@@ -70,6 +71,8 @@ def _load_known(
 ) -> Dataset:
     if entry.name == "demo":
         return make_demo()
+    if entry.name == "identities":
+        return make_identities()
     if entry.name == "mosaics":
         return _of_size(make_mosaics(), images)
     if entry.like is not None:

@@ -33,7 +33,18 @@ BEFORE = {"server": {"aggregation": "mean"}}  # defaults of older versions whose
 TUNING = "tuning.jsonl"  # what a search for settings tried
 TRACKING = "tracking"  # local files of trackers
 MLFLOW_DATABASE, MLFLOW_ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # beside run folders: of all runs together
-FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG, TUNING)
+CURVES = ("det.png", "roc.png")  # of runs of the task verification
+FILES = (
+    "config.toml",
+    "history.jsonl",
+    "result.json",
+    "report.html",
+    "privacy.json",
+    SHEET,
+    PARTIES_LOG,
+    TUNING,
+    *CURVES,
+)
 FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS, TRACKING)
 LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
 LOCK_ATTEMPTS = 100  # an attempt fails only if another process removes the folder at that moment

@@ -22,7 +22,7 @@ from fedalc.core.interrupt import Interrupt
 from fedalc.core.peak_memory import peak_mb, reset_peak
 from fedalc.core.progress_events import watching
 from fedalc.core.registry import ORACLES
-from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
+from fedalc.data import Dataset, ImageOptions, Images, Split
 from fedalc.errors import OVERWRITE, ConfigError, FedalcError, Interrupted, resuming
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
@@ -42,7 +42,15 @@ from fedalc.runs.result import Result, read_result, write_result
 from fedalc.training.base import AnyTraining, listening
 from fedalc.training.callbacks import Callback, checked_callbacks, part_watcher
 from fedalc.training.selection import Training
-from fedalc.workflows.inputs import NOT_GIVEN, describe, given_data, own_data, register_own_encoder
+from fedalc.workflows.inputs import (
+    NOT_GIVEN,
+    as_features,
+    describe,
+    given_data,
+    load_data,
+    own_data,
+    register_own_encoder,
+)
 from fedalc.workflows.load_model import load_model
 from fedalc.workflows.preflight import check_document_counts, check_kind, check_memory, check_processes
 from fedalc.workflows.progress_bars import progress_shown
@@ -152,11 +160,10 @@ def _train(
             # Several processes wait until the first one has read the pictures.
             options = image_options(settings, callbacks, wait=distributed.here().count > 1)
             with distributed.in_turn():
-                data = load_dataset(
-                    settings.dataset, data_dir, images=options, table=settings.table, text=settings.text
-                )
+                data = load_data(settings, data_dir, options)
             for callback in callbacks:
                 callback.loaded(data)
+        data = as_features(settings, data)
         settings = for_data(settings, data)
         if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
@@ -277,13 +284,16 @@ def _save(
 def _write_sheet(folder: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:
     from fedalc.report.contact_sheet import write_test_sheet
 
-    if isinstance(trained, TrainedModel) and isinstance(test.features, Images) and len(test):
+    shown = isinstance(test.features, Images) or test.pictures is not None
+    if isinstance(trained, TrainedModel) and shown and len(test):
         write_test_sheet(folder / SHEET, trained, test, settings.seed)
 
 
 def _write_page(folder: Path, result: Mapping[str, Any] | None = None) -> Path:
+    from fedalc.report.error_curves import write_error_curves
     from fedalc.report.page import write_page
 
+    write_error_curves(folder, read_result(folder) if result is None else result)
     return write_page(folder, result)
 
 
@@ -295,8 +305,9 @@ def write_report(folder: Path | str, data_dir: Path | str | None = None) -> Path
     with only_writer(folder):
         run = load_run(folder)
         clear_leftovers(folder)
-        if run.settings.encoder.is_image and not (folder / SHEET).exists():
-            data = load_dataset(run.settings.dataset, data_dir, images=image_options(run.settings))
+        encoder = run.settings.encoder
+        if (encoder.is_image or encoder.frozen) and not (folder / SHEET).exists():
+            data = load_data(run.settings, data_dir, image_options(run.settings))
             _write_sheet(folder, run.settings, run.model, data.test)
         return _write_page(folder)
 
@@ -355,11 +366,14 @@ def load_run(folder: Path | str) -> Run:
 
 
 def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:
-    """Return the options for reading pictures. Without `wait`, training starts while they are still being read."""
+    """Return the options for reading pictures. Without `wait`, training starts while they are still being read, unless
+    it is on their features."""
 
     def progress(done: int, pictures: int) -> None:
         for callback in callbacks:
             callback.reading(done, pictures)
 
     images = settings.images
-    return ImageOptions(images.size, images.difficult, images.broken, wait=wait, progress=progress)
+    frozen = settings.encoder.frozen
+    fit = images.fit if frozen else "crop"
+    return ImageOptions(images.size, images.difficult, images.broken, fit, wait or frozen, progress)

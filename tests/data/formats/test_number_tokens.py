@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedalc.data.formats.number_tokens import Tokens, decimal_numbers, separator_table, whole_numbers
@@ -48,7 +48,8 @@ NUMBER_TEXTS = st.one_of(
 )
 
 
-@given(st.lists(NUMBER_TEXTS, min_size=1))
+@settings(max_examples=50, deadline=None)
+@given(st.lists(NUMBER_TEXTS, min_size=1, max_size=20))
 def test_decimal_numbers_are_exactly_what_python_reads(words: list[str]) -> None:
     words = [word for word in words if word.isascii()] or ["0"]
     found = decimal_numbers(find(words), slice(None))

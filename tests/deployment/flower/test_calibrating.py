@@ -25,7 +25,7 @@ from tests.deployment.flower.problem import Nodes, notes, run
 from tests.deployment.flower.test_shared_labels import PARTIES, SQUARE, for_three, joined
 
 ASKING = SQUARE | {"server.optimizer": "cg", "selection.every": 4, "encoder.features": "raw"}
-CONFIG = {"held-out-share": 0.5, "num-server-rounds": 8}
+CONFIG = {"held-out-share": 0.5, "num-server-rounds": 4}
 
 
 @pytest.fixture
@@ -101,6 +101,7 @@ def test_when_there_are_none(
     assert why in read_result(tmp_path / "run")["calibration"]["left_out"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bound", ["calibrations", "rankings"])
 def test_a_party_that_refuses(tmp_path: Path, nodes: Nodes, bound: str) -> None:
     """Its labels have no threshold of their own: others score its records, but only it knows the hits."""

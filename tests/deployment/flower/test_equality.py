@@ -54,7 +54,7 @@ def test_every_method(
     assert_equal(tmp_path, train, parties, method, SETTINGS | {"server.weights": weights})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed"])
 def test_in_float64_with_minibatches_and_some_clients_a_round(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], method: str
@@ -71,7 +71,7 @@ DESIGNS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("design", ["constant", "random", "random alone"])
 @pytest.mark.parametrize("method", ["fedalc", "fedmlh"])
 def test_linear_encoders(
@@ -82,6 +82,7 @@ def test_linear_encoders(
     assert_equal(tmp_path, train, parties, method, SETTINGS | linear | DESIGNS[design])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("design", ["constant", "random"])
 def test_conjugate_gradients_on_more_columns(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], design: str
@@ -90,6 +91,7 @@ def test_conjugate_gradients_on_more_columns(
     assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square | DESIGNS[design])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "server.optimizer": "cg", "dtype": "float64"}
@@ -119,7 +121,7 @@ def test_losses_over_all_labels(
     assert_equal(tmp_path, train, parties, "fedalc-exact", asking)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("encoder", ["an axis per label", "fewer columns than labels", "mlp"])
 @pytest.mark.parametrize("loss", ["logistic", "squared-hinge"])
 def test_a_sample_of_the_labels(
@@ -141,7 +143,7 @@ def test_losses_over_all_labels_with_other_fixed_rows(
     assert_equal(tmp_path, train, parties, method, asking)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "design", ["linear", *(pytest.param(name, marks=pytest.mark.long) for name in ("constant", "random"))]
 )
@@ -176,5 +178,5 @@ def test_one_round_with_an_axis_per_label(
 def test_an_axis_per_label_has_to_be_asked_for(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"encoder\.dim: fed3r needs an axis for each of the parties' labels: use 7"):
+    with pytest.raises(ConfigError, match=r"encoder\.dim: fed3r with 7 labels of the parties: use 7"):
         run(LocalGrid(parties), tmp_path / "run", asked("fed3r", LINEAR))

@@ -231,7 +231,7 @@ def test_sums_are_sent_once_for_all_penalties_and_powers(whole: tuple[LocalGrid,
     assert result["bytes_down"] < sum(grid.bytes_down.values())
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("t", ["train.sums", "train.curvature"])
 def test_a_stopped_search_goes_on(tmp_path: Path, whole: tuple[LocalGrid, Path], parties: Nodes, t: str) -> None:
     """In the first Newton step, which needs sums, and in one by products."""

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_simulation_of_a_folder_is_its_deployment(
     tmp_path: Path, nodes: dict[int, dict[str, Any]], case: str
@@ -126,7 +126,7 @@ def joined(clinics: Path, key: str, share: float = 0.3) -> tuple[Split, np.ndarr
 
 def test_parties_measure_what_one_place_would(tmp_path: Path, clinics: Path, nodes: dict[int, dict[str, Any]]) -> None:
     """P@k and nDCG@k: a hit that two parties see counts once."""
-    config = {"held-out-share": 0.3, "num-server-rounds": 12}
+    config = {"held-out-share": 0.3, "num-server-rounds": 4}
     asking = SQUARE | {"server.optimizer": "cg", "selection.every": 4, "encoder.features": "raw"}
     found = run(LocalGrid(nodes), tmp_path / "run", for_three("fedalc-exact", asking, **config))
     whole, out = joined(clinics, nodes[7]["key"])
@@ -217,6 +217,7 @@ def test_the_setting_reaches_the_parties(tmp_path: Path, nodes: dict[int, dict[s
     assert isinstance(task, ConfigRecord) and '"clients": "parties"' in str(task["settings"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", ["exact, cg", "exact, newton", "oneshot"])
 def test_by_secure_sums_too(tmp_path: Path, nodes: dict[int, dict[str, Any]], case: str) -> None:
     method, settings = CASES[case]

@@ -40,7 +40,7 @@ def test_by_hand() -> None:
     assert [row.tobytes() for row in joined.pseudonyms] == sorted(rows_of(*"uvw")[i].tobytes() for i in range(3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_order_parts_and_repetitions_do_not_matter(data: st.DataObject) -> None:
     """The result also equals counting Y, for identity `record`."""

@@ -38,14 +38,15 @@ def analytic_multiplier(epsilon: float, delta: float) -> float:
     return brentq(lambda z: analytic_delta(epsilon, z) - delta, 0.05, 1000)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("epsilon", [1.0, 0.1, 8.0])
 def test_one_release_is_the_analytic_gaussian_mechanism(epsilon: float) -> None:
     z = noise_multiplier(epsilon, DELTA, 1)
     assert z == pytest.approx(analytic_multiplier(epsilon, DELTA), rel=2e-3)
     assert analytic_delta(epsilon, z) <= DELTA
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("z", "steps"), [(10.0, 100), (3.0, 7)])
 def test_releases_compose_as_one_with_less_noise(z: float, steps: int) -> None:
     """k Gaussians of z equal one of z/√k, because their signals add up along one line."""
@@ -64,7 +65,8 @@ def test_the_noise_keeps_the_promise_and_no_more(epsilon: float, steps: int, rat
     assert spent_epsilon(0.99 * z, DELTA, steps, rate) > epsilon
 
 
-@pytest.mark.parametrize(("z", "rate"), [(0.8, 0.1), (1.5, 0.3)])
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("z", "rate"), [(1.5, 0.3), (0.8, 0.1)])
 def test_one_release_of_a_sample_by_hand(z: float, rate: float) -> None:
     """δ = ∫ max(0, P - e^ε Q), with Q = N(0, z²) and P = (1 - q) N(0, z²) + q N(1, z²): P outweighs e^ε Q from x on."""
     epsilon = 0.4
@@ -147,6 +149,7 @@ def test_releases_of_different_kinds_compose() -> None:
     assert epsilon_of([], DELTA) == 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("others", [0, 1, 4])
 @pytest.mark.parametrize("too_low", [0, 2])
 def test_a_published_list_of_labels_keeps_the_promise_in_every_outcome(others: int, too_low: int) -> None:

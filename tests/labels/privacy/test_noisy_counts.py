@@ -24,7 +24,8 @@ def released(label_sets: csr_matrix) -> np.ndarray:
     return np.concatenate([[known.instances], known.counts, pairs])
 
 
-@pytest.mark.parametrize(("labels", "instances", "m"), [(4, 2, 1), (4, 2, 2), (4, 2, 3), (4, 2, 4), (3, 3, 2)])
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("labels", "instances", "m"), [(4, 2, 1), (4, 2, 2), (4, 2, 3), (3, 3, 2), (4, 2, 4)])
 def test_sensitivity_over_all_neighbours_of_all_small_datasets(labels: int, instances: int, m: int) -> None:
     sets = [list(s) for size in range(m + 1) for s in combinations(range(labels), size)]
     largest = 0.0

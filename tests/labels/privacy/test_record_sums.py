@@ -141,6 +141,10 @@ def test_multiplier_is_that_of_the_gaussian_mechanism() -> None:
     delta = norm.cdf(1 / (2 * z) - z) - math.e * norm.cdf(-1 / (2 * z) - z)
     assert delta <= 1e-5
     assert z == pytest.approx(3.7306, rel=2e-3)
+
+
+@pytest.mark.long
+def test_multiplier_of_a_very_large_epsilon() -> None:
     assert sums_multiplier(1000.0, 1e-5, 1) == sums_multiplier(50.0, 1e-5, 1)
 
 

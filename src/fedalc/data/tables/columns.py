@@ -31,6 +31,8 @@ SPLIT_OF = {
     "train": "train", "training": "train", "test": "test", "testing": "test", "validation": "validation",
     "valid": "validation", "val": "validation", "dev": "validation",
 }  # fmt: skip
+STRANGERS = ("stranger", "strangers")
+"""Values of a split column: records of nobody who is enrolled, to test verification with."""
 _BOTH = "table={'text_columns': …, 'label_columns': …}"
 _NAMED = 12
 """Columns named in a message."""

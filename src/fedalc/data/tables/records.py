@@ -18,7 +18,7 @@ from fedalc.data.limits import MOST_LABELS
 from fedalc.data.places import Places
 from fedalc.data.storage import safe_name
 from fedalc.data.tables.cells import as_flag, as_text, in_words, is_list, is_missing, is_nested, kind_of
-from fedalc.data.tables.columns import SPLIT_OF, Columns
+from fedalc.data.tables.columns import SPLIT_OF, STRANGERS, Columns
 from fedalc.data.tables.label_cells import AS_LIST, found_separator, labels_in, several_kinds, with_kind
 from fedalc.data.tables.source import Block, Source
 from fedalc.errors import DataError, either, either_setting
@@ -103,11 +103,12 @@ def _by_split(every: Records, names: Sequence[str]) -> tuple[dict[str, Records],
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
-    left_out = {name or "none": len(found) for name, found in rows.items() if name not in SPLIT_OF}
+    known = SPLIT_OF | dict.fromkeys(STRANGERS, "strangers")
+    left_out = {name or "none": len(found) for name, found in rows.items() if name not in known}
     merged: dict[str, list[int]] = {}
     for name, found in rows.items():
-        if name in SPLIT_OF:
-            merged.setdefault(SPLIT_OF[name], []).extend(found)
+        if name in known:
+            merged.setdefault(known[name], []).extend(found)
     return {split: every.rows(np.array(sorted(found))) for split, found in merged.items()}, left_out
 
 

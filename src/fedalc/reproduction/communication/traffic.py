@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.config.schema import EncoderSettings
 from fedalc.engines.traffic import Ledger
 from fedalc.labels.collection.messages import PSEUDONYM_BYTES
 from fedalc.methods import METHODS
@@ -51,9 +53,16 @@ class Traffic:
 
 def encoder_traffic(settings: Experiment, features: int, shape: Shape) -> Traffic:
     """Return the traffic with the encoder of these settings. A ResNet ignores the number of features."""
+    known = 0 if settings.encoder.is_image else features
+    return traffic(settings, _shapes(known, settings.encoder, settings.dtype), shape)
+
+
+@cache
+def _shapes(features: int, settings: EncoderSettings, dtype: str) -> tuple[Tensor, ...]:
+    """Return θ without values. A table has many cells of one encoder, and building a ResNet takes a while."""
     with torch.device("meta"):
-        encoder = make_encoder(features, settings.encoder, torch.Generator("cpu"))
-    return traffic(settings, list(encoder.to(getattr(torch, settings.dtype)).parameters()), shape)
+        encoder = make_encoder(features, settings, torch.Generator("cpu"))
+    return tuple(encoder.to(getattr(torch, dtype)).parameters())
 
 
 def traffic(settings: Experiment, theta: Sequence[Tensor], shape: Shape) -> Traffic:
