@@ -17,6 +17,7 @@ import urllib.request
 
 import pytest
 
+from tests.data.pretrained.networks import SIDE, save_resnet
 from tests.wheel.home import CLEAN, ROOT, WRITE_DEMO, Home
 
 pytestmark = pytest.mark.long
@@ -62,8 +63,9 @@ def test_every_command_of_readme_is_here() -> None:
 
 
 def test_on_the_command_line(home: Home) -> None:
-    """All in one test: commands use what those before them have made."""
+    """All in one test: commands use what those before them have made. FOLDER is one with a small network."""
     assert home.messages.is_file() and home.data.is_dir()
+    save_resnet(home.folder / "FOLDER", size=SIDE)
     for line in LINES:
         if line.startswith(APART) or (not CLEAN and any(part in line for part in LONG)):
             continue

@@ -88,6 +88,15 @@ def test_options_that_readme_names(home: Home, name: str) -> None:
     home.fedalc("train", "--dataset", "bibtex", *NAMED[name].split(), "--name", name, *few)
 
 
+def test_persons(home: Home) -> None:
+    home.fedalc("train", "--task", "verification", "--dataset", "identities", "--name", "persons")
+    home.python(
+        "import fedalc, numpy\nrecords = fedalc.load_dataset('identities').test\n"
+        "numpy.savez('new.npz', X=records.features[:1].toarray())\nassert records.labels[0].indices.tolist() == [0]"
+    )
+    assert "accepted" in home.fedalc("verify", "runs/persons", "new.npz", "--claim", "person 1")
+
+
 @pytest.mark.skipif(not CLEAN, reason="a minute: make wheel-test")
 def test_communication(home: Home) -> None:
     home.fedalc("reproduce", "communication")
