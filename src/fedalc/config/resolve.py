@@ -27,7 +27,7 @@ from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.dataset import Dataset
 from fedalc.data.load import has_parties, has_pictures
 from fedalc.data.pretrained.usual import is_for_texts, usual_size
-from fedalc.errors import NO_SEARCH, ConfigError
+from fedalc.errors import NO_SEARCH, ConfigError, either
 
 
 def experiment(
@@ -111,8 +111,8 @@ def _use_pretrained(requested: dict[str, Any]) -> None:
 
 def is_frozen(requested: Mapping[str, Any]) -> bool:
     """Return whether settings, not yet complete, ask for features of a frozen network and no more of [encoder]."""
-    encoder = requested.get("encoder")
-    if not isinstance(encoder, Mapping):  # a network of the user's
+    encoder = requested.get("encoder", {})
+    if not isinstance(encoder, Mapping):  # a mistake, which checking the settings names
         return False
     return "pretrained" in encoder and set(encoder) <= FROZEN and encoder.get("frozen", True) is True
 
@@ -151,7 +151,8 @@ def default_choice(
     frozen = is_frozen(requested)
     if tune and pictures and not frozen:
         raise ConfigError(
-            f"the search is for rows of features, not for pictures; leave it out ({NO_SEARCH}), or use --pretrained",
+            f"the search is for rows of features, not for pictures; leave it out ({NO_SEARCH}), or use a "
+            "frozen network: " + either("--pretrained FOLDER", "encoder={'pretrained': FOLDER}"),
             "tuning.search",
         )
     plain = {*PLAIN, "images", "tuning"} | ({"clients"} if requested.get("clients") == "parties" else set())

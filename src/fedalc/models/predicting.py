@@ -18,7 +18,7 @@ from fedalc.core.blocks import DEFAULT_BUDGET, blocks
 from fedalc.data.images.images import Fit
 from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.text.base import TextFeatures
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError, FedalcError, either
 from fedalc.models.calibration import Calibration, sigmoid
 from fedalc.models.thresholds import Rule
 from fedalc.models.verification import TrialCounts, Verdicts, claimed_labels
@@ -164,7 +164,9 @@ class Predictor(ABC):
         """Return what thresholds of verification follow from, or refuse."""
         if self.calibration is None or self.calibration.trials is None:
             raise FedalcError(
-                "this model has no thresholds for verification: train it with --task verification, and records that "
+                "this model has no thresholds for verification: train it with "
+                + either("--task verification", "task='verification'")
+                + ", and records that "
                 "are held out (selection.calibrate, docs/verification.md)"
             )
         return self.calibration.trials
