@@ -27,7 +27,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory, train: Split) -> Nodes:
 
 @pytest.fixture(scope="session", autouse=True)
 def _remembered_holdings() -> Iterator[None]:
-    """Read a party's files once while they stay the same. A real party reads them for every message, in a new process."""
+    """Read a party's files once while they stay the same. A real party reads them for every message."""
     read, known = party.load_holding, dict[Any, Holding]()
 
     def remembered(data: str, labels: Any, records: Any, data_dir: Any, images: Any, text: Any) -> Holding:

@@ -23,16 +23,7 @@ from fedalc.models.trained import TrainedModel
 from fedalc.secure_sums import party as party_module
 from fedalc.secure_sums import server as server_module
 from tests.deployment.flower.local_grid import LocalGrid, Tamper
-from tests.deployment.flower.problem import (
-    LINEAR,
-    SETTINGS,
-    Nodes,
-    asked,
-    assert_same,
-    expected,
-    notes,
-    run,
-)
+from tests.deployment.flower.problem import LINEAR, SETTINGS, Nodes, asked, assert_same, expected, fails, notes, run
 from tests.deployment.flower.test_resume import Crash, crash_in, renamed
 
 FIXED = {key: value for key, value in SETTINGS.items() if not key.startswith("regularizer")}
@@ -210,7 +201,7 @@ def problems(parties: Nodes, folder: Path, change: Callable[[Message], None], ca
     method, settings = CASES[case]
     grid = LocalGrid(parties)
     grid.before_push = change
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(grid, folder, asked(method, settings, **ON))
     return [why for _, _, why in notes(folder)]
 
@@ -267,7 +258,7 @@ def test_a_server_that_drops_a_party_twice_is_refused(parties: Nodes, tmp_path: 
     run(LocalGrid(kept), tmp_path / "first", once)
     fewer = LocalGrid(kept)
     fewer.tampering = {55: at_step("masked", lambda reply: None, times=9)}
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(fewer, tmp_path / "second", once)
     assert any("over other parties than before" in why for _, _, why in notes(tmp_path / "second"))
 
@@ -329,7 +320,7 @@ def test_asked_for_they_are_refused_where_they_do_not_fit(config: dict[str, Any]
 def test_a_party_may_insist_on_them(parties: Nodes, tmp_path: Path) -> None:
     method, settings = CASES["mlp"]
     strict = {node: config | {"require-secure-sums": True} for node, config in parties.items()}
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(LocalGrid(strict), tmp_path / "off", asked(method, settings))
     run(LocalGrid(strict), tmp_path / "on", asked(method, settings, **ON, **{"num-server-rounds": 1}))
 
