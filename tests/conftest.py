@@ -64,6 +64,7 @@ def privacy_ledger(_ledgers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 FIGURES = {
     "fedalc.report.page": ("panel_svg", "bars_svg"),
     "fedalc.report.sweep_figures": ("plot_sweep",),
+    "fedalc.report.error_curves": ("write_error_curves", "write_comparison_curves"),
     "fedalc.report.plots": ("learning_curves", "precision_for_bytes", "comparison_bars", "cosine_heatmap"),
 }
 

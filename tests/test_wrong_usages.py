@@ -27,7 +27,9 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.parametrize("usage", PYTHON, ids=lambda usage: usage.mistake)
 def test_in_python(usage: Usage, names: dict[str, Any], tmp_path: Path) -> None:
-    assert usage.says in message_in_python(usage, names, tmp_path)
+    said = message_in_python(usage, names, tmp_path)
+    assert usage.says in said
+    assert "--" not in said or "in Python " in said, "it names an option, and not what to write in Python"
     assert on_page(usage), "make the page again: python -m tests.wrong_usages"
 
 

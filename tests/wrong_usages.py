@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from torch import nn
 
@@ -39,6 +40,46 @@ PYTHON = (
     Usage("data that is None", "fedalc.train(None)", "expected data, found None"),
     Usage("measurements in place of labels", "fedalc.train(X, X[:, 0])", "not a label"),
     Usage("measurements for the classifier", "fedalc.FedALCClassifier().fit(X, X[:, 0])", "learns classes"),
+    Usage("labels of several types", 'fedalc.train(X, [1, "1"] * 30)', "several types: record 0 has 1 (int)"),
+    Usage("labels of several types, in a frame", "fedalc.train(mixed)", "'1' (text), and before it 1 (int)"),
+    Usage("a frame without labels that stand out", "fedalc.train(unclear)", "table={'label_columns': 'NAME'}"),
+    Usage(
+        "a column that the frame lacks",
+        'fedalc.train(mixed, table={"text_columns": "body"})',
+        "table={'text_columns': 'NAME'}",
+    ),
+    Usage(
+        "the label column as text",
+        'fedalc.train(mixed, table={"text_columns": "labels"})',
+        "in Python table={'text_columns': …, 'label_columns': …}",
+    ),
+    Usage("an object where a text belongs", "fedalc.train(nested)", "table={'text_columns': 'NAME'}"),
+    Usage("too few records to test on", 'fedalc.train(["a b"] * 9, ["a"] * 9)', "table={'test_share': 0}"),
+    Usage(
+        "a setting that the search chooses", 'fedalc.train(X, Y, tune=True, server={"ridge": 3})', "Python tune=False"
+    ),
+    Usage("a search for another method", 'fedalc.train(X, Y, tune=True, method="fedavg")', "in Python tune=False"),
+    Usage(
+        "secret rows without a key",
+        'fedalc.train(X, Y, tune=False, embeddings={"secret": True})',
+        "in Python collection={'key': FILE}",
+    ),
+    Usage(
+        "more ε than the budget",
+        'fedalc.train(X, Y, method="fedalc", privacy={"epsilon": 1}, epsilon_budget=0.5)',
+        "in Python epsilon_budget=",
+    ),
+    Usage("a path as a name", 'fedalc.train(X, Y, name="runs/mine")', "in Python folder="),
+    Usage(
+        "a sentence encoder without its folder",
+        'fedalc.train(X, Y, text={"kind": "encoder"})',
+        "in Python text={'encoder': FOLDER}",
+    ),
+    Usage(
+        "a section with a typo, for a table", 'fedalc.load_dataset("a.csv", table={"text_column": "a"})', "text_columns"
+    ),
+    Usage("ranges without a number of draws", 'fedalc.sweep(ranges={"server.ridge": "1:9"}, folder="s")', "random=20"),
+    Usage("a callback that does not exist", 'fedalc.make_callback("mlfow")', "did you mean 'mlflow'?"),
     Usage("fewer labels than records", "fedalc.train(X, Y[:-1])", "Y has 59"),
     Usage("labels coded -1 and 1", "fedalc.train(X, 2 * Y - 1)", "give Y > 0"),
     Usage("a missing value", "fedalc.train(np.where(X > 0.99, np.nan, X), Y)", "row 4, column 2"),
@@ -66,7 +107,8 @@ PYTHON = (
     ),
     Usage("a decorator without its name", "fedalc.register_method(Mine)", 'register_method("name")'),
 )
-"""In Python, where `X` has 60 records × 6 features, `Y` a 0/1 matrix of 3 labels, and `run` was trained on them."""
+"""In Python, where `X` has 60 records × 6 features, `Y` a 0/1 matrix of 3 labels, and `run` was trained on them.
+`mixed` and `nested` are data frames with the columns text and labels, `unclear` one with text, group and place."""
 
 COMMANDS = (
     Usage("a command with a typo", "fedalc trian --dataset demo", "did you mean train?"),
@@ -126,6 +168,7 @@ def given() -> dict[str, Any]:
     """Return what the code of `PYTHON` may use."""
     X, Y = np.random.default_rng(0).random((60, 6)), np.eye(3, dtype=int)[np.arange(60) % 3]
     data = fedalc.Dataset("mine", fedalc.Split(X, Y), fedalc.Split(X, Y))
+    sentences = ["one wheat field and its grain", "oil ships that cross the sea"]
     return {
         "fedalc": fedalc,
         "np": np,
@@ -133,6 +176,9 @@ def given() -> dict[str, Any]:
         "X": X,
         "Y": Y,
         "run": fedalc.train(data, tune=False),
+        "mixed": pandas.DataFrame({"text": sentences, "labels": [1, "1"]}),
+        "unclear": pandas.DataFrame({"text": sentences, "group": ["a", "b"], "place": ["here", "there"]}),
+        "nested": pandas.DataFrame({"text": [{"title": "oil"}] * 9, "labels": ["oil"] * 9}),
         "Mine": type("Mine", (), {"__module__": "mine"}),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class FedalcError(Exception):
@@ -22,6 +23,36 @@ class ConfigError(FedalcError):
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message if field is None else f"{field}: {message}")
+
+
+def either(option: str, python: str) -> str:
+    """Return what to write on the command line and in Python, for a message that both may show.
+
+    >>> either("--no-tune", "tune=False")
+    '--no-tune, in Python tune=False'
+    """
+    return f"{option}, in Python {python}"
+
+
+def either_setting(name: str, value: Any) -> str:
+    """Return how to give a setting on the command line and in Python.
+
+    >>> either_setting("table.header", False)
+    "--set table.header=false, in Python table={'header': False}"
+    """
+    section, _, field = name.partition(".")
+    written = str(value).lower() if isinstance(value, bool) else value
+    return either(f"--set {name}={written}", f"{section}={{{field!r}: {value!r}}}")
+
+
+NO_SEARCH = either("--no-tune", "tune=False")
+OVERWRITE = either("--overwrite", "overwrite=True")
+OTHER_FOLDER = f"choose another folder ({either('--name', 'folder=')})"
+
+
+def resuming(folder: Path) -> str:
+    """Return how to resume the run in a folder."""
+    return either(f"fedalc train --resume {folder}", "resume=True")
 
 
 class Locked(FedalcError):

@@ -11,6 +11,7 @@ from fedalc.cli.app import app
 from fedalc.data.load import load_held
 from fedalc.data.synthetic.demo import DemoSize, make_demo
 from fedalc.deployment.certificates import Certificates, make_certificates
+from fedalc.deployment.flower.party import picture_size
 from fedalc.deployment.gate_limits import MIB, Limits
 from fedalc.deployment.local import split_by_labels, write_data
 from fedalc.deployment.node_keys import make_node_key
@@ -88,7 +89,7 @@ def test_a_party_has_one_size_of_pictures(
     sides: list[PartySide] = []
     monkeypatch.setattr("fedalc.deployment.party.run_party", lambda side, say, patience: sides.append(side))
     run(*party(made), *given)
-    assert sides[0].settings["size"] == size
+    assert picture_size(sides[0].settings) == size
 
 
 @pytest.mark.parametrize("size", ["7", "1025"])

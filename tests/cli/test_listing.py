@@ -59,7 +59,7 @@ def test_methods_are_shown_once_in_their_group() -> None:
     groups = shown()
     assert list(groups) == ["", "ours", "paper", "baseline", "centralised"]
     assert any("fedalc train --dataset NAME " in line for line in groups[""])
-    assert names(groups["ours"]) == ["fedalc-exact", "fedalc-oneshot"]
+    assert names(groups["ours"]) == ["fedalc-exact", "fedalc-oneshot", "fedalc-plda"]
     assert names(groups["paper"]) == ["fedalc", "fedalc-fixed"]
     assert names(groups["centralised"]) == list(ORACLES)
     assert sorted(name for lines in groups.values() for name in names(lines)) == sorted(BUILT_IN)
@@ -83,7 +83,7 @@ def test_help_groups_every_command() -> None:
     from fedalc.cli.app import COMMANDS, GROUPS
 
     named = [command.__name__.rstrip("_") for commands in COMMANDS.values() for command in commands]
-    assert sorted([*named, *GROUPS]) == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert sorted([*named, *GROUPS, "remove"]) == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     shown = CliRunner().invoke(app, ["--help"]).stdout
     places = [shown.index(f"─ {panel} ─") for panel in COMMANDS]
     assert places == sorted(places) and "─ Commands ─" not in shown

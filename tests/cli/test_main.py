@@ -315,10 +315,10 @@ def test_files_of_one_stem_are_told_apart_where_their_runs_clash(tmp_path: Path)
     (tmp_path / "a.tsv").write_text(("text,labels\n" + "".join(rows)).replace(",", "\t"))
     run("train", "--dataset", "a.csv", "--no-tune", cwd=tmp_path)
     ended = run("train", "--dataset", "a.tsv", "--no-tune", cwd=tmp_path, code=2)
-    said = f"already holds a run on other data, {tmp_path / 'a.csv'}; choose another --name, or replace it"
+    said = f"already holds a run on other data, {tmp_path / 'a.csv'}; choose another folder (--name, in"
     assert said in ended.stderr and "--resume" not in ended.stderr
     again = run("train", "--dataset", "a.csv", "--no-tune", cwd=tmp_path, code=2).stderr
-    assert "already holds a run, which is finished; replace it (--overwrite)" in again
+    assert "already holds a run, which is finished; replace it (--overwrite, in Python" in again
     command = ["--methods", "fedalc-oneshot", "-q", "--name", "c"]
     run("compare", "--dataset", "a.csv", *command, cwd=tmp_path)
     ended = run("compare", "--dataset", "a.tsv", *command, cwd=tmp_path, code=2)

@@ -62,6 +62,32 @@ def test_a_table_with_other_columns(folder: Path) -> None:
     assert "there is no column 'words'" in ended.stderr and "choose with --text-column" in ended.stderr
 
 
+def test_a_table_that_is_written_in_another_way(folder: Path) -> None:
+    (folder / "latin.csv").write_bytes("text\nköhler corn and wheat\n".encode("latin-1"))
+    assert "--set table.encoding=cp1252" in run("predict", "run", "latin.csv", cwd=folder, code=2).stderr
+    assert predicted(folder, "latin.csv", "--set", "table.encoding=cp1252") == ["farm"]
+    ended = run("predict", "run", "latin.csv", "--set", "table.encodign=x", cwd=folder, code=2)
+    assert "did you mean 'encoding'?" in ended.stderr
+    ended = run("predict", "run", "latin.csv", "--set", "rounds=3", cwd=folder, code=2)
+    assert "only settings of tables can be changed here" in ended.stderr
+
+
+def test_a_table_of_features_with_other_columns(tmp_path: Path) -> None:
+    header, rows = "a,b,labels\n", "1,0,left\n0,1,right\n0.9,0.2,left\n0.1,0.8,right\n" * 5
+    (tmp_path / "a.csv").write_text(header + rows)
+    (tmp_path / "other.csv").write_text(header.replace("a,b", "x_1,x_2") + rows)
+    run("train", "--dataset", "a.csv", "--no-tune", "--name", "mine", cwd=tmp_path)
+    for command in ("predict", "evaluate"):
+        ended = run(command, "runs/mine", "other.csv", cwd=tmp_path, code=2)
+        assert "there is no column 'a'" in ended.stderr and "choose with --feature-column NAME" in ended.stderr
+    ended = run("predict", "runs/mine", "other.csv", "--feature-column", "x_*", "--format", "jsonl", cwd=tmp_path)
+    assert best(ended)[:4] == ["left", "right"] * 2
+    ended = run(
+        "evaluate", "runs/mine", "other.csv", "--feature-column", "x_1", "--feature-column", "x_2", cwd=tmp_path
+    )
+    assert "20 records" in ended.stdout
+
+
 def test_missing_folders_of_an_output_are_made(folder: Path) -> None:
     """As all commands do that write to a file you name."""
     run("predict", "run", "corn", "--out", "new/folder/found.csv", cwd=folder)

@@ -20,7 +20,8 @@ def test_resolved_settings_come_back_from_their_own_toml(
 ) -> None:
     if encoder == "mlp" and method in METHODS and METHODS[method].one_round:
         pytest.skip("refused: see below")
-    settings = experiment({"method": method, "preset": preset, "encoder": {"name": encoder}})
+    named = {} if method in METHODS and METHODS[method].encoders else {"name": encoder}
+    settings = experiment({"method": method, "preset": preset, "encoder": named})
     file = tmp_path / "config.toml"
     file.write_text(settings.to_toml())
     assert experiment(file=file) == settings
@@ -244,8 +245,8 @@ SAMPLED = {"sample": 0.5}
             "encoder.norm: there are no statistics to keep without pretrained weights; use group",
         ),
         (
-            {"encoder": {"name": "mlp", "pretrained": "a/b"}},
-            "encoder.pretrained: the encoder mlp does not support 'a/b'; use none",
+            {"encoder": {"name": "mlp", "pretrained": "a/b", "frozen": False}},
+            "encoder.pretrained: mlp does not start from them: use encoder.frozen=true",
         ),
         (
             {"encoder": {**RESNET, "start": "zero"}},

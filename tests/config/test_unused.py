@@ -46,7 +46,10 @@ def noted(*overrides: str) -> list[str]:
         ),
         (
             ["encoder.name=linear", "encoder.hidden=[3]", "images.size=32"],
-            ["encoder.hidden and images.size have no effect with encoder.name linear"],
+            [
+                "encoder.hidden has no effect with encoder.name linear",
+                "images.size has no effect with encoder.name linear and encoder.frozen false",
+            ],
         ),
         (
             ["method=fedaws", "regularizer.margin=0.5"],
@@ -157,7 +160,7 @@ IDLE = [
     ("text.kind=hashing", "text.batch", "2", "3"),
     ("text.encoder=folder", "text.idf", "true", "false"),
     ("method=sleec", "encoder.dim", "4", "7"),
-    ("method=sleec", "encoder.pretrained", "none", "x"),
+    ("method=fedavg", "encoder.weights", "none", "x"),
     ("method=sleec", "selection.every", "1", "2"),
     ("method=sleec", "ovr.loss", "ridge", "logistic"),
     ("method=ovr", "sleec.dim", "3", "4"),

@@ -76,7 +76,7 @@ def test_the_same_definition_again_replaces_the_first(registry: Registry) -> Non
 
 
 def test_an_unknown_name_is_refused_with_a_close_one(registry: Registry) -> None:
-    said = "unknown thing 'countr' (did you mean 'counter'?); there are counter, taken. One of your own needs --plugin"
+    said = "unknown thing 'countr' (did you mean 'counter'?); there are counter, taken. One of your own: --plugin"
     assert str(registry.problem("countr")).startswith(said)
     assert registry.problem("counter") is registry.problem("taken") is None
     assert registry.problem(["counter"]) is not None

@@ -141,7 +141,7 @@ def test_two_parties_are_refused() -> None:
 
 
 def test_overflow_says_which_setting() -> None:
-    with pytest.raises(FedalcError, match=r"overflow.*use fewer bits \(secure_sums\.bits\)"):
+    with pytest.raises(FedalcError, match=r"secure_sums\.bits: overflow.*use fewer bits"):
         trained(1, {"on": True, "bits": 60}, **CASES["one round"])
 
 

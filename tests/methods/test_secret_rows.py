@@ -121,7 +121,7 @@ def test_engines_agree_or_the_method_is_refused_by_name(key: Path, method: str) 
         "embeddings": {"secret": True},
         "collection": {"key": str(key)},
     }
-    if method in ("feduv", "fedmlh", "fedncm", "fed3r"):
+    if method in ("feduv", "fedmlh", "fedncm", "fed3r", "fedalc-plda"):
         with pytest.raises(ConfigError, match=rf"embeddings\.secret: {method} "):
             fedalc.experiment(values)
     else:
@@ -141,9 +141,9 @@ def test_an_mlp(key: Path, loss: str) -> None:
     [
         ({"method": "fedalc"}, r"embeddings\.secret: fedalc trains rows"),
         ({"method": "ovr"}, r"embeddings\.secret: ovr is centralised"),
-        ({"collection": {"key": None}}, r"with --key \(make one: fedalc key new FILE\)"),
-        ({"collection": {"key": None, "algorithm": "sha256"}}, r"with --key"),
-        ({"tuning": {"search": True}}, r"leave out the search \(--no-tune\)"),
+        ({"collection": {"key": None}}, r"name its file \(--key FILE, .*; make one: fedalc key new FILE\)"),
+        ({"collection": {"key": None, "algorithm": "sha256"}}, r"name its file \(--key FILE"),
+        ({"tuning": {"search": True}}, r"leave it out \(--no-tune, in Python tune=False\)"),
         ({"encoder": {"dim": LARGEST_SECRET + 1}}, r"4097 is too large to turn: at most 4096"),
     ],
 )

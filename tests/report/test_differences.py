@@ -71,7 +71,9 @@ def test_only_settings_that_act_are_named() -> None:
 
 
 def test_the_demo_compares_like_with_like() -> None:
-    of_texts = {method: experiment({"method": method, "preset": "demo"}) for method in METHODS}
+    of_texts = {
+        method: experiment({"method": method, "preset": "demo"}) for method in METHODS if not METHODS[method].encoders
+    }
     assert {(s.encoder.name, s.encoder.dim, s.selection.keep) for s in of_texts.values()} == {("linear", 128, "last")}
     keys = {"preset": "demo", "dataset": "mosaics"}
     of_pictures = [experiment({**keys, "method": method}) for method in ("fedavg", "fedalc", "fedalc-exact")]

@@ -91,6 +91,10 @@ def test_panels_take_select_and_leave_the_refit() -> None:
     assert loss.points["fedavg"] == [(1, 1), (2, 0.5)]
     assert cosine.points["fedavg"] == [(1, 0.2), (2, 0.2)]
     assert traffic.points["fedavg"] == [(4e6, 51), (8e6, 52)] and traffic.log_x
+    assert (validation.title, traffic.title) == ("Precision", "Precision by traffic")
+    watched = [{**each, "metrics": {"validation mAP": 30.0}} for each in records]
+    validation, traffic, *_ = panels({"fedavg": watched})
+    assert (validation.title, traffic.title) == ("mAP", "mAP by traffic")
 
 
 def test_bytes_have_units() -> None:

@@ -63,7 +63,7 @@ def test_what_does_not_fit_pictures_is_left_out_with_the_reason(tmp_path: Path) 
     assert not other.jobs
     text_only = plan_of("voc2007", tmp_path, keys={"dataset": "demo"})
     assert text_only.left_out["paper/flag"] == (
-        "encoder.name: resnet50 does not fit: demo has no pictures: use mlp or linear or random-features"
+        "encoder.name: resnet50 does not fit: demo has no pictures: use mlp or linear or random-features or squares"
     )
 
 

@@ -227,15 +227,6 @@ def test_both_sums_begun_before_either_is_unmasked() -> None:
         second.reveal(shown_then, disclosures)
 
 
-def test_a_run_has_a_bounded_number_of_lists() -> None:
-    disclosures = Disclosures({}, most_lists=2)
-    disclosures.note(b"q1", b"all")
-    disclosures.note(b"q2", b"all but one")
-    disclosures.note(b"q3", b"all")
-    with pytest.raises(Refused, match="list 3 of parties to unmask in this run, more than the 2"):
-        disclosures.note(b"q4", b"all but another")
-
-
 # --- the server tells parties different things ---
 
 

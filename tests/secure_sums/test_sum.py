@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedalc.errors import FedalcError
-from fedalc.secure_sums import NotEnough, Refused, decoded, default_threshold, encoded, largest
+from fedalc.secure_sums import NotEnough, Overflow, Refused, decoded, default_threshold, encoded, largest
 from fedalc.secure_sums.party import STEPS
 from tests.secure_sums.deployment import BITS, Deployment, plain, vectors_of
 
@@ -108,19 +108,33 @@ def test_a_survivor_that_is_lost_with_three_parties_ends_the_sum() -> None:
         deployment.sum_of(vectors_of(deployment.names))
 
 
-def test_overflow_is_refused_by_name() -> None:
+@pytest.mark.parametrize("too_large", [2.0 * largest(BITS, 4), np.inf, np.nan])
+def test_overflow_is_refused_without_a_name(too_large: float) -> None:
+    """By a name the server could find out a party's largest number, question by question."""
+    deployment = Deployment(4)
+    vectors = vectors_of(deployment.names)
+    vectors["party 03"][2] = too_large
+    with pytest.raises(Overflow, match=r"^overflow.*\(secure_sums\.bits\), and 1 of 4 parties have a larger one"):
+        deployment.sum_of(vectors)
+    assert not deployment.server.problems
+
+
+def test_a_sum_with_overflow_does_not_show_the_sum_of_the_others() -> None:
+    """A server that cheats looks at the sum that it should not use."""
     deployment = Deployment(4)
     vectors = vectors_of(deployment.names)
     vectors["party 03"][2] = 2.0 * largest(BITS, 4)
-    total = deployment.sum_of(vectors)
-    assert "overflow" in deployment.server.problems["party 03"]
-    assert "secure_sums.bits" in deployment.server.problems["party 03"]
-    assert np.array_equal(total, plain((vectors[name] for name in deployment.names[:3]), 4))
+    with pytest.raises(Overflow) as caught:
+        deployment.sum_of(vectors)
+    *_, last = caught.traceback
+    unmasked = last.frame.f_locals["total"][:-1]
+    others = plain([vectors[name] for name in deployment.names[:3]], 4)
+    assert len(unmasked) == len(others) and not (unmasked == others).any()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
-    with pytest.raises(Refused, match="not finite"):
+    with pytest.raises(Overflow, match="not finite"):
         encoded(np.array([1.0, bad]), 10, 3)
 
 
@@ -130,7 +144,7 @@ def test_the_largest_numbers_of_all_parties_do_not_overflow(parties: int, bits: 
     numbers = np.array(shares) * most
     total = parties * encoded(numbers, bits, parties).view(np.int64).astype(object)
     assert all(abs(one) < 2**63 for one in total)
-    with pytest.raises(Refused, match="overflow"):
+    with pytest.raises(Overflow, match="overflow"):
         encoded(np.array([most * 1.001 + 1]), bits, parties)
 
 
@@ -167,7 +181,7 @@ def test_whole_numbers_are_taken_as_they_are() -> None:
     """A double would lose the last bits of these."""
     numbers = np.array([2**59 + 1, -(2**59) - 1])
     assert encoded(numbers, 0, 4).view(np.int64).tolist() == numbers.tolist()
-    with pytest.raises(Refused, match="overflow"):
+    with pytest.raises(Overflow, match="overflow"):
         encoded(numbers, 0, 9)
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -120,10 +121,12 @@ def test_full_and_sparse_rows_give_what_predict_gives(client: Client, model: Tra
 
 
 WRONG: list[tuple[Any, int, str]] = [
-    (b"{not json", 400, "the request is not JSON: "),
-    (b"[" * 100_000, 400, "the request is not JSON: "),
-    (b"", 400, "the request is not JSON: "),
-    (b"\xff\xfe", 400, "the request is not JSON: "),
+    (b"{not json", 400, "the request is not JSON: line 1, column 2, at 'not json'"),
+    (b'{"features":\n [[1,]]}', 400, "the request is not JSON: line 2, column 6, at ']]}'"),
+    (b"[" * 100_000, 400, "the request is not JSON: it is nested too deeply"),
+    (b"", 400, "the request is not JSON: it is empty"),
+    (b'{"features": [', 400, "the request is not JSON: it ends too early"),
+    (b"\xff\xfe", 400, "the request is not JSON: line 1, column 1, at "),
     ([1, 2], 422, "expected an object, { … }"),
     ({}, 422, "give exactly one of features, sparse; found none"),
     ({"features": [[0.0] * FEATURES], "sparse": []}, 422, "found features and sparse"),
@@ -138,7 +141,11 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"sparse": [{"indices": [10**30], "values": [1.0]}]}, 422, "feature 1000000000000000000000000000000"),
     ({"texts": ["a"]}, 422, f"texts: this model takes {FEATURES} features"),
     ({"pictures": ["a"]}, 422, f"pictures: this model takes {FEATURES} features"),
-    ({"features": [], "top": 0}, 422, "top: should be greater than or equal to 1, found 0"),
+    ({"features": [], "top": 0}, 422, "top: expected at least 1, found 0"),
+    ({"features": [], "abstain_below": 2}, 422, "abstain_below: expected at most 1, found 2"),
+    ({"features": [], "threshold": True}, 422, "threshold: expected f1, precision=0.9 or a probability between 0 and"),
+    ({"features": [], "threshold": 1.5}, 422, "threshold: expected f1, precision=0.9 or a probability between 0 and"),
+    ({"features": [], "threshold": {"f1": 1}}, 422, "threshold: expected f1, precision=0.9 or a probability between"),
     ({"features": [], "best": 3}, 422, "best: there is no such field; there are texts, features"),
     ({"text": ["a"]}, 422, "text: there is no such field; did you mean texts?"),
     ({"texts": "a"}, 422, "texts: expected a list, [ … ], found 'a'"),
@@ -165,6 +172,42 @@ def test_other_paths_methods_and_types_are_refused(client: Client) -> None:
     assert code == 415 and "application/json" in json.loads(content)["error"]
     code, _, content = client.ask("GET", "/health", headers={"Host": "elsewhere.example"})
     assert code == 400 and "'elsewhere.example' is not a name of this service" in json.loads(content)["error"]
+
+
+def spoken(port: int, sent: bytes) -> tuple[str, dict[str, str]]:
+    """Return the status line and the answer to raw bytes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(sent)
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    head, _, content = answer.partition(b"\r\n\r\n")
+    return head.split(b"\r\n")[0].decode(), json.loads(content)
+
+
+NOT_HTTP = (
+    b"nonsense\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+)
+
+
+@pytest.mark.parametrize("sent", NOT_HTTP)
+def test_what_is_not_http_is_refused_in_json(client: Client, sent: bytes) -> None:
+    status, answer = spoken(client.port, sent)
+    assert status.startswith("HTTP/1.1 400") and "not a request in HTTP/1.1" in answer["error"]
+    assert client.ask("GET", "/health")[0] == 200
+
+
+def test_too_many_connections_are_refused_in_json(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.serving.server.BACKLOG", 1)
+    with serving(model, Limits(queue=0)) as (client, _):
+        assert client.ask("GET", "/health")[0] == 200
+        with socket.create_connection(("127.0.0.1", client.port), timeout=30):
+            code, headers, content = client.ask("GET", "/health")
+            assert code == 503 and headers["retry-after"] == "1" and "open connections" in json.loads(content)["error"]
 
 
 def test_a_body_of_unknown_length_is_cut_off(client: Client) -> None:
@@ -329,7 +372,7 @@ def test_probabilities_and_thresholds(model: TrainedModel) -> None:
     with serving(calibrated, Limits(window=0.1)) as (client, _), ThreadPoolExecutor(3) as pool:
         answers = [
             pool.submit(client.predict, {**asked, **options})
-            for options in ({"top": 2, "probabilities": True}, {"threshold": "0.3"}, {"threshold": "f1", "top": 1})
+            for options in ({"top": 2, "probabilities": True}, {"threshold": 0.3}, {"threshold": "f1", "top": 1})
         ]
         (code, best), (_, sets), (_, first) = (each.result() for each in answers)
         assert code == 200
@@ -346,6 +389,7 @@ def test_probabilities_and_thresholds(model: TrainedModel) -> None:
         assert all(
             each == {"instance": at, "labels": [], "abstained": True} for at, each in enumerate(refused["predictions"])
         )
+        assert client.predict({**asked, "threshold": "0.3"}) == (200, sets)
         code, answer = client.predict({**asked, "threshold": "much"})
         assert code == 422 and "much" in answer["error"]
 

@@ -15,6 +15,7 @@ from fedalc.data.synthetic.demo import DemoSize, make_demo
 from fedalc.errors import Interrupted
 from fedalc.evaluation.calibrate import fit_calibration, held_out_scores, log_shares
 from fedalc.models.calibration import Calibration
+from fedalc.training.calibration import refusal
 from fedalc.training.callbacks import Callback
 
 DATA = make_demo(DemoSize(train=300, test=60, words=120))
@@ -25,6 +26,12 @@ def same(one: Calibration | None, two: Calibration | None) -> None:
     assert one is not None and two is not None
     for name, part in one.parts().items():
         np.testing.assert_array_equal(part, two.parts()[name])
+
+
+def test_real_parties_with_secure_sums_give_no_probabilities() -> None:
+    asked = {"engine": "flower", "method": "fedalc-exact", "server": {"aggregation": "mean"}}
+    assert refusal(fedalc.experiment(asked)) is None
+    assert "no party counts scores" in str(refusal(fedalc.experiment({**asked, "secure_sums": {"on": True}})))
 
 
 def test_validation_data_at_the_chosen_round_before_the_refit() -> None:

@@ -261,6 +261,9 @@ def test_when_there_is_a_search() -> None:
         assert default_choice(settings) == {}
     assert default_choice({}, overrides=["client.epochs=2"]) == {}
     assert default_choice({"method": "fedalc-oneshot"}, tune=True) == {"tuning": {"search": True}}
+    for settings in ({"engine": "clients"}, {"selection": {"metric": "P@1"}}):  # kept by a search, so no other method
+        assert default_choice(settings, tune=True) == {"method": "fedalc-exact", "tuning": {"search": True}}
+        assert default_choice(settings) == {}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +272,10 @@ def test_when_there_is_a_search() -> None:
         ({"method": "fedavg"}, "chooses settings of fedalc-exact"),
         ({"method": "fedalc-exact", "encoder": {"name": "mlp"}}, "linear encoders"),
         ({"method": "fedalc-exact", "privacy": {"epsilon": 1}, "client": {"set_size": "expected"}}, "does not cover"),
-        ({"method": "fedalc-exact", "selection": {"metric": "mAP"}}, "positive-only parties can count"),
+        (
+            {"method": "fedalc-exact", "selection": {"metric": "mAP"}, "engine": "flower"},
+            "positive-only parties can count",
+        ),
     ],
     ids=str,
 )

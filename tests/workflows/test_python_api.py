@@ -164,5 +164,5 @@ def test_a_folder_that_is_taken_hides_no_other_mistake(tmp_path: Path, monkeypat
     assert "there is no column 'body'" in again("a.csv", table={"text_columns": "body"})
     assert "already holds a run" in again("a.csv", table={"test_share": 0.5})
     assert "resnet18 does not fit" in again("a.csv", table={"test_share": 0.5}, method="fedavg", encoder="resnet18")
-    monkeypatch.setattr("fedalc.workflows.train.load_dataset", None)
+    monkeypatch.setattr("fedalc.workflows.inputs.load_dataset", None)
     assert "already holds a run" in again("a.csv")

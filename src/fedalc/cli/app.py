@@ -26,6 +26,7 @@ from fedalc.cli.serve import serve
 from fedalc.cli.settings import settings
 from fedalc.cli.sweep import sweep
 from fedalc.cli.train import train
+from fedalc.cli.verify import enrol, unenrol, verify
 from fedalc.core.distributed import started_as
 from fedalc.errors import FedalcError
 
@@ -75,7 +76,7 @@ TRAIN, USE, LOOK, PARTIES = "Train", "Use a model", "Look things up", "Parties a
 #: The commands by their panel of `fedalc --help`, in order. A panel shows its groups of commands after the others.
 COMMANDS = {
     TRAIN: (train, compare, sweep, reproduce),
-    USE: (predict, evaluate, calibrate, export, serve),
+    USE: (predict, verify, enrol, unenrol, evaluate, calibrate, export, serve),
     LOOK: (methods, settings, list_, report),
     PARTIES: (audit, privacy),
 }
@@ -85,6 +86,7 @@ GROUPS |= {"key": (PARTIES, key_app), "collect": (PARTIES, collect_app), "deploy
 for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(command)
+app.command("remove", hidden=True)(unenrol)
 for name, (panel, group) in GROUPS.items():
     app.add_typer(group, name=name, rich_help_panel=panel)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedalc.cli.options import DataDir
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
@@ -20,7 +19,6 @@ from fedalc.errors import ConfigError, FedalcError
 
 if TYPE_CHECKING:
     from fedalc.audit.inversion import Inversion
-    from fedalc.audit.statistics import Power
     from fedalc.data.dataset import Split
     from fedalc.labels.collection.audit import Attempt
 
@@ -164,12 +162,17 @@ def _collection(
 
 def _attack_sums(console: Console, split: Split, names: tuple[str, ...]) -> None:
     from fedalc.labels.collection.sums_attack import attack_sums
+    from fedalc.report.plain_tables import PlainColumn, plain_table
 
     console.print("\nFound with --collection sums (instances: of how many it can tell whether they were collected):")
-    table = Table("the attacker sees", "and has", "label sets", "instances")
-    for attempt in attack_sums(split, names):
-        table.add_row(attempt.seen, attempt.weapon, attempt.label_sets, attempt.instances)
-    console.print(table)
+    attempts = list(attack_sums(split, names))
+    columns = [
+        PlainColumn("attacker sees", [attempt.seen for attempt in attempts], wraps=True),
+        PlainColumn("and has", [attempt.weapon for attempt in attempts], wraps=True),
+        PlainColumn("label sets", [attempt.label_sets for attempt in attempts], right=True),
+        PlainColumn("instances", [attempt.instances for attempt in attempts], right=True),
+    ]
+    console.print(plain_table(columns, console.width))
 
 
 def _inversion(
@@ -183,12 +186,13 @@ def _inversion(
 ) -> dict[str, Any]:
     from fedalc.audit import inversion
     from fedalc.audit.advice import about_inversion
+    from fedalc.cli.audit_tables import inversion_table
 
     found = inversion.invert(split, names, parties=parties, fewest=fewest, seed=seed)
     console.print("\nRecords that the server of a deployment reconstructs from the parties' answers")
     for size in dict.fromkeys(row.size for row in found.rows):
         console.print(_sizes(found, size), markup=False)
-        console.print(_inversion_table(found, size, fewest))
+        console.print(inversion_table(found, size, fewest, console.width))
     each = max(1, round(found.labels / found.parties))
     console.print("\nThe mean cosine of true records with the server's guesses, and how many it found")
     console.print("(0.99 or more). Chance: it guesses the mean record, or others of the data.")
@@ -214,26 +218,6 @@ def _sizes(found: Inversion, size: int) -> str:
     return text + (f" ({cut} of them cut down to {size}: no other label has so few)" if cut else "")
 
 
-def _inversion_table(found: Inversion, size: int, fewest: int) -> Table:
-    from fedalc.audit.answers import ALONE, PARTY, RULE, SUM
-
-    heads = {ALONE: "alone", RULE: f"fewest {fewest}", PARTY: "party", SUM: "sum"}
-    table = _plain_table()
-    table.add_column("the server asks for", no_wrap=True)
-    for head in (*heads.values(), "chance"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in (row for row in found.rows if row.size == size):
-        cells = [row.cells.get(view) for view in heads]
-        shown = ["–" if cell is None else f"{cell.cosine:.2f} {cell.found}/{cell.records}" for cell in cells]
-        table.add_row(row.question, *shown, f"{row.chance:.2f}")
-    return table
-
-
-def _plain_table() -> Table:
-    """Without lines, so that all columns fit into 80."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-
-
 def _membership(
     console: Console,
     split: Split,
@@ -246,6 +230,7 @@ def _membership(
 ) -> dict[str, Any]:
     from fedalc.audit.advice import about_membership
     from fedalc.audit.membership import infer_membership
+    from fedalc.cli.audit_tables import membership_table
 
     if run is not None and not run.is_dir():
         raise FedalcError(f"{run}: no such run folder")
@@ -261,7 +246,7 @@ def _membership(
         rows.append(attacked)
         figures["run"] = asdict(attacked)
     console.print("\nWhich records a model was trained on: what someone who has it can tell")
-    console.print(_membership_table(rows))
+    console.print(membership_table(rows, console.width))
     console.print(f"\nEach model was trained on half of {found.records:,} records, and attacked with all of them.")
     if found.of_records > found.records:
         console.print(f"(There are {found.of_records:,} in all; --records sets how many are used.)")
@@ -273,22 +258,3 @@ def _membership(
         console.print(f"  {run}: its training records against the test records", markup=False)
     advice += about_membership(found)
     return figures
-
-
-def _membership_table(rows: Any) -> Table:
-    table = _plain_table()
-    table.add_column("model", overflow="fold")
-    table.add_column("attack", no_wrap=True)
-    for head in ("AUC", "at 1 %", "at 0.1 %"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(row.name, "own scores", *_power(row.threshold))
-        if row.ratio is not None:
-            table.add_row("", "likelihood ratio", *_power(row.ratio))
-    return table
-
-
-def _power(power: Power) -> Iterator[str]:
-    yield f"{power.auc:.3f} ({power.low:.3f}-{power.high:.3f})"
-    for caught in power.caught:
-        yield "–" if caught is None else f"{100 * caught:.1f} %"

@@ -202,7 +202,8 @@ def check(
 
 
 def _print_checks(checks: Sequence[Check]) -> None:
-    table = Table("what", Column("expected", overflow="fold"), Column("found", overflow="fold"), "")
+    what, expected, found = (Column(name, overflow="fold") for name in ("what", "expected", "found"))
+    table = Table(what, expected, found, "")
     for line in checks:
         table.add_row(line.what, str(line.expected), str(line.found), "ok" if line.ok else "differs")
     Console().print(table)
@@ -211,7 +212,7 @@ def _print_checks(checks: Sequence[Check]) -> None:
 def _print_counts(dataset: Dataset) -> None:
     from fedalc.data.check import count
 
-    table = Table("what", Column("found", overflow="fold"))
+    table = Table(*(Column(name, overflow="fold") for name in ("what", "found")))
     for what, found in count(dataset):
         table.add_row(what, found)
     Console().print(table)

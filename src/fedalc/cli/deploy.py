@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fedalc.cli.options import absolute_weights
 from fedalc.core.registry import METHODS
 from fedalc.errors import ConfigError, FedalcError
 
@@ -176,14 +178,22 @@ def party(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
     share_names: Annotated[bool, typer.Option("--share-names", help="send the names of labels to the server")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="folder of datasets (default: $FEDALC_DATA, ./data)")] = None,
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pretrained",
+            help="this party's copy of the frozen network that runs are on: a folder, file or package:NAME; repeatable",
+        ),
+    ] = None,
     size: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=8,
             max=1024,
-            help="side of pictures in pixels; makes small copies now, and refuses a server with another images.size",
+            help="side of pictures in pixels (default: 96, or that of --pretrained); makes small copies now, and "
+            "refuses a server with another images.size",
         ),
-    ] = 96,
+    ] = None,
     port: Annotated[
         int | None, typer.Option(help="local port for the party's own processes (default: any free one)")
     ] = None,
@@ -234,6 +244,7 @@ def party(
             digest_bytes=digest_bytes,
             data_dir=_absolute(data_dir),
             size=size,
+            pretrained="\n".join(map(absolute_weights, pretrained)) if pretrained else None,
             fewest=fewest,
             allow=";".join(allow) if allow else None,
             without_run_id=without_run_id or None,
@@ -274,6 +285,12 @@ def run(
     rounds: Annotated[int | None, typer.Option(min=1, help="communication rounds (default: the preset's)")] = None,
     config: Annotated[Path | None, typer.Option(help="settings from a TOML file")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="any setting as key=value; repeatable")] = None,
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pretrained", help="train on the features of this frozen network, of which each party has a copy"
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="same seed, settings, parties and run id: same result")
     ] = None,
@@ -313,8 +330,8 @@ def run(
     collection: Annotated[
         str | None,
         typer.Option(
-            help="how the server learns about label sets: join, all of them (default), or sums, set sizes only, for "
-            "exact methods under secure sums (docs/set-sizes.md)"
+            help="how the server learns about label sets: join, all of them, or sums, set sizes only, for methods that "
+            "need no pairs of labels (default: sums with secure sums, where it fits; docs/set-sizes.md)"
         ),
     ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,
@@ -362,9 +379,12 @@ def run(
 
     require_flower()
     server_state = ServerState(state)
+    changes = list(set_ or ())
+    if pretrained:
+        changes.append(f"encoder.pretrained={json.dumps(list(map(absolute_weights, pretrained)))}")
     options = _given(
         num_server_rounds=rounds, method=method, preset=preset, settings=_absolute(config),
-        set=overrides_text(set_) if set_ else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
+        set=overrides_text(changes) if changes else None, seed=seed, held_out=_absolute(held_out), num_parties=parties,
         min_parties=min_parties, held_out_share=held_out_share, wait=wait, round_timeout=round_timeout,
         rank_held_out=rank_held_out, tune=tune,
         secure_sums=None if secure_sums is None else "on" if secure_sums else "off", collection=collection,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedalc.cli.options import ColumnOptions, DataDir, with_options
+from fedalc.cli.options import DataDir, FileOptions, with_options
 from fedalc.errors import FedalcError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def evaluate(
         ),
     ] = None,
     *,
-    columns: ColumnOptions,
+    columns: FileOptions,
     per_label: Annotated[
         Path | None,
         typer.Option(help="write figures of each label to this file: CSV, or JSON if its name ends with .json"),
@@ -74,7 +74,7 @@ def calibrate(
             "folder or dataset"
         ),
     ],
-    columns: ColumnOptions,
+    columns: FileOptions,
     data_dir: DataDir = None,
 ) -> None:
     """Fit a model's probabilities and thresholds on labelled records, and save them with it.

@@ -43,6 +43,10 @@ Preset = Annotated[
         autocompletion=_completing(PRESETS),
     ),
 ]
+Task = Annotated[
+    str | None,
+    typer.Option(help="classification, or verification: labels are persons, whose claimed identity is accepted or not"),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -62,6 +66,10 @@ TextColumn = Annotated[
 LabelColumn = Annotated[
     list[str] | None,
     typer.Option("--label-column", help="column of the labels, or several of 0 and 1 (default: found)"),
+]
+FeatureColumn = Annotated[
+    list[str] | None,
+    typer.Option("--feature-column", help="column of numbers to learn from, if there is no text; x_*: all such names"),
 ]
 LabelSeparator = Annotated[
     str | None, typer.Option(help="what separates labels in a cell (default: found); none: a cell is one label")
@@ -95,6 +103,14 @@ TextEncoder = Annotated[
     Path | None,
     typer.Option(help="raw texts: folder of a sentence encoder, in transformers' or sentence-transformers' layout"),
 ]
+Pretrained = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pretrained",
+        help="frozen network whose outputs are the features of pictures or texts: a folder, file or package:NAME; "
+        "repeat it to put several side by side. With a ResNet as --encoder: weights to start from",
+    ),
+]
 Callbacks = Annotated[
     list[str] | None,
     typer.Option("--callback", help="a callback that follows the run, such as a tracker that you registered"),
@@ -116,6 +132,7 @@ class ColumnOptions:
 
     text_column: TextColumn = None
     label_column: LabelColumn = None
+    feature_column: FeatureColumn = None
     label_separator: LabelSeparator = None
 
     def columns(self) -> dict[str, Any]:
@@ -123,9 +140,36 @@ class ColumnOptions:
         options = {
             "text_columns": self.text_column or None,
             "label_columns": self.label_column or None,
+            "feature_columns": self.feature_column or None,
             "label_separator": self.label_separator,
         }
         return {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FileOptions(ColumnOptions):
+    """How a file of records for a trained model is read, where it differs from the training data."""
+
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="another setting of tables: --set table.encoding=cp1252")
+    ] = None
+
+    def columns(self) -> dict[str, Any]:
+        return super().columns() | (_table_settings(self.changes) if self.changes else {})
+
+
+def _table_settings(changes: list[str]) -> dict[str, Any]:
+    from fedalc.config.resolve import parse_override  # loads torch
+
+    found: dict[str, Any] = {}
+    for text in changes:
+        given = parse_override(text)
+        if set(given) != {"table"} or not isinstance(given["table"], dict):
+            raise ConfigError(
+                f"only settings of tables can be changed here: table.NAME=VALUE, not {text!r:.60}", "--set"
+            )
+        found |= given["table"]
+    return found
 
 
 @dataclass(frozen=True)
@@ -150,9 +194,11 @@ class TrainingOptions(TableOptions):
     """Of all commands that train."""
 
     preset: Preset = None
+    task: Task = None
     engine: Engine = None
     encoder: Encoder = None
     text_encoder: TextEncoder = None
+    pretrained: Pretrained = None
     rounds: Rounds = None
     device: Device = None
     memory_budget: MemoryBudget = None
@@ -173,7 +219,7 @@ class TrainingOptions(TableOptions):
         """Return the settings that the user gave, also in options that only this command has."""
         asked = {
             name: value
-            for name in ("preset", "engine", "encoder", "rounds", "device", "memory_budget")
+            for name in ("preset", "task", "engine", "encoder", "rounds", "device", "memory_budget")
             if (value := getattr(self, name)) is not None
         }
         asked |= {name: value for name, value in more.items() if value is not None}
@@ -181,6 +227,10 @@ class TrainingOptions(TableOptions):
             asked["encoder"] = {"name": asked["encoder"]}
         if self.text_encoder is not None:
             asked["text"] = {"encoder": str(self.text_encoder.resolve())}  # config.toml can be read from anywhere
+        if self.pretrained:
+            sources = [absolute_weights(source) for source in self.pretrained]
+            weights = {"pretrained": sources[0] if len(sources) == 1 else sources}
+            asked["encoder"] = {**asked.get("encoder", {}), **weights}
         if "dataset" in asked:
             asked["dataset"] = absolute_dataset(asked["dataset"])
         return asked | collection_settings(self.collection) | super().settings()
@@ -215,6 +265,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def absolute_dataset(dataset: str) -> str:
     """Return the path of a file or folder in full, so that config.toml can be read from anywhere; a name unchanged."""
     return dataset if is_known(dataset) or not Path(dataset).exists() else str(Path(dataset).resolve())
+
+
+def absolute_weights(source: str) -> str:
+    """Return the path of pretrained weights in full; a name of the hub or a package unchanged."""
+    return str(Path(source).resolve()) if Path(source).exists() else source
 
 
 def short_name(dataset: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedalc.cli.options import ColumnOptions, with_options
+from fedalc.cli.options import FileOptions, with_options
 from fedalc.errors import ConfigError, DataError, FedalcError
 
 _FILE_NAME = re.compile(r"\S*(/\S*|\.[A-Za-z]\w{0,6}(\.gz|\.bz2)?)")  # words with a slash, or an ending such as .csv
@@ -33,7 +33,7 @@ def predict(
         ),
     ] = None,
     *,
-    columns: ColumnOptions,
+    columns: FileOptions,
     top: Annotated[int | None, typer.Option(min=1, help="labels per instance: 5, or with --threshold all")] = None,
     threshold: Annotated[
         str | None,
@@ -59,6 +59,10 @@ def predict(
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     text_encoder: Annotated[
         Path | None, typer.Option(help="where the sentence encoder of training is now, if it was moved")
+    ] = None,
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option("--pretrained", help="where the frozen network of training is now, if it was moved"),
     ] = None,
 ) -> None:
     """Predict the best labels of new instances, with names and scores.
@@ -89,6 +93,7 @@ def predict(
         sheet_pictures=sheet_pictures,
         device=device,
         text_encoder=text_encoder,
+        pretrained=pretrained or (),
         columns=columns.columns(),
     )
 

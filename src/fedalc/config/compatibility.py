@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 from fedalc.config.facts import encoder_facts, method_facts, parsed_options, solves_one_objective
 from fedalc.config.schema import LARGEST_SECRET, is_keyed
-from fedalc.errors import ConfigError
+from fedalc.core.registry import METRICS
+from fedalc.errors import NO_SEARCH, ConfigError, either
 
 if TYPE_CHECKING:
     from fedalc.config.experiment import Experiment
+
+_KEY_FILE = either("--key FILE", "collection={'key': FILE}")
 
 
 def check(settings: Experiment) -> None:
     """Raise ConfigError for the first field that is not compatible with the others."""
     parsed_options(settings)
+    _check_task(settings)
     if method_facts(settings.method).centralised:
         _check_oracle(settings)
         return
@@ -67,6 +71,16 @@ def check(settings: Experiment) -> None:
     _check_collection(settings)
     _check_private_records(settings)
     _check_holders(settings)
+
+
+def _check_task(settings: Experiment) -> None:
+    metric = settings.selection.metric
+    if getattr(METRICS[metric], "needs", "top") != "trials":
+        return
+    if settings.task != "verification":
+        raise ConfigError(f"{metric} is a metric of verification: set task = verification", "selection.metric")
+    if metric not in ("EER", "EER-others"):
+        raise ConfigError("held-out records have no strangers, and few trials: choose by EER", "selection.metric")
 
 
 def _check_holders(settings: Experiment) -> None:
@@ -159,7 +173,7 @@ def _check_secure_sums(settings: Experiment) -> None:
         ),
         (
             settings.engine == "flower" or not settings.tuning.search,
-            "a simulated search adds up plainly; leave it out (--no-tune)",
+            f"a simulated search adds up plainly; leave it out ({NO_SEARCH})",
         ),
         (settings.clients != "users", 'users are not parties; use clients = "labels" or "parties"'),
         (
@@ -215,6 +229,18 @@ def _check_encoder(settings: Experiment) -> None:
                 'parties do not send their statistics of batch normalisation; use norm = "group" or "frozen"',
                 "encoder.norm",
             )
+    if encoder.frozen and facts.pictures:
+        raise ConfigError(
+            f"{encoder.name} is trained from the weights; for the features of a frozen network use linear, mlp or "
+            "random-features, or name no encoder",
+            "encoder.frozen",
+        )
+    if encoder.frozen and encoder.pretrained is None:
+        raise ConfigError("needs the weights of a network: encoder.pretrained (--pretrained FOLDER)", "encoder.frozen")
+    if encoder.pretrained is not None and not encoder.frozen and not facts.pictures:
+        raise ConfigError(f"{encoder.name} does not start from them: use encoder.frozen=true", "encoder.pretrained")
+    if isinstance(encoder.pretrained, tuple) and (facts.pictures or not encoder.pretrained):
+        raise ConfigError(f"{encoder.name} takes the weights of one network", "encoder.pretrained")
     if facts.pictures and encoder.norm == "frozen" and encoder.pretrained is None:
         raise ConfigError("there are no statistics to keep without pretrained weights; use group", "encoder.norm")
 
@@ -274,10 +300,10 @@ def _check_secret_rows(settings: Experiment) -> None:
         ),
         (
             not settings.tuning.search,
-            "the search works on each label's own column, which a rotation mixes; leave out the search (--no-tune)",
+            f"the search works on each label's own column, which a rotation mixes; leave it out ({NO_SEARCH})",
         ),
         (dim <= LARGEST_SECRET, f"encoder.dim = {dim} is too large to turn: at most {LARGEST_SECRET}"),
-        (has_key, "drawn under the clients' key: name its file with --key (make one: fedalc key new FILE)"),
+        (has_key, f"drawn under the clients' key: name its file ({_KEY_FILE}; make one: fedalc key new FILE)"),
     ):
         if not possible:
             raise ConfigError(problem, "embeddings.secret")
@@ -289,7 +315,11 @@ def _check_solver(settings: Experiment) -> None:
     one_round = facts.one_round
     newton = settings.server.optimizer == "newton" and not one_round
     solves = "method" if one_round else "server.optimizer"
-    linear = one_matrix or (settings.encoder.shortcut and not one_round and not newton)
+    linear = (
+        one_matrix
+        or settings.encoder.name in facts.encoders
+        or (settings.encoder.shortcut and not one_round and not newton)
+    )
     if settings.server.optimizer in ("cg", "newton") and not one_round and settings.rounds < 2:
         raise ConfigError(f"{settings.server.optimizer} takes its first step in round 2: use at least 2", "rounds")
     if solves_one_objective(settings.method, settings.server.optimizer):
@@ -332,11 +362,15 @@ def _check_tuning(settings: Experiment) -> None:
         (settings.method in ("fedalc-exact", "fedalc-oneshot"), "chooses settings of fedalc-exact and fedalc-oneshot"),
         (encoder_facts(settings.encoder.name).linear, "is for linear encoders and random features"),
         (settings.clients != "users", 'needs clients = "labels" or "parties"'),
+        (settings.task == "classification", "chooses by ranking labels, not for verification"),
         (settings.privacy.mechanism is None, "would look at the labels many times, which ε does not cover"),
-        (settings.selection.metric != "mAP", "needs a metric that positive-only parties can count: P@k or nDCG@k"),
+        (
+            settings.selection.metric != "mAP" or settings.engine != "flower",
+            "needs a metric that positive-only parties can count: P@k or nDCG@k",
+        ),
     ):
         if not possible:
-            raise ConfigError(f"the search {problem}; leave it out (--no-tune)", "tuning.search")
+            raise ConfigError(f"the search {problem}; leave it out ({NO_SEARCH})", "tuning.search")
 
 
 def _check_how_collected(settings: Experiment) -> None:
@@ -390,7 +424,7 @@ def _check_collection(settings: Experiment) -> None:
         raise ConfigError(f"{collection.algorithm} does not use a key; leave it out", "collection.key")
     if collection.correlations is not None and keyed and collection.key is None:
         raise ConfigError(
-            "the label pseudonyms in this file are keyed: give the key file of the collection (--key)",
+            f"the label pseudonyms in this file are keyed: give the key file of the collection ({_KEY_FILE})",
             "collection.correlations",
         )
     if privacy.mechanism is not None and collection.correlations is not None:

@@ -21,7 +21,6 @@ from pydantic import (
 )
 
 from fedalc.config import compatibility
-from fedalc.config.explain import explained
 from fedalc.config.facts import method_facts
 from fedalc.config.oracle_schema import (
     MlpSettings,
@@ -53,13 +52,18 @@ from fedalc.config.schema import (
     TuningSettings,
 )
 from fedalc.core.blocks import DEFAULT_BUDGET, read_budget
+from fedalc.core.explain import explained
+from fedalc.errors import either
 
 Option = str | bool | int | float | list[str | bool | int | float] | None
 
 
 def _run_name(name: str) -> str:
     if not name or "/" in name or "\\" in name:
-        raise ValueError(f"{name!r:.60} cannot be a run folder's name: leave out / and \\ (--out says where it goes)")
+        raise ValueError(
+            f"{name!r:.60} cannot be a run folder's name: leave out / and \\, and say where it goes with "
+            + either("--out", "folder=")
+        )
     return name
 
 
@@ -75,6 +79,9 @@ class Experiment(Settings):
     preset: PresetName = "strong"
     """Where defaults come from. strong: the best honest result. mlp: a network with one hidden layer. paper: the
     settings of the paper. demo: shows the collapse."""
+    task: Literal["classification", "verification"] = "classification"
+    """What is measured and chosen by. verification: labels are persons, whose claimed identity is accepted or refused
+    (docs/verification.md)."""
     engine: Literal["fused", "clients", "flower"] = "fused"
     """Where it is computed. fused: all clients at once, exact and fast. clients: client by client. flower: real parties
     (docs/deployment.md)."""
@@ -141,10 +148,13 @@ class Experiment(Settings):
 
     @property
     def needs_counts(self) -> bool:
-        weighted = self.client.loss == "square" and self.client.label_power > 0
-        sizes = self.client.set_size != "ignored" or weighted
+        sizes = self.client.set_size != "ignored" or self.weighs_labels
         by_counts = (self.client.loss != "hinge" and sizes) or self.embeddings.start == "by-frequency"
         return by_counts
+
+    @property
+    def weighs_labels(self) -> bool:
+        return self.client.loss == "square" and self.client.label_power > 0
 
     @property
     def tells_shares(self) -> bool:

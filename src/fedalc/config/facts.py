@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
-from fedalc.config.explain import explained
+from fedalc.core.explain import explained
 from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES, Registry
 from fedalc.errors import ConfigError
 
@@ -39,6 +39,10 @@ class MethodFacts:
     one_round: ClassVar[bool] = False
     #: Of a method of one round: do clients send Σ x xᵀ/m beside Σ x?
     sends_gram: ClassVar[bool] = True
+    #: Do the rows of W have length 1?
+    unit_rows: ClassVar[bool] = True
+    #: The only encoders that it can be used with, if it cannot be used with all.
+    encoders: ClassVar[tuple[str, ...]] = ()
     #: Does every label need an axis of its own? Then encoder.dim is the number of labels, whatever the settings say.
     axis_per_label: ClassVar[bool] = False
     #: Does the server learn from label correlations? (The square loss and W's start may need label counts as well.)
@@ -59,6 +63,11 @@ class MethodFacts:
     @classmethod
     def check(cls, settings: Experiment) -> None:
         """Raise ConfigError if the method does not support these settings."""
+
+    @classmethod
+    def dim_for(cls, dim: int, labels: int) -> int:
+        """Return D for data with this many labels, where the settings say `dim`."""
+        return labels if cls.axis_per_label else dim
 
     @classmethod
     def sub_models(cls, settings: Experiment) -> int:

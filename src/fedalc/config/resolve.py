@@ -20,13 +20,14 @@ from pydantic import BaseModel
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.facts import checked_options, encoder_facts, known_method, method_facts, solves_one_objective
-from fedalc.config.schema import PRESETS
+from fedalc.config.schema import NONE, PRESETS
 from fedalc.core.arguments import as_path
 from fedalc.core.registry import ENCODERS, METHODS, ORACLES
 from fedalc.core.safe_parsing import DEEPEST, Unreadable, parse_toml
 from fedalc.data.dataset import Dataset
 from fedalc.data.load import has_parties, has_pictures
-from fedalc.errors import ConfigError
+from fedalc.data.pretrained.usual import is_for_texts, usual_size
+from fedalc.errors import NO_SEARCH, ConfigError
 
 
 def experiment(
@@ -51,7 +52,7 @@ def experiment(
     for table in (defaults or {}, _read_toml(as_path(file, "file")) if file else {}, settings or {}):
         _merge(requested, table)
     for text in overrides:
-        _merge(requested, _parse_override(text))
+        _merge(requested, parse_override(text))
     name = _one_of(PRESETS, requested.get("preset", Experiment.model_fields["preset"].default), "preset")
     method = requested.get("method", _preset_file(name).get("method", Experiment.model_fields["method"].default))
     try:
@@ -67,8 +68,9 @@ def experiment(
         del server["aggregation"]  # "auto" is what a missing setting means
     # The rest imports the method's class, and so torch. Refuse a mistyped setting before that.
     Experiment.model_validate(requested, context={"file": file, "values_only": True})
+    _use_pretrained(requested)
     encoder = requested.get("encoder", {}).get("name")
-    if encoder is None and has_pictures(dataset):
+    if encoder is None and has_pictures(dataset) and not requested.get("encoder", {}).get("frozen"):
         encoder = _preset_file(name)["pictures"]["encoder"]
         _merge(requested, {"encoder": {"name": encoder}})
     values = preset(name, method, encoder)
@@ -77,11 +79,42 @@ def experiment(
     _merge(values, {"method": method, **requested})
     if "optimizer" not in requested.get("server", {}):
         _choose_optimizer(values)
+    if values.get("task") == "verification":
+        _choose_for_verification(values, requested.get("selection", {}))
     _fill_in(values, method)
     if (kind := method_facts(method).Options) is not None:
         options = checked_options(kind, values.get("options", {}))
         values["options"] = options.model_dump(mode="json", by_alias=True)  # all of them, for config.toml
     return Experiment.model_validate(values, context={"file": file})
+
+
+def _use_pretrained(requested: dict[str, Any]) -> None:
+    """Say what pretrained weights are for: frozen features of texts or pictures, or the start of a ResNet."""
+    encoder = requested.get("encoder", {})
+    source = encoder.get("pretrained")
+    if source in (None, NONE):
+        return
+    trained = "name" in encoder and encoder_facts(encoder["name"]).pictures
+    if not encoder.setdefault("frozen", not trained) or trained:
+        return
+    sources = [source] if isinstance(source, str) else list(source)
+    if len(sources) == 1 and is_for_texts(sources[0]):
+        requested["text"] = {"encoder": sources[0], **requested.get("text", {})}
+        del encoder["pretrained"], encoder["frozen"]
+        return
+    images = requested.setdefault("images", {})
+    if "size" not in images:
+        images["size"] = usual_size(sources)
+    if requested.get("engine") != "flower":  # real parties cannot count it
+        requested.setdefault("selection", {}).setdefault("metric", "mAP")
+
+
+def is_frozen(requested: Mapping[str, Any]) -> bool:
+    """Return whether settings, not yet complete, ask for features of a frozen network and no more of [encoder]."""
+    encoder = requested.get("encoder")
+    if not isinstance(encoder, Mapping):  # a network of the user's
+        return False
+    return "pretrained" in encoder and set(encoder) <= FROZEN and encoder.get("frozen", True) is True
 
 
 def checked_overrides(overrides: Any) -> list[str]:
@@ -97,6 +130,8 @@ def checked_overrides(overrides: Any) -> list[str]:
 
 PLAIN = ("name", "dataset", "seed", "device", "dtype", "block_rows", "memory_budget", "table", "text")
 """Settings that do not ask for a method."""
+FROZEN = {"pretrained", "frozen", "weights"}
+"""Settings of [encoder] that say how records become features, before any training."""
 
 
 def default_choice(
@@ -108,23 +143,34 @@ def default_choice(
     for table in (_read_toml(as_path(file, "file")) if file else {}, settings):
         _merge(requested, table)
     for text in overrides:
-        _merge(requested, _parse_override(text))
+        _merge(requested, parse_override(text))
     dataset = requested.get("dataset", Experiment.model_fields["dataset"].default)
     pictures = "images" in requested or (isinstance(dataset, str) and has_pictures(dataset))
     if tune and (centralised := requested.get("method")) in ORACLES:
         raise ConfigError(f"the search is for the exact methods, not for {centralised}; leave it out", "tuning.search")
-    if tune and pictures:
-        raise ConfigError("the search is for rows of features, not for pictures; leave out --tune", "tuning.search")
+    frozen = is_frozen(requested)
+    if tune and pictures and not frozen:
+        raise ConfigError(
+            f"the search is for rows of features, not for pictures; leave it out ({NO_SEARCH}), or use --pretrained",
+            "tuning.search",
+        )
     plain = {*PLAIN, "images", "tuning"} | ({"clients"} if requested.get("clients") == "parties" else set())
     collection = requested.get("collection")
     if isinstance(collection, Mapping) and (collection.get("by") == "sums" or collection == {"by": "join"}):
         plain |= {"collection"}  # sums are for the exact methods alone, the join is the default
     plain |= {"secure_sums"} if tune else set()
+    plain |= {"encoder"} if frozen else set()
+    if requested.get("task") == "verification" and "method" not in requested:
+        if tune:
+            raise ConfigError("the search chooses settings for classification; leave out --tune", "tuning.search")
+        return {"method": "fedalc-exact" if pictures and not frozen else "fedalc-plda"}
     if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)
-        return {} if tune is None else {"tuning": {"search": tune}}
-    if pictures:
+            method = {} if {"method", "preset"} & set(requested) else {"method": "fedalc-exact"}
+            return {**method, "tuning": {"search": True}}
+        return {} if tune is None else {"tuning": {"search": False}}
+    if pictures and not frozen:
         return {"method": "fedalc-exact"}
     if tune is False:
         return {"method": "fedalc-oneshot", "tuning": {"axes": "dim" not in requested.get("encoder", {})}}
@@ -134,6 +180,7 @@ def default_choice(
 def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
     """A search keeps some settings of the user. Others it would replace without a word."""
     kept = {*PLAIN, "method", "preset", "engine", "selection", "collection", "secure_sums", "tuning"}
+    kept |= {"images", *(f"encoder.{name}" for name in FROZEN)}
     kept |= {"encoder.features", "client.set_size", "client.label_offset"}
     requested = {name: value for name, value in requested.items() if (name, value) != ("clients", "parties")}
     reasons = {
@@ -147,19 +194,24 @@ def _refuse_what_a_search_chooses(requested: Mapping[str, Any]) -> None:
         for field in fields:
             if (name not in kept and field not in kept) or field in reasons:
                 reason = reasons.get(field, reasons.get(name, "the search chooses it"))
-                raise ConfigError(f"{reason}; leave it out, or leave out --tune", field)
+                raise ConfigError(f"{reason}; leave it out, or the search ({NO_SEARCH})", field)
 
 
 def for_data(settings: Experiment, data: Dataset) -> Experiment:
-    """Return the settings with the columns that were found in the data, if it is a table."""
+    """Return the settings with the columns that were found in the data, if it is a table, and with the digest of the
+    frozen network that made its features."""
+    if data.pictures is not None and settings.encoder.frozen:
+        encoder = settings.encoder.model_copy(update={"weights": data.pictures.digest})
+        settings = settings.model_copy(update={"encoder": encoder})
     return settings if data.table is None else settings.model_copy(update={"table": data.table})
 
 
 def for_labels(settings: Experiment, labels: int) -> Experiment:
     """Return the settings for data with this many labels: some methods need an axis for each."""
-    if not method_facts(settings.method).axis_per_label or settings.encoder.dim == labels:
+    dim = method_facts(settings.method).dim_for(settings.encoder.dim, labels)
+    if settings.encoder.dim == dim:
         return settings
-    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": labels})})
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": dim})})
 
 
 def _fill_in(values: dict[str, Any], method: str) -> None:
@@ -197,6 +249,16 @@ def _choose_optimizer(values: dict[str, Any]) -> None:
     server["optimizer"] = "newton" if linear and client.get("negatives") is None else "adam"
     if not linear:
         encoder["shortcut"] = False  # cg would solve for it
+
+
+def _choose_for_verification(values: dict[str, Any], requested: Mapping[str, Any]) -> None:
+    """Choose by the equal error rate, and hold out more records than usual: thresholds need them."""
+    selection, private = values.setdefault("selection", {}), values.get("privacy", {}).get("mechanism")
+    if "metric" not in requested:
+        parties = values.get("engine") == "flower"  # they count hits, and have no trials of impostors
+        selection["metric"] = "P@1" if parties else "EER"
+    if "validation" not in requested and selection.get("validation", 0.1) > 0 and private not in ("sums", "updates"):
+        selection["validation"] = 0.2
 
 
 def _choose_aggregation(values: dict[str, Any], method: str) -> None:
@@ -270,7 +332,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
 
 
-def _parse_override(text: str) -> dict[str, Any]:
+def parse_override(text: str) -> dict[str, Any]:
+    """Parse section.setting=value, as --set takes it."""
     key, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
     if not equals or not key.strip():
         raise ConfigError(f"expected key=value, found {text!r}", "--set")

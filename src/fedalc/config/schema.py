@@ -10,6 +10,7 @@ from fedalc.config.facts import encoder_facts, known_encoder, known_method, know
 from fedalc.core.picture_sides import LARGEST_SIDE, SMALLEST_SIDE
 from fedalc.core.settings import NONE, Count, NotNegative, Positive, Settings, Share
 from fedalc.data.formats.table_settings import TableSettings
+from fedalc.data.pretrained.view_names import ViewName
 from fedalc.data.text.settings import TextSettings
 
 # Of other modules, re-exported.
@@ -35,6 +36,8 @@ LARGEST_SECRET = 4096  # dimensions of secret rows: a rotation has D² numbers a
 PRIVACY_LEDGER = "privacy-ledger.jsonl"  # the file: fedalc.labels.privacy.ledger
 
 ShareOfLiars = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]  # no rule withstands half of the parties
+Colour = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Colours = tuple[Colour, Colour, Colour]
 Margin = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
 
@@ -66,8 +69,14 @@ class EncoderSettings(Settings):
     """mixed: dense layers multiply in bfloat16, which is faster where the processor supports it."""
     norm: Literal["group", "frozen", "batch"] = "group"
     """ResNets: how layers are normalised (docs/images.md)."""
-    pretrained: str | None = None
-    """ResNets: weights to start from, a name on the hub or a folder."""
+    pretrained: str | tuple[str, ...] | None = None
+    """Weights of a pretrained network, a folder, a file or package:NAME; several stand side by side (docs/images.md).
+    For a ResNet that is trained: weights to start from, a folder or a name on the hub."""
+    frozen: bool = False
+    """Use the pretrained network as it is: records go through it once, and its outputs are their features. If not set:
+    true with pretrained weights, unless a ResNet is to be trained from them."""
+    weights: str | None = None
+    """Digest of the frozen weights. If not set, fedalc fills it in; other weights are then refused."""
     constant: NotNegative = 0.0
     """linear and random-features: value of one more column, which acts as an intercept. 0: none."""
     random_features: Count = 2048
@@ -84,6 +93,11 @@ class EncoderSettings(Settings):
         """Whether it takes pictures."""
         return encoder_facts(self.name).pictures
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where pretrained weights are."""
+        return (self.pretrained,) if isinstance(self.pretrained, str) else self.pretrained or ()
+
 
 class ImageSettings(Settings):
     """How pictures are read (docs/images.md)."""
@@ -96,6 +110,16 @@ class ImageSettings(Settings):
     """What to do with pictures that cannot be read."""
     augment: Literal["off", "mirror", "mirror-shift"] = "off"
     """Change pictures at random in each round of training: mirror them, or mirror and shift them."""
+    fit: Literal["crop", "squeeze"] = "squeeze"
+    """Frozen networks: how a picture becomes a square. crop: by its centre square. squeeze: all of it, so that nothing
+    is cut off. (Networks that are trained get the centre square.)"""
+    views: ViewName = "one"
+    """Frozen networks: views of a picture whose features are averaged: as it is, mirrored too, in three sizes, or in
+    three sizes and mirrored."""
+    mean: Colours | None = None
+    """Frozen networks: mean of red, green and blue (in 0 to 1) to subtract. none: the network's own."""
+    deviation: Colours | None = None
+    """Frozen networks: deviation of red, green and blue to divide by. none: the network's own."""
 
 
 class ClientSettings(Settings):

@@ -42,14 +42,14 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.name", {"method": FEDERATED, "encoder.name": TAKES_PICTURES}),  # with pictures, validation computes mAP
     ("encoder.dim encoder.embedding encoder.hidden encoder.start encoder.output", {"method": FEDERATED}),
     ("encoder.dropout encoder.input_dropout encoder.shortcut encoder.precision", {"method": FEDERATED}),
-    ("encoder.norm encoder.pretrained", {"method": FEDERATED}),
     (
         "encoder.constant encoder.random_features encoder.activation encoder.scale encoder.linear_part",
         {"method": FEDERATED},
     ),
     ("encoder.start", {"encoder.name": TAKES_FEATURES}),
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
-    ("encoder.norm images", {"encoder.name": TAKES_PICTURES}),
+    ("images", {"encoder.name": TAKES_PICTURES, "encoder.frozen": (True,)}),
+    ("images.fit images.views images.mean images.deviation encoder.weights", {"encoder.frozen": (True,)}),
     ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",)}),
     ("text.buckets text.sign", {"text.kind": ("hashing",)}),
     ("text.epsilon text.delta text.terms_per_document", {"text.kind": ("hashing",)}),

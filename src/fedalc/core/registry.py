@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError, FedalcError, either
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Registry(Mapping[str, Any]):
         plain = {_plain(one): one for one in known}
         close = difflib.get_close_matches(_plain(str(name)), plain, n=1)
         hint = f" (did you mean {plain[close[0]]!r}?)" if close else ""
-        own = "One of your own needs --plugin, or an import of the module that registers it"
+        own = f"One of your own: {either('--plugin FILE', 'import the module that registers it')}"
         return f"unknown {self.kind} {name!r:.60}{hint}; there are {', '.join(known) or 'none'}. {own}"
 
     @cached_property
@@ -156,6 +156,7 @@ METHODS = Registry(
         "fedalc-fixed": "fedalc.methods.fedalc_fixed:FedALCFixed",
         "fedalc-exact": "fedalc.methods.fedalc_exact:FedALCExact",
         "fedalc-oneshot": "fedalc.methods.fedalc_oneshot:FedALCOneshot",
+        "fedalc-plda": "fedalc.methods.fedalc_plda:FedALCPlda",
         "fedncm": "fedalc.methods.fedncm:FedNCM",
         "fed3r": "fedalc.methods.fed3r:Fed3R",
         "fedetf": "fedalc.methods.fedetf:FedETF",
@@ -170,6 +171,7 @@ ENCODERS = Registry(
         "mlp": "fedalc.models.encoders.text:MLP",
         "linear": "fedalc.models.encoders.text:Linear",
         "random-features": "fedalc.models.encoders.random_features:RandomFeatures",
+        "squares": "fedalc.models.encoders.squares:Squares",
         "resnet50": "fedalc.models.encoders.image:ResNet50",
         "resnet18": "fedalc.models.encoders.image:ResNet18",
         "resnet-small": "fedalc.models.encoders.image:ResNetSmall",
@@ -212,6 +214,18 @@ METRICS = Registry(
         "R@5": "fedalc.evaluation.metrics:R5",
         "micro-F1": "fedalc.evaluation.metrics:MICRO_F1",
         "macro-F1": "fedalc.evaluation.metrics:MACRO_F1",
+        "EER": "fedalc.evaluation.verification:EER",
+        "EER-others": "fedalc.evaluation.verification:EER_OTHERS",
+        "EER-strangers": "fedalc.evaluation.verification:EER_STRANGERS",
+        "TPR@FAR0.01": "fedalc.evaluation.verification:TPR_1",
+        "TPR@FAR0.01-others": "fedalc.evaluation.verification:TPR_1_OTHERS",
+        "TPR@FAR0.01-strangers": "fedalc.evaluation.verification:TPR_1_STRANGERS",
+        "TPR@FAR0.001": "fedalc.evaluation.verification:TPR_01",
+        "TPR@FAR0.001-others": "fedalc.evaluation.verification:TPR_01_OTHERS",
+        "TPR@FAR0.001-strangers": "fedalc.evaluation.verification:TPR_01_STRANGERS",
+        "TPR@FAR0.0001": "fedalc.evaluation.verification:TPR_001",
+        "TPR@FAR0.0001-others": "fedalc.evaluation.verification:TPR_001_OTHERS",
+        "TPR@FAR0.0001-strangers": "fedalc.evaluation.verification:TPR_001_STRANGERS",
     },
     "fedalc.evaluation.metrics:as_metric",
 )

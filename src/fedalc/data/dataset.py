@@ -15,6 +15,7 @@ from fedalc.data.images.images import Images
 from fedalc.data.label_names import checked_names
 from fedalc.data.matrices import feature_matrix, label_matrix
 from fedalc.data.places import Places
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.records import record_numbers
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError
@@ -43,6 +44,8 @@ class Split:
     parties: tuple[str, ...] | None = None
     places: Places | None = field(default=None, compare=False)
     """Where the records are in their file, if not one after another."""
+    pictures: Images | None = field(default=None, compare=False)
+    """The pictures that features were made of (`Dataset.pictures`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, Images):
@@ -79,7 +82,8 @@ class Split:
             None if names is None else tuple(names[at] for at in rows) for names in (self.users, self.parties)
         )
         places = None if self.places is None else self.places.rows(index)
-        return Split(self.features[index], self.labels[index], users, parties, places)
+        pictures = None if self.pictures is None else self.pictures[index]
+        return Split(self.features[index], self.labels[index], users, parties, places, pictures)
 
     @cached_property
     def in_one_place(self) -> Split:
@@ -92,7 +96,10 @@ class Split:
         labels = csr_matrix((pairs.data, (record[pairs.row], pairs.col)), shape=(len(first), self.labels.shape[1]))
         labels.sum_duplicates()
         labels.data[:] = 1
-        return Split(self.features[first], labels, places=None if self.places is None else self.places.rows(first))
+        places = None if self.places is None else self.places.rows(first)
+        return Split(
+            self.features[first], labels, None, None, places, None if self.pictures is None else self.pictures[first]
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,11 +120,15 @@ class Dataset:
     """How it was read: which columns were taken for what, and what was held out or left out."""
     table: TableSettings | None = field(default=None, compare=False)
     """Of data from a table: the settings, with the columns that were found."""
+    strangers: Split | None = None
+    """Records of nobody who is enrolled, without labels: only verification tests with them (docs/verification.md)."""
+    pictures: PictureFeatures | None = field(default=None, compare=False)
+    """What turned pictures into these features, if they were pictures; the saved model keeps it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise DataError(f"a dataset's name is a text, not {self.name!r:.60}")
-        for part in ("train", "test", "validation"):
+        for part in ("train", "test", "validation", "strangers"):
             split = getattr(self, part)
             if not isinstance(split, Split) and (split is not None or part == "train"):
                 raise DataError(f"dataset {self.name}: {part} should be a fedalc.Split(features, labels)")
@@ -125,7 +136,9 @@ class Dataset:
             raise DataError(f"dataset {self.name}: text should be a TextFeatures, not {self.text!r:.60}")
         if self.test is None:
             object.__setattr__(self, "test", self.train.rows(np.array([], dtype=np.int64)))
-        for part, split in self.splits.items():
+        if self.strangers is not None and self.strangers.labels.nnz:
+            raise DataError(f"dataset {self.name}: strangers have no labels: nobody enrolled them")
+        for part, split in (self.splits | ({} if self.strangers is None else {"strangers": self.strangers})).items():
             if len(split) == 0 and part != "test":
                 raise DataError(f"dataset {self.name}: {part} has no instances")
             for what, ours, theirs in (
@@ -150,6 +163,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items() if len(split))
+        sizes += "" if self.strangers is None else f", {len(self.strangers):,} strangers'"
         kind = "pictures" if isinstance(self.train.features, Images) else f"{self.feature_count:,} features"
         return f"<fedalc.Dataset {self.name}: {sizes} records, {kind}, {self.label_count:,} labels>"
 
@@ -178,8 +192,12 @@ class Dataset:
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.validation):
             if split is not None:
-                _update(digest, split.features)
+                # The last bits of a network's outputs differ between machines.
+                _update(digest, split.features if split.pictures is None else split.pictures)
                 _update(digest, split.labels)
+        if self.strangers is not None:
+            digest.update(b"strangers\0")
+            _update(digest, self.strangers.features)
         if self.users is not None:
             digest.update("\0".join(self.users).encode())
         if self.train.parties is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedalc.core.arguments import as_path
+from fedalc.core.explain import checked_section
 from fedalc.data.catalog import datasets as catalog
 from fedalc.data.catalog.locate import dataset_dir, refuse_published
 from fedalc.data.dataset import Dataset, Split
@@ -16,6 +19,7 @@ from fedalc.data.images.images import ImageOptions
 from fedalc.data.images.load import load_pictures
 from fedalc.data.parties import party_folders, read_parties
 from fedalc.data.synthetic.demo import make_demo
+from fedalc.data.synthetic.identities import make_identities
 from fedalc.data.synthetic.mosaics import make_mosaics
 from fedalc.data.synthetic.shapes import make_shaped
 from fedalc.data.text.base import TextFeatures
@@ -28,8 +32,8 @@ def load_dataset(
     data_dir: Path | str | None = None,
     cache: bool = True,
     images: ImageOptions | None = None,
-    table: TableSettings | None = None,
-    text: TextSettings | TextFeatures | None = None,
+    table: TableSettings | Mapping[str, Any] | None = None,
+    text: TextSettings | TextFeatures | Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Load a dataset of the catalog by its name, or the dataset in a folder or a file.
 
@@ -37,14 +41,16 @@ def load_dataset(
     own folder holds a train file (and perhaps a test and a validation file) in one of the formats, and may name the
     labels in `labels.txt`; or it has a folder of this kind for each party (`data.parties`). Parsed files are cached
     unless `cache` is false. `images` applies to pictures, `text` to raw texts (the features of a model make the same
-    features again); `table` says which column of a table is what, and what to test on if there is no test file.
+    features again); `table` says which column of a table is what, and what to test on if there is no test file. Both
+    may be a dict of settings.
     """
     as_path(name_or_path, "dataset")
-    kinds = {"images": (images, ImageOptions), "table": (table, TableSettings), "text": (text, TextSettings)}
-    for field, (given, kind) in kinds.items():
-        if given is not None and not isinstance(given, kind | TextFeatures if field == "text" else kind):
-            raise ConfigError(f"expected fedalc.data.{kind.__name__}, found {given!r:.60}", field)
-    options = ReadOptions(cache, images or ImageOptions(), table=table or TableSettings(), text=text or TextSettings())
+    if images is not None and not isinstance(images, ImageOptions):
+        raise ConfigError(f"expected fedalc.data.ImageOptions, found {images!r:.60}", "images")
+    if not isinstance(text, TextFeatures):
+        text = checked_section(TextSettings, text, "text")
+    table = checked_section(TableSettings, table, "table")
+    options = ReadOptions(cache, images or ImageOptions(), table=table, text=text)
     if isinstance(name_or_path, str) and catalog.is_known(name_or_path):
         return _load_known(catalog.entry(name_or_path), data_dir, options, images)
     path = Path(name_or_path)
@@ -65,6 +71,8 @@ def _load_known(
 ) -> Dataset:
     if entry.name == "demo":
         return make_demo()
+    if entry.name == "identities":
+        return make_identities()
     if entry.name == "mosaics":
         return _of_size(make_mosaics(), images)
     if entry.like is not None:

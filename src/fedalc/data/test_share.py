@@ -11,10 +11,12 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.data.places import Places
-from fedalc.errors import DataError
+from fedalc.errors import DataError, either
 
 if TYPE_CHECKING:
     from fedalc.data.dataset import Split
+
+_TEST = either("--test FILE", "test=(X, Y) or table={'test': FILE}")
 
 
 def choose_test(records: Iterable[bytes], share: float, seed: int, name: str) -> np.ndarray:
@@ -27,7 +29,8 @@ def choose_test(records: Iterable[bytes], share: float, seed: int, name: str) ->
     if taken >= len(values):
         raise DataError(
             f"{name}: {len(digests)} records, {len(values)} of them different, are too few to hold out a share of "
-            f"{share:g} for testing; give a test file (--test FILE), or --test-share 0 to train without"
+            f"{share:g} for testing; give test records ({_TEST}), or train without: "
+            + either("--test-share 0", "table={'test_share': 0}")
         )
     return np.asarray(group < taken)
 

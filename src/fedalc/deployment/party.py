@@ -51,14 +51,18 @@ class PartySide:
             check_node_key(self.node_key)
         from fedalc.core.devices import check_device
         from fedalc.data.images.images import ImageOptions
+        from fedalc.data.pretrained.weights import digest_of, find_weights
         from fedalc.deployment.flower.limits import Limits
         from fedalc.deployment.flower.party import Party
+        from fedalc.deployment.flower.party_network import own_weights
 
         check_device(str(self.settings.get("device", "cpu")))
         Limits.from_node_config(self.settings)
         lines: list[str] = []
         # The server decides whether to skip pictures that cannot be read.
         images = ImageOptions(broken="skip", tell=lines.append)
+        for source in own_weights(self.settings):
+            lines.append(f"{source}: pretrained weights {digest_of(find_weights(source))[:12]}…")
         holding = Party.from_node_config(self.settings, images).holding
         lines.append(f"{self.settings['data']}: {len(holding.split):,} instances of {len(holding.names):,} labels")
         return "\n".join(lines)

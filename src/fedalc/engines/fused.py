@@ -29,7 +29,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.core import distributed
 from fedalc.core.blocks import blocks as budget_blocks
 from fedalc.core.progress_events import watched
-from fedalc.core.sparse_products import WeightedBags, products_at
+from fedalc.core.sparse_products import WeightedBags, products_at, weighted_gram
 from fedalc.data.federation import Federation
 from fedalc.engines.base import Engine, RoundResult, mean_rows, moved_along, no_rows
 from fedalc.engines.column_pass import ColumnPass
@@ -183,7 +183,7 @@ class FusedEngine(Engine):
         gram, cross = W.new_zeros(0, 0), W.new_zeros(0, W.shape[1])
         if encoder.uses_features:
             if own_gram:
-                gram = _weighted_gram(features, counted).to(W)
+                gram = torch.from_numpy(weighted_gram(features, counted.cpu().numpy())).to(W)
             cross = WeightedBags.from_csr(features.T.tocsr(), W.dtype, W.device) @ targets
         if len(cross) < encoder.width:
             gram, cross = self._with_columns(encoder, features, counted, targets, gram if own_gram else None, cross)
@@ -307,12 +307,3 @@ def _encoder_for(model: Model, portion: Portion) -> Encoder:
     if portion.features is None:
         return model.encoder
     return model.encoder.for_features(torch.from_numpy(portion.features).to(model.W.device))
-
-
-def _weighted_gram(features: csr_matrix, counted: Tensor) -> Tensor:
-    """Return Xᵀ diag(counted) X, a few of its rows at a time: its sparse form would be larger than the dense one."""
-    weighted = features.multiply(counted.cpu().numpy()[:, None]).T.tocsr()
-    gram = np.empty((features.shape[1], features.shape[1]), dtype=features.dtype)
-    for rows in budget_blocks(len(gram), 12 * len(gram)):
-        gram[rows] = (weighted[rows] @ features).toarray()
-    return torch.from_numpy(gram)

@@ -35,6 +35,7 @@ from fedalc.secure_sums import (
     Disclosures,
     Identity,
     InProcess,
+    Overflow,
     PartySum,
     Question,
     ServerSum,
@@ -205,11 +206,12 @@ class SecureSums(Engine):
         parties = {identity.name: PartySum(identity, self._seq) for identity in self._identities.values()}
         server = ServerSum("simulation", self._seq, secure.threshold)
         exchange = InProcess(server, parties, self._disclosures)
-        numbers = exchange.total(question, vector_of)
+        try:
+            numbers = exchange.total(question, vector_of)
+        except Overflow as error:
+            raise ConfigError(str(error), "secure_sums.bits") from None
+        assert not server.problems  # in one process nobody is lost
         total = numbers.view(np.int64) if whole else decoded(numbers, secure.bits)
-        if server.problems:  # in one process nobody is lost: a number did not fit
-            name, problem = next(iter(server.problems.items()))
-            raise ConfigError(f"{name}: {problem}", "secure_sums")
         return total, Ledger(exchange.down, exchange.up)
 
 

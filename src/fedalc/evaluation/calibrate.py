@@ -22,6 +22,7 @@ from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Split
 from fedalc.models.calibration import Calibration, rising_curve, sigmoid
 from fedalc.models.thresholds import count_at_levels
+from fedalc.models.verification import count_trials
 
 LARGEST, DRAWN, KEEP_ALL = 50, 50, 256
 MOST_RECORDS, MOST_SCORES = 10_000, 2 * 10**9  # of the held-out records that are scored
@@ -105,11 +106,12 @@ def _kept_pairs(scores: Tensor, true: Tensor, present: Tensor, generator: np.ran
 
 
 def fit_calibration(
-    parts: Sequence[HeldOut], label_count: int, log_share: np.ndarray | None = None
+    parts: Sequence[HeldOut], label_count: int, log_share: np.ndarray | None = None, verifies: bool = False
 ) -> Calibration | None:
     """Fit the curve, the offsets and the thresholds' counts. None if there are too few positives.
 
-    `log_share`: of the labels of the model that it is for (see `log_shares`), if the parts have theirs.
+    `log_share`: of the labels of the model that it is for (see `log_shares`), if the parts have theirs. `verifies`:
+    also count what thresholds of verification follow from.
     """
     scores, labels, truth, weights, shares = (
         np.concatenate([getattr(part, name) for part in parts])
@@ -124,7 +126,8 @@ def fit_calibration(
     known = without + intercept + by_share * shares
     offsets = (base + _fit_offsets(known, labels, truth, weights, label_count)).astype(np.float32)
     counts = count_at_levels(without + offsets[labels], labels, truth, weights, label_count)
-    return Calibration(knots, slopes, offsets, counts, sum(part.records for part in parts))
+    trials = count_trials(scores, labels, truth, weights) if verifies else None
+    return Calibration(knots, slopes, offsets, counts, sum(part.records for part in parts), trials)
 
 
 def _quantiles(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:

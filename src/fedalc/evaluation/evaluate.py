@@ -13,6 +13,7 @@ from fedalc.core.blocks import DEFAULT_BUDGET
 from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
+from fedalc.evaluation.verification import Trials
 from fedalc.models.calibration import Calibration
 from fedalc.models.model import Model
 from fedalc.models.predicting import Scores, decide
@@ -48,13 +49,14 @@ def evaluate(
     with_map: bool = False,
     budget: int = DEFAULT_BUDGET,
     calibration: Calibration | None = None,
+    trials: Trials | None = None,
 ) -> dict[str, float]:
     """Return all metrics of a model on a split, in percent; mAP if `with_map` and affordable (`MAP_LIMIT`).
 
     `held` marks the labels that have a client: only these are ranked.
     """
     scorer = scorer_for(model, split, held, budget)
-    return measure(scorer, split.labels, inverse_propensity, with_map, budget, calibration)
+    return measure(scorer, split.labels, inverse_propensity, with_map, budget, calibration, trials)
 
 
 def scorer_for(model: Model, split: Split, held: np.ndarray, budget: int = DEFAULT_BUDGET) -> Ranking:
@@ -72,13 +74,15 @@ def measure(
     with_map: bool = False,
     budget: int = DEFAULT_BUDGET,
     calibration: Calibration | None = None,
+    trials: Trials | None = None,
 ) -> dict[str, float]:
     """Return the same metrics for any scoring of the instances whose labels are `truth`. With a calibration, also
-    those of label sets, by thresholds for F1, if that is affordable (`SETS_LIMIT`) and this is the only process."""
+    those of label sets, by thresholds for F1, if that is affordable (`SETS_LIMIT`) and this is the only process; with
+    trials those of verification."""
     size = truth.shape[0] * truth.shape[1]
     sets = None
     if calibration is not None and size <= SETS_LIMIT and distributed.here().count == 1:
         decided = decide(calibration, cast(Scores, scores), truth.shape[0], budget=budget)
         sets = decided.matrix(truth.shape[1])
-    ranked = Ranked(scores.top(DEEPEST)[0].numpy(), truth, inverse_propensity, scores, budget, sets)
+    ranked = Ranked(scores.top(DEEPEST)[0].numpy(), truth, inverse_propensity, scores, budget, sets, trials)
     return all_metrics(ranked, with_scores=with_map and size <= MAP_LIMIT)

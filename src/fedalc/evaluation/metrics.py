@@ -42,6 +42,8 @@ class Ranked:
     budget: int = DEFAULT_BUDGET
     sets: csr_matrix | None = None
     """Instances × labels, with ones: the labels that each instance gets, if the model has thresholds."""
+    trials: Any = None
+    """The `Trials` (verification.py) of a run of the task verification."""
 
     def hits(self, k: int) -> np.ndarray:
         """Return which of the k best labels are true."""
@@ -71,12 +73,12 @@ class Ranked:
 @dataclass(frozen=True)
 class Metric:
     """A figure in percent, and what it needs: the top labels, propensities (the test set has them), the scores of all
-    labels (computed where mAP is affordable), or label sets (if the model has thresholds). Add a built-in one here and
-    in `core/registry.py`."""
+    labels (computed where mAP is affordable), label sets (if the model has thresholds), or trials of claimed labels (of
+    the task verification; NaN: not measured). Add a built-in one here and in `core/registry.py`."""
 
     help: str
     compute: Callable[..., float]
-    needs: Literal["top", "propensities", "scores", "sets"] = "top"
+    needs: Literal["top", "propensities", "scores", "sets", "trials"] = "top"
     larger_is_better: bool = True
     name: str = ""
     function: Callable[..., Any] | None = None
@@ -135,14 +137,17 @@ def register_metric(name: str, *, k: int = DEEPEST, larger_is_better: bool = Tru
 def all_metrics(ranked: Ranked, with_scores: bool = False) -> dict[str, float]:
     """Return every metric for which there is what it needs."""
     there = {"top": True, "propensities": ranked.inverse_propensity is not None, "scores": with_scores}
-    there["sets"] = ranked.sets is not None
+    there |= {"sets": ranked.sets is not None, "trials": ranked.trials is not None}
     metrics: dict[str, Metric] = {}
     for name in METRICS:
         try:
             metrics[name] = find_metric(name)
         except FedalcError as error:  # of an installed package: no reason to lose the others
             warnings.warn(str(error), stacklevel=2)
-    return {name: metric.value(ranked) for name, metric in metrics.items() if there[metric.needs]}
+    values = {name: metric.value(ranked) for name, metric in metrics.items() if there[metric.needs]}
+    return {
+        name: value for name, value in values.items() if not (metrics[name].needs == "trials" and math.isnan(value))
+    }
 
 
 def ranking_metrics(

@@ -24,7 +24,7 @@ from fedalc.core import distributed
 from fedalc.core.seeds import derived_seed
 from fedalc.data.dataset import Split
 from fedalc.data.federation import numbered
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError, FedalcError, either_setting
 from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.identity import SharedEncoder, make_hasher
 from fedalc.labels.collection.join import Joined
@@ -226,7 +226,7 @@ def _report_missing(settings: Experiment, path: Path, missing: list[str], needed
     if settings.collection.missing_labels == "refuse":
         raise ConfigError(
             f"{problem}: collect them too, or treat them as labels that never occur with another: "
-            "--set collection.missing_labels=allow",
+            + either_setting("collection.missing_labels", "allow"),
             "collection.correlations",
         )
     warnings.warn(f"{problem}; the method treats them as labels that never occur with another", stacklevel=2)

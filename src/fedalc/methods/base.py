@@ -36,6 +36,7 @@ from fedalc.models.class_embeddings import (
     simplex_rows,
     unit_rows,
 )
+from fedalc.models.model import Model
 from fedalc.models.sharding import Shard, shard_of
 
 STARTS = {
@@ -186,6 +187,11 @@ class Method(MethodFacts, ABC):
         weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
         return self._tensor(weight / weight.max())
 
+    @property
+    def rarest(self) -> float:
+        """n of the rarest label, whose weight is 1."""
+        return float(np.maximum(self._counts, 1).min())
+
     def tell(self, labels: np.ndarray, set_sizes: np.ndarray | None) -> Told:
         """Return the values that a party with these labels needs. `set_sizes`: m of its instances, if exact."""
         if self.settings.client.set_size == "exact":
@@ -236,6 +242,17 @@ class Method(MethodFacts, ABC):
                 return counts / counts.sum()
             case other:
                 assert_never(other)
+
+    def summed_rows(self, model: Model) -> Tensor:
+        """For methods of one round: the rows that the clients' sums Σ x are multiplied with."""
+        return model.W
+
+    def fill(self, model: Model, sums: ClientSums) -> float:
+        """For methods of one round: solve, write the solution into the model, and return its loss."""
+        solution, loss = self.solve(sums)
+        (theta,) = model.theta
+        theta.copy_(solution)
+        return loss
 
     def solve(self, sums: ClientSums) -> tuple[Tensor, float]:
         """For methods of one round: return θ, from the clients' sums, and its loss."""

@@ -7,12 +7,13 @@ label's records keep their order. `evaluation/calibrate.py` fits it. This module
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedalc.models.thresholds import LevelCounts, Rule, as_rule
+from fedalc.models.verification import TrialCounts
 
 PREFIX = "calibration."  # of its tensors in a model folder
 
@@ -29,6 +30,8 @@ class Calibration:
     counts: LevelCounts
     records: int
     """Held-out records that it was fitted on."""
+    trials: TrialCounts | None = None
+    """Of a model for verification: what its thresholds follow from."""
 
     @property
     def label_count(self) -> int:
@@ -55,11 +58,17 @@ class Calibration:
         scores += np.minimum(wanted - heights[0], 0) / self.slopes[0]
         return scores + np.maximum(wanted - heights[-1], 0) / self.slopes[-1]
 
+    def without(self, label: int) -> Calibration:
+        """Return the calibration of the model without one of its labels: the numbers of those after it are 1 less."""
+        trials = None if self.trials is None else self.trials.without(label)
+        return replace(self, offsets=np.delete(self.offsets, label), counts=self.counts.without(label), trials=trials)
+
     def parts(self) -> dict[str, np.ndarray]:
         """Return what to save in a model folder, by names that begin with `PREFIX`."""
         own = {"knots": self.knots, "slopes": self.slopes, "offsets": self.offsets}
         own["records"] = np.array([self.records], dtype=np.int64)
-        return {PREFIX + name: part for name, part in (own | self.counts.parts()).items()}
+        own |= self.counts.parts() | ({} if self.trials is None else self.trials.parts())
+        return {PREFIX + name: part for name, part in own.items()}
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, np.ndarray], label_count: int) -> Calibration | None:
@@ -79,7 +88,8 @@ class Calibration:
                 raise ValueError(f"calibration: {name} is {part.shape} of {part.dtype}")
         if not count or (np.diff(knots) <= 0).any() or (slopes <= 0).any():
             raise ValueError("calibration: its curve does not rise")
-        return cls(knots, slopes, offsets, LevelCounts.from_parts(own, label_count), int(records[0]))
+        counts, trials = LevelCounts.from_parts(own, label_count), TrialCounts.from_parts(own, label_count)
+        return cls(knots, slopes, offsets, counts, int(records[0]), trials)
 
 
 def _heights(knots: np.ndarray, slopes: np.ndarray) -> np.ndarray:

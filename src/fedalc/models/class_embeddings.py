@@ -205,7 +205,7 @@ def collapse_of(model: Model, held: np.ndarray, budget: int = DEFAULT_BUDGET) ->
     """Return `collapse` for the labels that have a client, also if W is sharded over processes."""
     labels = torch.from_numpy(np.flatnonzero(held)).to(model.W.device)
     if model.shard is None:
-        return collapse(model.W, budget, labels)
+        return collapse(model.W[:, model.encoder.directions], budget, labels)
     C, W = len(labels), model.W.detach()
     if C < 2:
         return _figures(C)

@@ -102,6 +102,8 @@ def load_linear(folder: Path) -> LinearModel | None:
         return None
     if not isinstance(encoder, Mapping) or encoder.get("name") != "linear":
         return None
+    if "pictures" in facts:  # their network needs torch
+        return None
     if facts.get("secret_rows", False) is not False:  # `TrainedModel` refuses to score with other rows than trained
         return None
     try:

@@ -15,10 +15,14 @@ from scipy.sparse import csr_matrix
 
 from fedalc.core.arguments import as_count, check_scores
 from fedalc.core.blocks import DEFAULT_BUDGET, blocks
+from fedalc.data.images.images import Fit
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.text.base import TextFeatures
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.calibration import Calibration, sigmoid
 from fedalc.models.thresholds import Rule
+from fedalc.models.verification import TrialCounts, Verdicts, claimed_labels
+from fedalc.models.verification import as_rule as as_verification_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +69,7 @@ class Predictor(ABC):
     held: np.ndarray  # the labels that it can give: those that had a client
     text: TextFeatures | None  # what turns raw texts into features
     calibration: Calibration | None
+    pictures: PictureFeatures | None = None  # what turns pictures into features
 
     @property
     @abstractmethod
@@ -74,6 +79,11 @@ class Predictor(ABC):
     def picture_size(self) -> int | None:
         """Width and height of its input pictures in pixels, or None if it takes rows of features."""
         return None
+
+    @property
+    def picture_fit(self) -> Fit:
+        """How its input pictures become squares."""
+        return "crop" if self.pictures is None else self.pictures.views.fit
 
     @abstractmethod
     def scorer(self, features: Any) -> Scores:
@@ -129,6 +139,35 @@ class Predictor(ABC):
         calibration, count = self.calibrated(), features_count(features)
         sets = decide(calibration, self.scorer(features), count, threshold, abstain_below)
         return sets.matrix(len(self.label_names))
+
+    def verify(
+        self, features: Any, claim: str | Sequence[str], *, far: float | None = None, genuine: float | None = None
+    ) -> Verdicts:
+        """Accept or refuse claimed identities: `claim` is the name of a label, for all records or one for each.
+
+        `far`: the share of impostors' claims to accept (default 0.001). `genuine`: instead, the share of genuine claims
+        to refuse. Thresholds come from held-out scores (docs/verification.md), so the model needs a run with
+        task = "verification".
+        """
+        rule, trials = as_verification_rule(far, genuine), self.trials()
+        labels = claimed_labels(claim, features_count(features), self.label_names, self.held)
+        if not len(labels):
+            return Verdicts((), np.zeros(0), np.zeros(0), rule)
+        scorer, scores = self.scorer(features), np.empty(len(labels))
+        for rows in blocks(len(labels), BYTES_PER_SCORE * len(self.label_names)):
+            scores[rows] = _checked(scorer.of_instances(rows))[np.arange(rows.stop - rows.start), labels[rows]]
+        thresholds = trials.thresholds(rule, len(self.label_names))[labels]
+        names = tuple(self.label_names[label] for label in labels)
+        return Verdicts(names, scores, thresholds, rule, trials.note(rule))
+
+    def trials(self) -> TrialCounts:
+        """Return what thresholds of verification follow from, or refuse."""
+        if self.calibration is None or self.calibration.trials is None:
+            raise FedalcError(
+                "this model has no thresholds for verification: train it with --task verification, and records that "
+                "are held out (selection.calibrate, docs/verification.md)"
+            )
+        return self.calibration.trials
 
     def calibrated(self) -> Calibration:
         """Return the calibration, or refuse."""

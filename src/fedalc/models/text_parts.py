@@ -1,4 +1,4 @@
-"""What a saved model keeps of its texts, and texts given to `predict`."""
+"""What a saved model keeps of its texts or pictures, and texts given to `predict`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.text.base import listed_texts
 from fedalc.data.text.features import TextFeatures, text_from_parts
 from fedalc.errors import DataError
@@ -14,7 +15,7 @@ from fedalc.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-PREFIX = "text."
+PREFIX, PICTURES = "text.", "pictures"
 
 
 def text_parts(text: TextFeatures | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -38,6 +39,16 @@ def text_of(
     if text.feature_count != feature_count:
         raise ValueError(f"its text gives {text.feature_count} features, but the model takes {feature_count}")
     return text
+
+
+def pictures_of(facts: Mapping[str, Any], feature_count: int, device: str = "cpu") -> PictureFeatures | None:
+    """Return what turns pictures into features, if the model was trained on such features. Raises one of `DAMAGE`."""
+    if (saved := facts.get(PICTURES)) is None:
+        return None
+    pictures = PictureFeatures.from_facts(saved, device)
+    if pictures.feature_count != feature_count:
+        raise ValueError(f"its pictures give {pictures.feature_count} features, but the model takes {feature_count}")
+    return pictures
 
 
 def from_texts(given: Any, text: TextFeatures | None) -> Any:

@@ -87,6 +87,16 @@ class LevelCounts:
         thresholds[self.labels] = chosen[1:]
         return thresholds
 
+    def without(self, label: int) -> LevelCounts:
+        """Return the counts without a label, also in those of all labels together."""
+        own = np.flatnonzero(self.labels == label) + 1  # its row, if it has one
+        positives, predicted, hits = (
+            np.delete(np.concatenate([part[:1] - part[own].sum(0, keepdims=True), part[1:]]), own, axis=0)
+            for part in (self.positives, self.predicted, self.hits)
+        )
+        labels = np.delete(self.labels, own - 1)
+        return LevelCounts(labels - (labels > label), positives, predicted, hits)
+
     def parts(self) -> dict[str, np.ndarray]:
         return {name: getattr(self, name) for name in ("labels", "positives", "predicted", "hits")}
 

@@ -20,6 +20,7 @@ from fedalc.core.saved_parts import DAMAGE, labels_of, numbers
 from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.images.images import CHANNELS, Images, side_of
 from fedalc.data.matrices import feature_matrix
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.models.calibration import Calibration
@@ -28,7 +29,7 @@ from fedalc.models.encoders import make_encoder, scale_rows
 from fedalc.models.model import Model
 from fedalc.models.predicting import Predictor
 from fedalc.models.scoring import Scorer
-from fedalc.models.text_parts import from_texts, text_of, text_parts
+from fedalc.models.text_parts import PICTURES, from_texts, pictures_of, text_of, text_parts
 
 FORMAT = 1
 KIND = "encoder"  # the default kind: models of older versions do not name theirs
@@ -46,10 +47,12 @@ class TrainedModel(Predictor):
     text: TextFeatures | None = None
     calibration: Calibration | None = None
     secret_rows: bool = False  # W is not the one of training, which only holders of the clients' key can compute
+    pictures: PictureFeatures | None = None  # what turns pictures into features, if it was trained on such features
 
     def __repr__(self) -> str:
         size = self.picture_size
         takes = f"{self.feature_count:,} features" if size is None else f"pictures of {size} × {size}"
+        takes = takes if self.pictures is None else f"{takes} as {self.feature_count:,} features"
         takes = takes if self.text is None else f"texts as {takes}"
         shape = f"{self.encoder.name} encoder, D = {self.model.W.shape[1]}, {len(self.label_names):,} labels"
         return f"<fedalc.TrainedModel {takes} → {shape}>"
@@ -61,6 +64,8 @@ class TrainedModel(Predictor):
     @property
     def picture_size(self) -> int | None:
         """Width and height of its input pictures in pixels, or None if it takes rows of features."""
+        if self.pictures is not None:
+            return self.pictures.views.size
         return math.isqrt(self.feature_count // CHANNELS) if self.encoder.is_image else None
 
     def embed(self, features: csr_matrix | Images | Sequence[str]) -> np.ndarray:
@@ -71,7 +76,9 @@ class TrainedModel(Predictor):
 
     def scorer(self, features: csr_matrix | Images | Sequence[str]) -> Scorer:
         self.check_rows()
-        size = self.picture_size
+        if isinstance(features, Images) and self.pictures is not None:
+            features = self.pictures.transform(features)
+        size = self.picture_size if self.encoder.is_image else None
         if size is not None and not isinstance(features, Images):
             raise DataError("the model was trained on pictures: load them with fedalc.read_pictures")
         if isinstance(features, Images) and size is not None and features.size != size:
@@ -93,8 +100,8 @@ class TrainedModel(Predictor):
                 "parties' key: fedalc key name-model RUN KEY NAMES"
             )
 
-    def save(self, folder: Path | str) -> None:
-        """Save the model as a folder. Replaces an older model there."""
+    def save(self, folder: Path | str, keep_previous: bool = False) -> None:
+        """Save the model as a folder. Replaces an older model there; with `keep_previous` it is kept as folder.old."""
         tensors = {f"encoder.{name}": value for name, value in self.model.encoder.state_dict().items()}
         text_tensors, text_facts = text_parts(self.text)
         tensors |= {"W": self.model.W, "held": torch.from_numpy(self.held), **text_tensors}
@@ -108,9 +115,10 @@ class TrainedModel(Predictor):
             "dtype": str(self.model.W.dtype).removeprefix("torch."),
             "labels": list(self.label_names),
             **text_facts,
+            **({} if self.pictures is None else {PICTURES: self.pictures.facts()}),
             **({"secret_rows": True} if self.secret_rows else {}),
         }
-        save_folder(model_folder(folder), tensors, facts)
+        save_folder(model_folder(folder), tensors, facts, keep_previous)
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> TrainedModel:
@@ -145,11 +153,12 @@ class TrainedModel(Predictor):
             if not all(torch.isfinite(numbers).all() for numbers in encoder.state_dict().values()):
                 raise ValueError("weights that are not finite")
             text = text_of(tensors, facts, encoder.feature_count, device)
+            pictures = pictures_of(facts, encoder.feature_count, device)
             calibration, secret = read_calibration(tensors, len(names)), facts.get("secret_rows", False)
             if type(secret) is not bool:
                 raise ValueError(f"secret_rows is {secret!r:.20}")
             model = Model(encoder.to(device), W.to(device))
-            return cls(model, settings, names, held, text, calibration, secret)
+            return cls(model, settings, names, held, text, calibration, secret, pictures)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

@@ -22,6 +22,7 @@ from fedalc.core.tensor_folder import load_folder, save_folder
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.images.images import Images
 from fedalc.data.matrices import feature_matrix
+from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.text.features import TextFeatures
 from fedalc.errors import DataError, FedalcError
 from fedalc.evaluation.score_blocks import top_labels
@@ -29,7 +30,7 @@ from fedalc.models.calibration import Calibration
 from fedalc.models.calibration_parts import calibration_tensors, read_calibration
 from fedalc.models.encoders import scale_rows
 from fedalc.models.predicting import Predictor
-from fedalc.models.text_parts import from_texts, text_of, text_parts
+from fedalc.models.text_parts import PICTURES, from_texts, pictures_of, text_of, text_parts
 
 FORMAT = 1
 
@@ -131,6 +132,7 @@ class TrainedOracle(Predictor):
     held: np.ndarray  # which labels had a training instance
     text: TextFeatures | None = None  # what turns raw texts into features
     calibration: Calibration | None = None
+    pictures: PictureFeatures | None = None  # what turns pictures into features
 
     def __repr__(self) -> str:
         labels = f"{len(self.label_names):,} labels"
@@ -140,7 +142,13 @@ class TrainedOracle(Predictor):
     def feature_count(self) -> int:
         return self.oracle.feature_count
 
+    @property
+    def picture_size(self) -> int | None:
+        return None if self.pictures is None else self.pictures.views.size
+
     def scorer(self, features: csr_matrix | Sequence[str]) -> OracleScorer:
+        if isinstance(features, Images) and self.pictures is not None:
+            features = self.pictures.transform(features)
         if isinstance(features, Images):
             raise DataError("the model was trained on features, but these are pictures")
         features = feature_matrix(from_texts(features, self.text))
@@ -156,7 +164,8 @@ class TrainedOracle(Predictor):
         facts = {"format": FORMAT, "kind": self.oracle.kind, "rows": self.rows, "labels": list(self.label_names)}
         text_tensors, text_facts = text_parts(self.text)
         tensors |= {"held": torch.from_numpy(self.held), **text_tensors, **calibration_tensors(self.calibration)}
-        save_folder(model_folder(folder), tensors, facts | oracle_facts | text_facts)
+        pictures = {} if self.pictures is None else {PICTURES: self.pictures.facts()}
+        save_folder(model_folder(folder), tensors, facts | oracle_facts | text_facts | pictures)
 
     @classmethod
     def load(cls, folder: Path | str, kinds: Mapping[str, type[Oracle]]) -> TrainedOracle:
@@ -171,7 +180,8 @@ class TrainedOracle(Predictor):
                 raise ValueError(f"unknown scaling of rows: {rows!r}")
             oracle = kinds[facts["kind"]].from_parts(tensors, facts)
             text, calibration = text_of(tensors, facts, oracle.feature_count), read_calibration(tensors, len(names))
-            return cls(oracle, rows, names, held, text, calibration)
+            pictures = pictures_of(facts, oracle.feature_count)
+            return cls(oracle, rows, names, held, text, calibration, pictures)
         except DAMAGE as error:
             raise FedalcError(f"{folder}: damaged, its parts do not fit together: {error}") from None
 

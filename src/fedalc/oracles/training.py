@@ -78,7 +78,9 @@ class OracleTraining(AnyTraining):
         for candidate, oracle in self.kind.fits(self.settings, self._scaled(self.train), candidates, following):
             self.seconds += time.perf_counter() - began
             trained = self._trained(oracle, self.train)
-            metrics = self._measured(trained, self.validation, with_map=self._with_map)
+            scorer = OracleScorer(trained.oracle, self.validation.features, trained.held)
+            trials = self._validation_trials(scorer, trained.held)
+            metrics = self._measured(trained, self.validation, with_map=self._with_map, trials=trials)
             value = metrics[self.settings.selection.metric]
             named = {f"validation {name}": number for name, number in metrics.items()}
             found = {"value": value, "unconverged": oracle.unconverged, "metrics": named}
@@ -102,7 +104,9 @@ class OracleTraining(AnyTraining):
         scorer = OracleScorer(trained.oracle, some.features, trained.held)
         shares = log_shares(self.train.labels)
         scored = held_out_scores(scorer, some.labels, trained.held, shares, seed, budget)
-        calibration = fit_calibration([scored], self.dataset.label_count, log_shares(self.dataset.train.labels))
+        calibration = fit_calibration(
+            [scored], self.dataset.label_count, log_shares(self.dataset.train.labels), self._verifies
+        )
         self.calibration = summary(calibration)
         return calibration
 
@@ -117,9 +121,8 @@ class OracleTraining(AnyTraining):
 
     def _trained(self, oracle: Oracle, train: Split) -> TrainedOracle:
         has_instances = np.asarray(train.labels.getnnz(axis=0) > 0)
-        return TrainedOracle(
-            oracle, self.settings.encoder.features, self.dataset.label_names, has_instances, self.dataset.text
-        )
+        data, rows = self.dataset, self.settings.encoder.features
+        return TrainedOracle(oracle, rows, data.label_names, has_instances, data.text, pictures=data.pictures)
 
     def _measured(self, trained: TrainedOracle, scaled: Split, **more: Any) -> dict[str, float]:
         scorer = OracleScorer(trained.oracle, scaled.features, trained.held)
@@ -144,7 +147,10 @@ class OracleTraining(AnyTraining):
             return {}
         inverse = inverse_propensity(self.dataset)
         more = {"inverse_propensity": inverse, "with_map": True, "calibration": trained.calibration}
-        return self._measured(trained, self._scaled_test, **more)
+        test, trials = self._tested(
+            lambda split: OracleScorer(trained.oracle, split.features, trained.held), trained.held
+        )
+        return self._measured(trained, test, trials=trials, **more)
 
     def why_kept(self) -> str:
         metric, choice = self.settings.selection.metric, self.kind.choice

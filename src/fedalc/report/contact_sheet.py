@@ -32,7 +32,8 @@ def write_test_sheet(path: Path, trained: TrainedModel, test: Split, seed: int) 
     drawn = numpy_generator(seed, "contact sheet").permutation(len(test))[:PICTURES]
     shown = test.rows(np.sort(drawn))
     most = max(int(shown.labels.getnnz(axis=1).max()), 1)
-    write_contact_sheet(path, shown.features, *trained.predict(shown.features, most), trained.label_names, shown.labels)
+    images = shown.features if shown.pictures is None else shown.pictures
+    write_contact_sheet(path, images, *trained.predict(shown.features, most), trained.label_names, shown.labels)
 
 
 def write_contact_sheet(

@@ -45,7 +45,7 @@ def panels(histories: Histories) -> list[Panel]:
     """Return four panels: P@1 or mAP by round and by bytes, loss, and largest cosine."""
     curves = {name: curve_records(records) for name, records in histories.items()}
     watched = watched_metric(record for records in curves.values() for record in records) or next(iter(WATCHED))
-    precision = WATCHED[watched]
+    precision, title = WATCHED[watched], "mAP" if watched.endswith("mAP") else "Precision"
 
     def quality(record: Record) -> float | None:
         return number_at(record, "metrics", watched)
@@ -64,7 +64,7 @@ def panels(histories: Histories) -> list[Panel]:
     return [
         Panel(
             "validation",
-            "mAP" if watched.endswith("mAP") else "Precision",
+            title,
             rounds,
             precision,
             {name: _points(records, _round, quality) for name, records in curves.items()},
@@ -73,7 +73,7 @@ def panels(histories: Histories) -> list[Panel]:
         ),
         Panel(
             "bytes",
-            "Precision by traffic",
+            f"{title} by traffic",
             "bytes sent and received, all clients (log scale)",
             precision,
             {name: [(x, y) for x, y in points if x > 0] for name, points in traffic.items()},

@@ -17,6 +17,7 @@ from fedalc.core.safe_parsing import Unreadable, parse_json
 from fedalc.report import tables
 from fedalc.report.curves import Histories, panels
 from fedalc.report.differences import differences
+from fedalc.report.error_curves import DET, ROC
 from fedalc.report.inline import bars_svg, panel_svg
 from fedalc.report.plots import row_names
 from fedalc.report.style import styles
@@ -71,6 +72,8 @@ def write_page(folder: Path, result: Result | None = None) -> Path:
         tried=_tried(result),
         tuned_by=text((result.get("tuning") or {}).get("metric")),
         sheet=_base64(folder / SHEET),
+        error_curves=[_base64(folder / name) for name in (DET, ROC) if (folder / name).exists()],
+        not_measured=(result.get("verification") or {}).get("not_measured"),
         settings=config.read_text(encoding="utf-8") if config.exists() else "",
         versions=result.get("versions") or {},
         **_curves({} if centralised else {name: records}, chosen),

@@ -57,7 +57,7 @@ def plain_table(columns: Sequence[PlainColumn], width: int) -> Table:
 def fitting(columns: Sequence[PlainColumn], width: int) -> tuple[list[PlainColumn], list[str]]:
     """Return the columns to show and the headings of those to hide."""
     shown, hidden = list(columns), list[str]()
-    while sum(column.width + 2 for column in shown) > width:
+    while sum(column.width + 2 for column in shown) - 2 > width:
         goes = max(reversed(shown), key=lambda column: column.leave_out)
         if goes.leave_out == 0:
             break

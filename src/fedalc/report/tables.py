@@ -111,6 +111,10 @@ def _percent(name: str, leave_out: float = 0, optional: bool = False) -> Column:
     return Column(name, read, lambda x: fixed(x, 2), higher_is_better=True, leave_out=leave_out, optional=optional)
 
 
+def _error_rate(name: str, leave_out: float = 0) -> Column:
+    return Column(name, number("metrics", name), lambda x: fixed(x, 2), leave_out=leave_out, optional=True)
+
+
 def _further(name: str) -> Column:
     """A metric whose best value is bold if larger is better, as it is unless its registration says otherwise."""
     larger_is_better = getattr(METRICS[name], "larger_is_better", True) if name in METRICS else True
@@ -124,6 +128,15 @@ _METRIC_COLUMNS = (
     _percent("nDCG@5", leave_out=4),
     _percent("PSP@5", leave_out=3),
     _percent("mAP", leave_out=2, optional=True),
+)
+_VERIFICATION_COLUMNS = (
+    _error_rate("EER"),
+    _error_rate("EER-others", leave_out=0.35),
+    _error_rate("EER-strangers", leave_out=0.35),
+    _percent("TPR@FAR0.001", optional=True),
+    _percent("TPR@FAR0.001-others", leave_out=0.35, optional=True),
+    _percent("TPR@FAR0.001-strangers", leave_out=0.35, optional=True),
+    _percent("P@1", leave_out=0.2),
 )
 # In the report page only:
 _NOT_SHOWN = ("nDCG@1", "nDCG@3", "PSP@1", "PSP@3", "R@1", "R@3", "R@5", "micro-F1", "macro-F1")
@@ -152,9 +165,11 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     """Return the columns to show: further metrics, such as registered ones, after those that every table has; no
     optional column that no row has."""
     names = (name for row in rows for result in row.results for name in result.get("metrics") or ())
-    shown = {*(column.heading for column in _METRIC_COLUMNS), *_NOT_SHOWN}
-    others = (name for name in dict.fromkeys(names) if NAME.fullmatch(name) and name not in shown)
-    columns = [*_METRIC_COLUMNS, *map(_further, others), *_OTHER_COLUMNS]
+    found = dict.fromkeys(names)
+    first = _VERIFICATION_COLUMNS if "EER" in found else _METRIC_COLUMNS
+    shown = {*(column.heading for column in (*first, *_METRIC_COLUMNS)), *_NOT_SHOWN}
+    others = (name for name in found if NAME.fullmatch(name) and name not in shown)
+    columns = [*first, *map(_further, others), *_OTHER_COLUMNS]
     return [c for c in columns if not c.optional or any(row.statistic(c.read) for row in rows)]
 
 

@@ -23,7 +23,7 @@ from fedalc.core.atomic_files import (
     write_text,
 )
 from fedalc.core.locks import lock_file
-from fedalc.errors import ConfigError, FedalcError, Locked
+from fedalc.errors import OTHER_FOLDER, OVERWRITE, ConfigError, FedalcError, Locked, resuming
 from fedalc.runs import history
 
 LOCK = ".lock"  # exists only while a process writes to the folder
@@ -33,7 +33,18 @@ BEFORE = {"server": {"aggregation": "mean"}}  # defaults of older versions whose
 TUNING = "tuning.jsonl"  # what a search for settings tried
 TRACKING = "tracking"  # local files of trackers
 MLFLOW_DATABASE, MLFLOW_ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # beside run folders: of all runs together
-FILES = ("config.toml", "history.jsonl", "result.json", "report.html", "privacy.json", SHEET, PARTIES_LOG, TUNING)
+CURVES = ("det.png", "roc.png")  # of runs of the task verification
+FILES = (
+    "config.toml",
+    "history.jsonl",
+    "result.json",
+    "report.html",
+    "privacy.json",
+    SHEET,
+    PARTIES_LOG,
+    TUNING,
+    *CURVES,
+)
 FOLDERS = ("model", "model.old", "checkpoint", "checkpoint.old", CENSUS, TRACKING)
 LEFTOVER = re.compile(rf"({'|'.join(map(re.escape, FILES + FOLDERS))})(\..*)?{re.escape(PART)}")
 LOCK_ATTEMPTS = 100  # an attempt fails only if another process removes the folder at that moment
@@ -67,10 +78,10 @@ def check_folder(folder: Path, settings: Experiment, resume: bool, overwrite: bo
             raise FedalcError(f"{folder}: contains files that are not a run's; choose another folder")
         if not overwrite:
             if other := other_data(folder, settings):
-                raise Taken(f"{folder}: already holds a run{other}; choose another --name, or replace it (--overwrite)")
+                raise Taken(f"{folder}: already holds a run{other}; {OTHER_FOLDER}, or replace it ({OVERWRITE})")
             finished = (folder / "result.json").exists()
-            begun = "a run, which is finished;" if finished else f"a run; resume it (--resume {folder}),"
-            raise Taken(f"{folder}: already holds {begun} replace it (--overwrite) or choose another --name")
+            begun = "a run, which is finished;" if finished else f"a run; resume it ({resuming(folder)}),"
+            raise Taken(f"{folder}: already holds {begun} replace it ({OVERWRITE}), or {OTHER_FOLDER}")
 
 
 def other_data(folder: Path, settings: Experiment) -> str:

@@ -65,6 +65,10 @@ class Result(BaseModel):
     `labels_with_own_threshold`; or why they were `left_out`. If parts of train were held out for them: the number of
     `parts`, and the `seconds`, `bytes_up` and `bytes_down` of training without each, which the totals below do not
     include."""
+    verification: dict[str, Any] | None = None
+    """Only in the file for the task verification, with test data: the number of `trials` (`genuine`, `others`,
+    `strangers`), the `curves` against all, others and strangers as points [FAR, FRR] from 0 to 1, and the metrics that
+    were `not_measured`, as there are too few trials."""
     collapse: dict[str, float] | None = None
     """Of the class embeddings: `mean_cosine` and `max_cosine` (-1 to 1) and `effective_rank` (dimensions)."""
     clients: int = 0
@@ -106,6 +110,7 @@ class Result(BaseModel):
         only_if_true = {"generated": self.generated, "kept": has_reason, "tuning": self.tuning is not None}
         only_if_true |= {name: getattr(self, name) is not None for name in ("test_records", "test_labels")}
         only_if_true["calibration"] = self.calibration is not None  # nor this
+        only_if_true["verification"] = self.verification is not None
         return self.model_dump(exclude={name for name, there in only_if_true.items() if not there})
 
 

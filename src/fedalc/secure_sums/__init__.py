@@ -11,7 +11,7 @@ from fedalc.secure_sums.fixed_point import decoded, encoded, largest
 from fedalc.secure_sums.in_process import InProcess
 from fedalc.secure_sums.party import Identity, PartySum, Question, question_digest
 from fedalc.secure_sums.primitives import check_installed
-from fedalc.secure_sums.refusals import NotEnough, Refused
+from fedalc.secure_sums.refusals import NotEnough, Overflow, Refused
 from fedalc.secure_sums.server import ServerSum, default_threshold
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Identity",
     "InProcess",
     "NotEnough",
+    "Overflow",
     "PartySum",
     "Question",
     "Refused",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedalc.secure_sums.refusals import Refused
+from fedalc.secure_sums.refusals import Overflow, Refused
 
 MOST_BITS = 60
 
@@ -31,17 +31,20 @@ def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
     np.rint(scaled, out=scaled)
     most = max(float(scaled.max(initial=0.0)), -float(scaled.min(initial=0.0)))
     if not np.isfinite(most):
-        raise Refused("its vector has numbers that are not finite")
+        raise Overflow("its vector has numbers that are not finite")
     _check_fits(most, bits, parties)
     return scaled.astype(np.int64).view(np.uint64)
 
 
 def _check_fits(most: float, bits: int, parties: int) -> None:
     if most > float((1 << 62) // parties):
-        raise Refused(
-            f"overflow: with {bits} bits after the point and {parties} parties, numbers up to "
-            f"{largest(bits, parties):.3g} fit, and its vector has a larger one; use fewer bits (secure_sums.bits)"
-        )
+        raise Overflow(f"{overflow(bits, parties)}, and its vector has a larger one")
+
+
+def overflow(bits: int, parties: int) -> str:
+    """Return the first half of a message."""
+    fit = f"numbers up to {largest(bits, parties):.3g} fit (secure_sums.bits)"
+    return f"overflow: with {bits} bits after the point and {parties} parties, {fit}"
 
 
 def decoded(total: np.ndarray, bits: int) -> np.ndarray:

@@ -41,9 +41,10 @@ from fedalc.secure_sums.primitives import (
     split,
     tag,
 )
-from fedalc.secure_sums.refusals import Refused
+from fedalc.secure_sums.refusals import Overflow, Refused
 
 SEALING, MASKING = "sealing", "masking"  # what a party's two keys are for
+OVERFLOWED = 1 << 32  # added to the one behind a vector whose numbers do not fit; far above the number of parties
 STEPS = ("keys", "shares", "masked", "agree", "unmask")
 
 
@@ -61,13 +62,19 @@ class Question:
     """What a sum is about. `content`: the digest of everything that decides a party's vector and that all parties are
     told alike. `subject`: the digest of the part by which two answers are alike, so without the round's number.
     `everyone`: nothing is unmasked unless all parties that masks are for are in the sum, because each adds a share of
-    noise."""
+    noise. `kind`: of the vectors; lists of parties are compared among sums of one kind (`Disclosures`)."""
 
     content: bytes
     subject: bytes
     length: int
     bits: int  # after the point
     everyone: bool = False
+    kind: str = "training"
+
+    @property
+    def compared_with(self) -> str:
+        """Return which sums may not differ from this one by few parties. Noised ones: those of the same subject."""
+        return f"{self.kind} {self.subject.hex()}" if self.everyone else self.kind
 
     @property
     def digest(self) -> bytes:
@@ -126,8 +133,9 @@ class PartySum:
         self._shares: dict[int, tuple[bytes, bytes]] = {}  # dealer → shares of its self-mask and its mask key
         self._dealers: tuple[int, ...] = ()
         self._survivors: tuple[int, ...] = ()
-        self._question = self._subject = b""
+        self._question, self._compared_with = b"", ""
         self._everyone = False
+        self.overflowed = False  # the numbers of this party did not fit
 
     # --- the five steps ---
 
@@ -157,14 +165,20 @@ class PartySum:
 
     def mask(self, dealt: bytes, question: Question, vector: np.ndarray) -> tuple[np.ndarray, bytes]:
         """Step 3. Return the masked vector, with a one behind it that shows whether masks cancel, and the list of
-        parties whose shares for this party are not what they should be."""
+        parties whose shares for this party are not what they should be. If a number does not fit, the vector is random,
+        so that the sum is too, and the one says so: the server learns how many parties overflowed, and not which."""
         self._begin("masked")
         bad = self._open(Dealt.from_bytes(dealt))
         if vector.size != question.length:
             raise Refused(f"its vector has {vector.size} numbers, and the question says {question.length}")
         masked = np.ones(question.length + 1, np.uint64)
-        masked[:-1] = encoded(vector, question.bits, len(self._roster.members))
-        self._question, self._subject, self._everyone = question.digest, question.subject, question.everyone
+        try:
+            masked[:-1] = encoded(vector, question.bits, len(self._roster.members))
+        except Overflow:
+            self.overflowed, masked[-1] = True, 1 + OVERFLOWED
+            masked[:-1] = np.frombuffer(secrets.token_bytes(8 * question.length), np.uint64)
+        self._question, self._everyone = question.digest, question.everyone
+        self._compared_with = question.compared_with
         add_mask(masked, self_key(self._session, self._seeds["self"]))
         for peer in self._dealers:
             if peer != self._index:
@@ -190,7 +204,7 @@ class PartySum:
                 "too little of it would be left"
             )
         self._survivors = listed
-        disclosures.check(self._subject, self._names_digest)
+        disclosures.check(self._compared_with, self._survivor_names, once=self._everyone)
         return tag(self.identity.secret, "agree", *self._agreed_on(self._index))
 
     def reveal(self, agreements: bytes, disclosures: Disclosures) -> bytes:
@@ -207,7 +221,7 @@ class PartySum:
                 f"unmask{others}",
                 self.disagreeing[0] if bad else "",
             )
-        disclosures.note(self._subject, self._names_digest)
+        disclosures.note(self._compared_with, self._survivor_names, once=self._everyone)
         survivors = set(self._survivors)
         shares = (self._shares.get(dealer) for dealer in self._dealers)
         given = tuple(
@@ -292,8 +306,8 @@ class PartySum:
         self._index = names.index(self.identity.name) if self.identity.name in names else -1
 
     @property
-    def _names_digest(self) -> bytes:
-        return digest("survivors", *(self._roster.members[index].name.encode() for index in self._survivors))
+    def _survivor_names(self) -> list[str]:
+        return [self._roster.members[index].name for index in self._survivors]
 
     def _box_key(self, peer: int, outgoing: bool) -> bytes:
         """Return the key of the one message to or from a peer."""
@@ -319,7 +333,7 @@ class PartySum:
                 "dealers": self._dealers,
                 "survivors": self._survivors,
                 "question": self._question.hex(),
-                "subject": self._subject.hex(),
+                "compared_with": self._compared_with,
                 "everyone": self._everyone,
             }
         )
@@ -336,6 +350,6 @@ class PartySum:
             for dealer, (first, second) in state["shares"].items()
         }
         party._dealers, party._survivors = tuple(state["dealers"]), tuple(state["survivors"])
-        party._question, party._subject = bytes.fromhex(state["question"]), bytes.fromhex(state["subject"])
-        party._everyone = bool(state.get("everyone"))
+        party._question, party._compared_with = bytes.fromhex(state["question"]), state["compared_with"]
+        party._everyone = bool(state["everyone"])
         return party

@@ -15,3 +15,7 @@ class Refused(FedalcError):
 
 class NotEnough(FedalcError):
     """Too few parties are left to finish the sum. It ends without a result, and nothing was unmasked by it."""
+
+
+class Overflow(FedalcError):
+    """Numbers that do not fit into the fixed point of a secure sum."""

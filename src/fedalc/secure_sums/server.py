@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from fedalc.secure_sums.fixed_point import overflow
 from fedalc.secure_sums.messages import (
     HASH_BYTES,
     LEAST_PARTIES,
@@ -22,7 +23,7 @@ from fedalc.secure_sums.messages import (
     Revealed,
     Roster,
 )
-from fedalc.secure_sums.party import MASKING, Question, pair_key, self_key, share_hashes
+from fedalc.secure_sums.party import MASKING, OVERFLOWED, Question, pair_key, self_key, share_hashes
 from fedalc.secure_sums.primitives import (
     SEED_BYTES,
     add_mask,
@@ -32,7 +33,7 @@ from fedalc.secure_sums.primitives import (
     digest,
     public_key,
 )
-from fedalc.secure_sums.refusals import NotEnough, Refused
+from fedalc.secure_sums.refusals import NotEnough, Overflow, Refused
 
 
 def default_threshold(parties: int) -> int:
@@ -137,6 +138,11 @@ class ServerSum:
         return Parties(tuple(self._survivors)).to_bytes()
 
     @property
+    def question(self) -> Question:
+        assert self._question is not None
+        return self._question
+
+    @property
     def key_names(self) -> tuple[str, ...]:
         """The parties that sent keys."""
         return tuple(self._keys)
@@ -194,10 +200,12 @@ class ServerSum:
                 secret = agreed_secret(seed, MASKING, members[survivor].masking)
                 key = pair_key(session, self._dealers, self._question.digest, secret)
                 add_mask(total, key, -1 if dealer > survivor else 1)
-        if int(total[-1]) != len(self._survivors):
-            raise Refused(
-                "the masks do not cancel: parties were told different things, or one masked its vector wrongly"
-            )
+        overflowed, ones = divmod(int(total[-1]), OVERFLOWED)
+        if ones != len(self._survivors) or overflowed > ones:
+            raise Refused("the masks do not cancel: parties got different questions, or one masked its vector wrongly")
+        if overflowed:
+            fits = overflow(self._question.bits, len(members))
+            raise Overflow(f"{fits}, and {overflowed} of {ones} parties have a larger one; use fewer bits")
         return total[:-1]
 
     def _good_shares(self, place: int, dealer: int, kind: int) -> list[tuple[int, bytes]]:

@@ -95,6 +95,8 @@ class Service:
         try:
             async with asyncio.timeout(self._limits.timeout):
                 body = await self._body(request)
+        except ClientDisconnect:
+            raise HTTPException(400, "the request ended before all of it arrived") from None
         except TimeoutError:
             raise HTTPException(408, f"the request did not arrive within {self._limits.timeout:g} seconds") from None
         asked = _parsed(body)
@@ -153,7 +155,7 @@ def _parsed(body: bytes) -> PredictRequest:
         return PredictRequest.model_validate_json(body)
     except ValidationError as error:
         bad = error.errors(include_url=False)[0]["type"] == "json_invalid"
-        raise HTTPException(400 if bad else 422, problem_in(error)) from None
+        raise HTTPException(400 if bad else 422, problem_in(error, body)) from None
 
 
 class KnownHosts(TrustedHostMiddleware):
@@ -179,8 +181,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _fail(_: Request, error: Exception) -> Response:
-    if not isinstance(error, ClientDisconnect):
-        LOG.error("a request failed: %s: %s", type(error).__name__, error)
+    LOG.error("a request failed: %s: %s", type(error).__name__, error)
     return JSONResponse({"error": "the service failed on this request; its log says more"}, 500)
 
 

@@ -131,7 +131,7 @@ class RecordPredictor:
             except (binascii.Error, ValueError):
                 raise DataError(f"pictures: number {number} is not base64") from None
         assert self._size is not None
-        return pictures_in(contents, self._size)
+        return pictures_in(contents, self._size, self.model.picture_fit)
 
 
 def _part(whole: Predictions, rows: slice, top: int | None) -> Predictions:

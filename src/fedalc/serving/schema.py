@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import difflib
+import re
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.json_schema import models_json_schema
+from pydantic_core import PydanticCustomError
 
 from fedalc.serving.limits import Limits
 
 MOST_LABELS = 1000
 KINDS = ("texts", "features", "sparse", "pictures")
+
+
+def _as_text(threshold: Any) -> Any:
+    """A probability may be a number. What a text means is checked with the other options (`Answer`)."""
+    if isinstance(threshold, float | int) and not isinstance(threshold, bool):
+        return repr(threshold)
+    if threshold is None or isinstance(threshold, str):
+        return threshold
+    raise PydanticCustomError("threshold", "expected f1, precision=0.9 or a probability between 0 and 1")
+
+
+Threshold = Annotated[
+    str | None,
+    BeforeValidator(_as_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "null"}]}),
+]
 
 
 class _Strict(BaseModel):
@@ -36,8 +54,8 @@ class PredictRequest(_Strict):
     top: int | None = Field(
         None, ge=1, le=MOST_LABELS, description="labels per record (default: 5, or with threshold all that reach it)"
     )
-    threshold: str | None = Field(
-        None, description='the labels that a record has: "f1", "precision=0.9", or a probability such as "0.5"'
+    threshold: Threshold = Field(
+        None, description='the labels that a record has: "f1", "precision=0.9", or a probability such as 0.5'
     )
     abstain_below: float | None = Field(
         None, ge=0, le=1, description="no label for a record whose best probability is smaller"
@@ -92,12 +110,15 @@ EXPECTED = {
     "model_type": "an object, { … }",
 }
 """What pydantic's kinds of errors mean, in our words."""
+BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
 
 
-def problem_in(error: ValidationError) -> str:
+def problem_in(error: ValidationError, body: bytes) -> str:
     """Return one line: where the request is wrong, and how."""
     problems = error.errors(include_url=False)
     first = problems[0]
+    if first["type"] == "json_invalid":
+        return f"the request is not JSON: {_not_json(first['ctx']['error'], body)}"
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where + ': ' if where else ''}{_in_words(first)}{more}"
@@ -105,8 +126,6 @@ def problem_in(error: ValidationError) -> str:
 
 def _in_words(problem: Any) -> str:
     kind, given = problem["type"], problem.get("input")
-    if kind == "json_invalid":
-        return f"the request is not JSON: {problem['ctx']['error']}"
     if kind == "missing":
         return "this field is missing"
     if kind == "extra_forbidden":
@@ -116,9 +135,23 @@ def _in_words(problem: Any) -> str:
             f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
         )
     found = f", found {given!r:.40}" if isinstance(given, str | int | float) else ""
-    if kind in EXPECTED:
-        return f"expected {EXPECTED[kind]}{found}"
-    return f"{problem['msg'].replace('Input should', 'should', 1)}{found}"
+    if kind in BOUNDS:
+        words, bound = BOUNDS[kind]
+        return f"expected {words} {problem['ctx'][bound]:g}{found}"
+    return f"expected {EXPECTED[kind]}{found}" if kind in EXPECTED else f"{problem['msg']}{found}"
+
+
+def _not_json(said: str, body: bytes) -> str:
+    """Return why a body is not JSON. `said`: the parser's message, which ends with the place."""
+    if not body.strip():
+        return "it is empty"
+    if said.startswith("EOF"):
+        return "it ends too early"
+    if said.startswith("recursion"):
+        return "it is nested too deeply"
+    line, column = (int(number) for number in re.findall(r"\d+", said)[-2:])
+    rest = body.split(b"\n")[line - 1][max(column - 1, 0) :]
+    return f"line {line}, column {column}, at {rest[:20].decode(errors='replace')!r}"
 
 
 def openapi(title: str, takes: str, limits: Limits, token: bool) -> dict[str, Any]:

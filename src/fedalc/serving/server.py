@@ -62,6 +62,8 @@ def server_of(service: Service, host: str, limits: Limits, access_log: bool = Fa
     """Return the server, to run with a bound socket."""
     import uvicorn
 
+    from fedalc.serving.protocol import JsonRefusals
+
     config = uvicorn.Config(
         service.app(_allowed_hosts(host)),
         log_level="info" if access_log else "warning",
@@ -70,7 +72,7 @@ def server_of(service: Service, host: str, limits: Limits, access_log: bool = Fa
         backlog=BACKLOG,
         limit_concurrency=BACKLOG + 10 * limits.queue,
         timeout_graceful_shutdown=int(limits.timeout) + 1,
-        http="h11",
+        http=JsonRefusals,
         ws="none",
         lifespan="on",
     )

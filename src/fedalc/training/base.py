@@ -19,12 +19,15 @@ from fedalc.core.interrupt import Interrupt
 from fedalc.data.catalog.datasets import entry, is_generated, is_known
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.federation import hold_out
+from fedalc.errors import ConfigError
 from fedalc.evaluation.evaluate import check_map_affordable
 from fedalc.evaluation.metrics import Propensity, find_metric
+from fedalc.evaluation.verification import Trials
 from fedalc.models.encoders import scale_rows
 from fedalc.runs.result import Result, versions
 from fedalc.training.callbacks import Callback, HistoryWriter, checked_callbacks
 from fedalc.training.reasons import held_out, why_settings
+from fedalc.training.verification import ScorerOf, enrolled_only, scored_trials, test_trials
 
 __all__ = ["AnyTraining", "Callback", "checked_callbacks", "inverse_propensity", "listening"]
 
@@ -61,6 +64,7 @@ class AnyTraining(ABC):
         self.records: list[dict[str, Any]] = []  # the history of a run without a folder
         self.tuning: dict[str, Any] | None = None  # the search that chose the settings, as in result.json
         self.calibration: dict[str, Any] | None = None  # what probabilities were fitted on, as in result.json
+        self.verification: dict[str, Any] | None = None  # the trials on the test set, as in result.json
 
     def prepare(self) -> Self:
         """Split the data and get ready for round 1. Refuses what cannot be trained, before anything is written."""
@@ -71,6 +75,8 @@ class AnyTraining(ABC):
         self.refits = settings.selection.refit and self.validation is not None and not has_own_validation
         if find_metric(settings.selection.metric).needs == "scores" and self.validation is not None:
             check_map_affordable(self.validation.labels)
+        if self._verifies and distributed.here().count > 1:
+            raise ConfigError("verification is measured in one process: start it without torchrun", "task")
         return self
 
     def check_budget(self, resume: bool) -> None:  # noqa: B027 - oracles spend nothing
@@ -127,6 +133,7 @@ class AnyTraining(ABC):
             kept=why_settings(self.tuning, self.kept_round) if self.tuning else self.why_kept(),
             tuning=self.tuning,
             calibration=self.calibration,
+            verification=self.verification,
             labels=len(trained.held),
             labels_without_client=int((~trained.held).sum()),
             rounds_run=cost["rounds_run"],
@@ -163,6 +170,25 @@ class AnyTraining(ABC):
         return self._scaled(self.dataset.test)
 
     @property
+    def _verifies(self) -> bool:
+        return self.settings.task == "verification"
+
+    def _validation_trials(self, scorer: Any, held: np.ndarray) -> Trials | None:
+        """Return the trials of the validation data, which has no strangers; None if the task is another one."""
+        assert self.validation is not None
+        return scored_trials(scorer, self.validation.labels, held) if self._verifies else None
+
+    def _tested(self, scorer_of: ScorerOf, held: np.ndarray) -> tuple[Split, Trials | None]:
+        """Return the test records to rank labels for, and the trials of all. For verification these records are those
+        of enrolled persons; otherwise there are no trials."""
+        test, strangers = self._scaled_test, self.dataset.strangers
+        if not self._verifies:
+            return test, None
+        trials = test_trials(scorer_of, test, None if strangers is None else self._scaled(strangers), held)
+        self.verification = trials.summary()
+        return enrolled_only(test, held), trials
+
+    @property
     def _judged_on(self) -> str:
         """The records that decide, in words."""
         return held_out(None if self.validation is None else len(self.validation))
@@ -170,7 +196,8 @@ class AnyTraining(ABC):
     @property
     def _with_map(self) -> bool:
         """Whether curves show mAP: pictures are compared by it. With many labels it is slow, so only the end has it."""
-        return self.settings.encoder.is_image or find_metric(self.settings.selection.metric).needs == "scores"
+        shown = self.settings.encoder.is_image or self.settings.encoder.frozen
+        return shown or find_metric(self.settings.selection.metric).needs == "scores"
 
     @property
     def _budget(self) -> int:

@@ -72,7 +72,8 @@ def calibrate_on_parts(
     found, facts = score_parts(settings, dataset, rounds, done)
     if not found:
         return None, {"left_out": "too few records with labels"}
-    calibration = fit_calibration(found, dataset.label_count, log_shares(dataset.train.labels))
+    verifies = settings.task == "verification"
+    calibration = fit_calibration(found, dataset.label_count, log_shares(dataset.train.labels), verifies)
     return calibration, summary(calibration) | facts
 
 

@@ -13,7 +13,7 @@ from fedalc.config.experiment import Experiment, flat
 from fedalc.core import distributed
 from fedalc.core.atomic_files import previous, remove_folder, sync_file
 from fedalc.core.tensor_folder import Damaged, load_folder, save_folder
-from fedalc.errors import ConfigError
+from fedalc.errors import OVERWRITE, ConfigError
 from fedalc.runs.folder import PARTIES_LOG
 
 # Settings that may change while a run is stopped: where and how it computes. (The data has a fingerprint of its own.)
@@ -54,15 +54,15 @@ def load(folder: Path, may_fall_back: Callable[[dict[str, Any]], bool], note: Ca
         return Saved(*loaded, fell_back=False)
     damage = damage or Damaged(f"{newest}: damaged, as another process of this run found")
     if not newest.exists() or not previous(newest).exists():
-        raise Damaged(f"{damage}; there is no other checkpoint: start the run again with --overwrite")
+        raise Damaged(f"{damage}; there is no other checkpoint: start the run again ({OVERWRITE})")
     try:
         tensors, facts = load_folder(previous(newest))
     except Damaged as error:
-        raise Damaged(f"{damage}; {error}; start the run again with --overwrite") from None
+        raise Damaged(f"{damage}; {error}; start the run again ({OVERWRITE})") from None
     if not may_fall_back(facts):
         raise Damaged(
             f"{damage}; the checkpoint before it is intact, but resuming from it would draw noise again and spend "
-            "more than the ε this run promises; start it again with --overwrite"
+            f"more than the ε this run promises; start it again ({OVERWRITE})"
         )
     note(f"{damage}; resuming from the checkpoint before it and running the rounds since then again")
     return Saved(tensors, facts, fell_back=True)

@@ -192,10 +192,9 @@ class FederatedTraining:
     def _solve(self, clients: np.ndarray) -> float:
         """Solve for θ at once: the clients' sums determine it."""
         private = self.settings.privacy.mechanism == "sums"
-        sums = self.engine.private_sums(self.model) if private else self.engine.sums(self.model, clients)
-        solution, loss = self.method.solve(sums)
-        (theta,) = self.model.theta
-        theta.copy_(solution)
+        model = replace(self.model, W=self.method.summed_rows(self.model))
+        sums = self.engine.private_sums(model) if private else self.engine.sums(model, clients)
+        loss = self.method.fill(self.model, sums)
         self.ledger.add(sums.traffic)
         return loss
 
@@ -229,7 +228,8 @@ class FederatedTraining:
 
     def is_finite(self) -> bool:
         """Whether all numbers of θ are finite and the rows of W have their length."""
-        rows_are_long = bool((self.model.W.norm(dim=1) > 0.5).all())  # false for NaN too
+        lengths = self.model.W.norm(dim=1)
+        rows_are_long = bool((lengths > 0.5 if self.method.unit_rows else lengths.isfinite()).all())  # false for NaN
         finite = rows_are_long and all(
             bool(torch.isfinite(numbers).all()) for numbers in self.model.theta + self.model.statistics
         )

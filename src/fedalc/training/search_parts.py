@@ -13,6 +13,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.dataset import Split
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger, payload_bytes
+from fedalc.evaluation.evaluate import check_map_affordable, evaluate
 from fedalc.evaluation.metrics import DEEPEST, Ranked, all_metrics
 from fedalc.labels.knowledge import LabelKnowledge
 from fedalc.models.class_embeddings import are_axes
@@ -73,7 +74,15 @@ class SplitPart(Part):
         top = _best_labels(training.model, training.held, self.held_out, weights)
         clients = int((self.held_out.labels.getnnz(axis=0) > 0).sum())
         traffic.add(Ledger(clients * payload_bytes(training.model.theta), clients * 16 * DEEPEST * len(weights)))
-        return [all_metrics(Ranked(labels, self.held_out.labels), with_scores=False) for labels in top]
+        more = self._mean_precision(training) if training.settings.selection.metric == "mAP" else {}
+        return [all_metrics(Ranked(labels, self.held_out.labels), with_scores=False) | more for labels in top]
+
+    def _mean_precision(self, training: FederatedTraining) -> dict[str, float]:
+        """Return mAP, which is the same for all weightings: each label ranks records by its own scores. Parties with
+        positives only cannot count it, so it is for simulations."""
+        check_map_affordable(self.held_out.labels)
+        found = evaluate(training.model, self.held_out, training.held, with_map=True)
+        return {"mAP": found["mAP"]}
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ from fedalc.training.calibration import calibrate_on_parts, refusal, score_valid
 from fedalc.training.federated import FederatedTraining, knowledge_for, simulated
 from fedalc.training.privacy_budget import PrivacyBudget
 from fedalc.training.reasons import goes_by, why_round
+from fedalc.training.stranger_trials import with_stranger_trials
 
 
 class Training(AnyTraining):
@@ -94,10 +95,12 @@ class Training(AnyTraining):
                 self._start_refit()
                 self._run_phase(interrupt)
             self._save_if_due(force=True)
-            calibration = self._calibrated(interrupt)
+            calibration = with_stranger_trials(self._calibrated(interrupt), self.settings, self.dataset)
         data, secret = self.dataset, self.settings.embeddings.secret and not self.has_key
         kept, held = self._kept_model(), self.federated.held
-        return TrainedModel(kept, self.settings.encoder, data.label_names, held, data.text, calibration, secret)
+        return TrainedModel(
+            kept, self.settings.encoder, data.label_names, held, data.text, calibration, secret, data.pictures
+        )
 
     def _run_phase(self, interrupt: Interrupt) -> None:
         federated, every = self.federated, self.settings.selection.every
@@ -164,16 +167,17 @@ class Training(AnyTraining):
             assert self.validation is not None
             held, labels = self.federated.held, self.validation.labels
             scorer = scorer_for(model, self.validation, held, self._budget)
-            found = measure(scorer, labels, with_map=self._with_map, budget=self._budget)
+            trials = self._validation_trials(scorer, held)
+            found = measure(scorer, labels, with_map=self._with_map, budget=self._budget, trials=trials)
             metrics = {f"validation {name}": value for name, value in found.items()}
             is_best = self.best.consider(round_number, found[self.settings.selection.metric], metrics, model)
             if is_best and refusal(self.settings) is None:
                 scored = score_validation(scorer, self.validation, self.train, model, held, self.settings)
                 shares = log_shares(self.dataset.train.labels)
-                self.best.fit_later(partial(fit_calibration, [scored], labels.shape[1], shares))
+                self.best.fit_later(partial(fit_calibration, [scored], labels.shape[1], shares, self._verifies))
         elif self.phase == "fit" and self.settings.selection.test_curve and len(self.dataset.test):
             held = self.federated.held
-            found = evaluate(model, self._scaled_test, held, with_map=self._with_map, budget=self._budget)
+            found = self._evaluated_on_test(model, held, None, self._with_map)
             metrics = {f"test {name}": value for name, value in found.items()}
         self._record(loss, metrics, model)
 
@@ -239,8 +243,18 @@ class Training(AnyTraining):
         if not len(self.dataset.test):
             return {}
         inverse = inverse_propensity(self.dataset)
-        calibration = trained.calibration
-        return evaluate(trained.model, self._scaled_test, trained.held, inverse, True, self._budget, calibration)
+        return self._evaluated_on_test(trained.model, trained.held, inverse, True, trained.calibration)
+
+    def _evaluated_on_test(
+        self,
+        model: Model,
+        held: np.ndarray,
+        inverse: np.ndarray | None,
+        with_map: bool,
+        calibration: Calibration | None = None,
+    ) -> dict[str, float]:
+        test, trials = self._tested(partial(scorer_for, model, held=held, budget=self._budget), held)
+        return evaluate(model, test, held, inverse, with_map, self._budget, calibration, trials)
 
     def result(self, trained: TrainedModel) -> Result:
         result = super().result(trained)

@@ -5,8 +5,9 @@ same sums of the clients, and so do all label powers, as a power only scales a l
 hinge and the logistic loss by Newton steps, and drops one that is clearly behind. A penalty is halved or doubled as
 long as that helps.
 
-Settings are judged by `selection.metric` (P@k or nDCG@k) on held-out records. Positive-only parties can count it
-exactly: each ranks all labels for its own held-out records and counts the hits of its own labels.
+Settings are judged by `selection.metric` (P@k or nDCG@k) on held-out records; features of pictures by mAP, in a
+simulation. Positive-only parties can count the former exactly: each ranks all labels for its own held-out records and
+counts the hits of its own labels.
 
 `Search` has the rules. A `Part` says where its trials run: on a split of train in this process (`SplitPart`), or with
 real parties and their own held-out records (`deployment.flower.search`).
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt
 from torch import Tensor
 
 from fedalc.config.experiment import Experiment
-from fedalc.config.resolve import experiment
+from fedalc.config.resolve import FROZEN, experiment
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset
@@ -97,6 +98,9 @@ def changed(settings: Experiment, changes: Mapping[str, Any]) -> Experiment:
     values |= {name: kept[name] for name in ("block_rows", "memory_budget", "collection", "selection")}
     values |= {name: kept[name] for name in ("clients", "table", "text", "secure_sums")}
     values["encoder"] = {name: kept["encoder"][name] for name in ("dim", "features")}
+    if settings.encoder.frozen:
+        values["images"] = kept["images"]
+        values["encoder"] |= {name: kept["encoder"][name] for name in FROZEN}
     values["client"] = {name: kept["client"][name] for name in ("set_size", "label_offset")}
     for name, value in changes.items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, Mapping) else value

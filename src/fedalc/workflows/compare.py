@@ -19,11 +19,18 @@ from fedalc.core.arguments import as_flag, as_path
 from fedalc.core.atomic_files import write_text
 from fedalc.core.frames import frame
 from fedalc.core.registry import METHODS, ORACLES
-from fedalc.data import load_dataset
 from fedalc.errors import ConfigError
 from fedalc.models.trained import TrainedModel
 from fedalc.training.base import Callback, checked_callbacks
-from fedalc.workflows.inputs import NOT_GIVEN, describe, given_data, own_data, register_own_encoder
+from fedalc.workflows.inputs import (
+    NOT_GIVEN,
+    as_features,
+    describe,
+    given_data,
+    load_data,
+    own_data,
+    register_own_encoder,
+)
 from fedalc.workflows.progress_bars import progress_shown
 from fedalc.workflows.run import Run
 from fedalc.workflows.train import image_options, train_or_continue
@@ -143,6 +150,9 @@ def compare(
         raise ConfigError("a comparison sets method and seed itself: use methods and seeds (--methods, --seeds)")
     if any(image_options(settings) != image_options(plan[0]) for settings in plan):
         raise ConfigError("all methods of a comparison need the same pictures: set this for all methods", "images")
+    weights = [(settings.encoder.frozen, settings.encoder.pretrained, settings.images) for settings in plan]
+    if any(weights[0][0] or frozen for frozen, _, _ in weights) and len(set(weights)) > 1:
+        raise ConfigError("all methods of a comparison need the same features: set this for all", "encoder.pretrained")
     for section in ("table", "text"):
         if any(getattr(settings, section) != getattr(plan[0], section) for settings in plan):
             raise ConfigError("all methods of a comparison need the same data: set this for all methods", section)
@@ -150,10 +160,10 @@ def compare(
     comparison = Comparison(folder=target, left_out=left_out)
     followers = follow(plan[0].method, plan[0].seed)
     options = image_options(plan[0], followers, wait=False)
-    shared = user_data
+    shared = None if user_data is None else as_features(plan[0], user_data)
     if shared is None:
         first = plan[0]
-        shared = load_dataset(first.dataset, data_dir, images=options, table=first.table, text=first.text)
+        shared = load_data(first, data_dir, options)
         for follower in followers:
             follower.loaded(shared)
     folders = [None if target is None else target / f"{settings.method}-s{settings.seed}" for settings in plan]
@@ -219,7 +229,7 @@ def _refused(keys: Mapping[str, Any], file: Path | None, overrides: Sequence[str
 
 def write_comparison(comparison: Comparison) -> None:
     """Write the table, the plots and the page of a comparison into its folder."""
-    from fedalc.report import page, plots, tables
+    from fedalc.report import error_curves, page, plots, tables
 
     assert comparison.folder is not None
     results = [dict(result) for result in comparison.results]
@@ -230,4 +240,5 @@ def write_comparison(comparison: Comparison) -> None:
     plots.precision_for_bytes(histories, comparison.folder / "bytes.png")
     plots.comparison_bars(results, comparison.folder / "precision.png")
     plots.cosine_heatmap(comparison.embeddings(), comparison.folder / "cosines.png")
+    error_curves.write_comparison_curves(comparison.folder, results)
     page.write_comparison_page(comparison.folder, results, histories)

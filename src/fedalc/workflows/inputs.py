@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
+from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
-from fedalc.data import Dataset, Images
+from fedalc.data import Dataset, ImageOptions, Images, load_dataset
 from fedalc.data.formats.table_settings import TableSettings
 from fedalc.data.in_memory import check_has_labels, dataset_from
+from fedalc.data.pretrained.apply import with_features
+from fedalc.data.pretrained.pictures import PictureFeatures, Views
 from fedalc.errors import ConfigError
 from fedalc.models.encoders import register_module
 
@@ -91,6 +95,40 @@ def register_own_encoder(keys: dict[str, Any]) -> None:
         keys["encoder"] = {"name": encoder}
     if isinstance(encoder, Module):
         keys["encoder"] = register_module(encoder)
+
+
+def load_data(settings: Experiment, data_dir: Path | str | None, options: ImageOptions) -> Dataset:
+    """Load the data of an experiment, with the features of a frozen network in place of pictures, if it has one."""
+    data = load_dataset(settings.dataset, data_dir, images=options, table=settings.table, text=settings.text)
+    return as_features(settings, data)
+
+
+def as_features(settings: Experiment, data: Dataset) -> Dataset:
+    """Return the data with the features of the frozen network that the settings name, if they do."""
+    if not settings.encoder.frozen or data.pictures is not None:
+        return data
+    if not isinstance(data.train.features, Images):
+        raise ConfigError(f"is a network for pictures, but {data.name} has no pictures", "encoder.pretrained")
+    return with_features(data, frozen_pictures(settings))
+
+
+def frozen_pictures(settings: Experiment) -> PictureFeatures:
+    """Return what turns pictures into features, and check that its weights are those that the settings name."""
+    encoder, sources = settings.encoder, settings.encoder.sources
+    pictures = PictureFeatures.open(sources, views_of(settings), settings.device)
+    if encoder.weights is not None and encoder.weights != pictures.digest:
+        raise ConfigError(
+            f"{', '.join(sources)}: has other weights (digest {pictures.digest[:12]}…) than those that the settings "
+            f"name ({encoder.weights[:12]}…)",
+            "encoder.weights",
+        )
+    return pictures
+
+
+def views_of(settings: Experiment) -> Views:
+    """Return how pictures are shown to a frozen network."""
+    images = settings.images
+    return Views(images.size, images.fit, images.views, images.mean, images.deviation)
 
 
 def describe(keys: dict[str, Any], data: Dataset) -> None:

@@ -130,8 +130,9 @@ def _images(model: Predictor, settings: Experiment | None) -> Any:
     if model.picture_size is None:
         return None
     if settings is None:
-        return ImageOptions(model.picture_size)
-    return ImageOptions(model.picture_size, settings.images.difficult, settings.images.broken)
+        return ImageOptions(model.picture_size, fit=model.picture_fit)
+    images = settings.images
+    return ImageOptions(model.picture_size, images.difficult, images.broken, model.picture_fit)
 
 
 def _matched(model: Predictor, name: str, records: Split, names: tuple[str, ...]) -> Labelled:

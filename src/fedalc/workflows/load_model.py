@@ -9,7 +9,7 @@ from fedalc.core.arguments import as_path
 from fedalc.core.atomic_files import previous
 from fedalc.core.registry import ORACLES
 from fedalc.core.tensor_folder import load_facts
-from fedalc.errors import FedalcError
+from fedalc.errors import FedalcError, resuming
 from fedalc.models.linear import load_linear
 from fedalc.models.predicting import Predictor
 
@@ -65,5 +65,5 @@ def model_of(run: Path) -> Path:
     if not run.exists() and not previous(run).exists():
         raise FedalcError(f"{run}: no such folder; `fedalc runs` lists your runs")
     if (run / "config.toml").exists() and not (run / "model").is_dir():
-        raise FedalcError(f"{run}: this run is not finished; continue it with: fedalc train --resume {run}")
+        raise FedalcError(f"{run}: this run is not finished; resume it ({resuming(run)})")
     return run / "model" if (run / "model").is_dir() else run

@@ -13,6 +13,7 @@ from typing import Any
 
 from scipy.sparse import csr_matrix
 
+from fedalc.core.explain import checked_section
 from fedalc.data.formats import file_format
 from fedalc.data.formats.table import TableFormat
 from fedalc.data.formats.table_settings import TableSettings
@@ -68,14 +69,13 @@ def read_features(
 def table_of(run: Path, columns: Mapping[str, Any] | None = None) -> TableSettings:
     """Return which columns of a table were what in training, with these changes. (Reading all settings would load
     torch.)"""
-    file, changes = run / "config.toml", dict(columns or {})
-    if not file.is_file():  # the folder of a model alone
-        return TableSettings.model_validate(changes)
-    try:
-        known = tomllib.loads(file.read_text(encoding="utf-8")).get("table", {})
-        return TableSettings.model_validate({**known, **changes})
-    except (OSError, ValueError, RecursionError) as error:
-        raise FedalcError(f"{file}: its section [table] cannot be read: {error}") from None
+    file, known = run / "config.toml", TableSettings()
+    if file.is_file():  # otherwise the folder of a model alone
+        try:
+            known = TableSettings.model_validate(tomllib.loads(file.read_text(encoding="utf-8")).get("table", {}))
+        except (OSError, ValueError, RecursionError) as error:
+            raise FedalcError(f"{file}: its section [table] cannot be read: {error}") from None
+    return checked_section(TableSettings, {**known.model_dump(), **(columns or {})}, "table")
 
 
 def is_file(given: str) -> bool:

@@ -15,6 +15,7 @@ from fedalc.core.progress_events import watching
 from fedalc.data.images.loose_files import picture_blocks
 from fedalc.data.text.encoded import EncodedText
 from fedalc.errors import FedalcError
+from fedalc.models.predicting import Predictor
 from fedalc.workflows.counting import counting
 from fedalc.workflows.load_model import light_model
 from fedalc.workflows.new_instances import table_of
@@ -40,13 +41,14 @@ def predict_file(
     sheet_pictures: int,
     device: str,
     text_encoder: Path | None = None,
+    pretrained: Sequence[str] = (),
     columns: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the labels of instances to `out` or to standard output.
 
     `file`: of instances, or `-` for standard input, or for a model of raw texts a text, or a sequence of texts (which
-    are never taken for files). `text_encoder`: where the sentence encoder of training now is. `columns`: settings of
-    tables that are other than in training.
+    are never taken for files). `text_encoder`, `pretrained`: where the sentence encoder, or any frozen network, of
+    training now is. `columns`: settings of tables that are other than in training.
     The first pictures go to `sheet`, if given. Notes and progress go to standard error.
     """
     model = light_model(run, file if isinstance(file, Path | str) else "", device)
@@ -61,6 +63,8 @@ def predict_file(
         if not isinstance(model.text, EncodedText):
             raise FedalcError("--text-encoder: this model was not trained on the rows of a sentence encoder")
         model.text.look_in(text_encoder)
+    if pretrained:
+        _look_in(model, pretrained)
     table = table_of(run, columns)
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -79,9 +83,19 @@ def predict_file(
             writer.write(predictions)
         else:
             with counting(notes, "pictures", shown=notes.is_terminal and not stream.isatty()) as progress:
-                blocks = picture_blocks(Path(file), size, broken, progress=progress, tell=tell)
+                blocks = picture_blocks(Path(file), size, broken, progress=progress, tell=tell, fit=model.picture_fit)
                 for images, predictions in predict_pictures(model, blocks, answer):
                     writer.write(predictions)
                     first.add(images, predictions)
     if sheet is not None:
         first.write_sheet(sheet, model.label_names)
+
+
+def _look_in(model: Predictor, places: Sequence[str]) -> None:
+    """Look for the frozen network of training in these places."""
+    if model.pictures is not None:
+        model.pictures.look_in(*places)
+    elif isinstance(model.text, EncodedText) and len(places) == 1:
+        model.text.look_in(places[0])
+    else:
+        raise FedalcError("--pretrained: this model was not trained on the features of one frozen network")

@@ -16,7 +16,7 @@ import numpy as np
 from fedalc.config.experiment import Experiment
 from fedalc.core.safe_parsing import Unreadable, parse_toml
 from fedalc.core.seeds import numpy_generator
-from fedalc.errors import ConfigError
+from fedalc.errors import ConfigError, either
 
 Point = dict[str, Any]  # setting: value
 
@@ -25,6 +25,7 @@ LONGEST_NAME = 120
 DIGITS = 4  # of a value drawn at random: enough, and short in the name of a folder
 #: The same for all trials: they could not be compared otherwise, or the choice would be by luck.
 SAME_FOR_ALL = ("name", "dataset", "preset", "seed", "selection.metric", "selection.validation", "selection.refit")
+_DRAWS = either("--random 20", "random=20")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ class Space:
         if both := set(grid) & set(ranges):
             raise ConfigError("give values or a range, not both", min(both))
         if not grid and not ranges:
-            raise ConfigError("nothing to try: give values (--grid NAME=A,B,C) or ranges (--range NAME=LOW:HIGH)")
+            raise ConfigError(
+                f"nothing to try: give values ({either('--grid NAME=A,B,C', 'grid={NAME: [A, B, C]}')}) or ranges "
+                f"({either('--range NAME=LOW:HIGH', 'ranges={NAME: (LOW, HIGH)}')})"
+            )
         values = {name: _values(name, given) for name, given in grid.items()}
         return cls(values, {name: _range(name, given) for name, given in ranges.items()})
 
@@ -74,9 +78,9 @@ class Space:
         """Return all combinations, or `random` draws. More draws continue the same sequence."""
         if random is None:
             if self.ranges:
-                raise ConfigError("ranges need a number of draws (--random 20)", next(iter(self.ranges)))
+                raise ConfigError(f"ranges need a number of draws ({_DRAWS})", next(iter(self.ranges)))
             if math.prod(len(values) for values in self.values.values()) > MOST_POINTS:
-                raise ConfigError(f"the grid has more than {MOST_POINTS:,} combinations; try some of them: --random 20")
+                raise ConfigError(f"the grid has more than {MOST_POINTS:,} combinations; try some of them: {_DRAWS}")
             return [dict(zip(self.values, choice, strict=True)) for choice in itertools.product(*self.values.values())]
         if isinstance(random, bool) or not isinstance(random, int) or not 1 <= random <= MOST_POINTS:
             raise ConfigError(f"expected a whole number from 1 to {MOST_POINTS:,}, found {random!r:.60}", "random")

@@ -20,12 +20,12 @@ from fedalc.config.resolve import experiment
 from fedalc.config.unused import names_of, note_without_effect
 from fedalc.core.arguments import as_path
 from fedalc.core.atomic_files import WriteFailed, write_text
-from fedalc.data import Dataset, load_dataset
+from fedalc.data import Dataset
 from fedalc.errors import ConfigError, FedalcError, Interrupted, Locked
 from fedalc.evaluation.metrics import find_metric
 from fedalc.runs.folder import OtherSettings
 from fedalc.training.base import Callback, checked_callbacks
-from fedalc.workflows.inputs import describe, own_data, register_own_encoder
+from fedalc.workflows.inputs import as_features, describe, load_data, own_data, register_own_encoder
 from fedalc.workflows.run import Run
 from fedalc.workflows.search_space import Point, Space, point_name
 from fedalc.workflows.train import begun_with, image_options, train_or_continue
@@ -112,10 +112,9 @@ def sweep(
     note_without_effect(plan, [*names_of(keys, overrides), *space.names])
     _check(plan)
     followers = follow(_title(1, plan, points[0]))
-    data = user_data
+    data = None if user_data is None else as_features(plan[0], user_data)
     if data is None:
-        first, images = plan[0], image_options(plan[0], followers, wait=False)
-        data = load_dataset(first.dataset, data_dir, images=images, table=first.table, text=first.text)
+        data = load_data(plan[0], data_dir, image_options(plan[0], followers, wait=False))
     if plan[0].selection.validation == 0 and data.validation is None:
         raise ConfigError("a sweep chooses on validation data: leave some of train for it", "selection.validation")
     folders = [target / point_name(point) for point in points]

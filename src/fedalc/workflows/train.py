@@ -22,8 +22,8 @@ from fedalc.core.interrupt import Interrupt
 from fedalc.core.peak_memory import peak_mb, reset_peak
 from fedalc.core.progress_events import watching
 from fedalc.core.registry import ORACLES
-from fedalc.data import Dataset, ImageOptions, Images, Split, load_dataset
-from fedalc.errors import ConfigError, FedalcError, Interrupted
+from fedalc.data import Dataset, ImageOptions, Images, Split
+from fedalc.errors import OVERWRITE, ConfigError, FedalcError, Interrupted, resuming
 from fedalc.models.trained import TrainedModel
 from fedalc.oracles import TrainedOracle
 from fedalc.oracles.training import OracleTraining
@@ -42,7 +42,15 @@ from fedalc.runs.result import Result, read_result, write_result
 from fedalc.training.base import AnyTraining, listening
 from fedalc.training.callbacks import Callback, checked_callbacks, part_watcher
 from fedalc.training.selection import Training
-from fedalc.workflows.inputs import NOT_GIVEN, describe, given_data, own_data, register_own_encoder
+from fedalc.workflows.inputs import (
+    NOT_GIVEN,
+    as_features,
+    describe,
+    given_data,
+    load_data,
+    own_data,
+    register_own_encoder,
+)
 from fedalc.workflows.load_model import load_model
 from fedalc.workflows.preflight import check_document_counts, check_kind, check_memory, check_processes
 from fedalc.workflows.progress_bars import progress_shown
@@ -152,11 +160,10 @@ def _train(
             # Several processes wait until the first one has read the pictures.
             options = image_options(settings, callbacks, wait=distributed.here().count > 1)
             with distributed.in_turn():
-                data = load_dataset(
-                    settings.dataset, data_dir, images=options, table=settings.table, text=settings.text
-                )
+                data = load_data(settings, data_dir, options)
             for callback in callbacks:
                 callback.loaded(data)
+        data = as_features(settings, data)
         settings = for_data(settings, data)
         if needs_test and not len(data.test):
             warnings.warn(f"{data.name} has no test data, so the result has no metrics", stacklevel=3)
@@ -240,7 +247,7 @@ def fill_folder(
             if folder is None or not (folder / "config.toml").exists():
                 raise  # there is no run yet that could be resumed
             raise FedalcError(
-                f"{error}. What was saved before is intact: resume the run afterwards (--resume {folder})"
+                f"{error}. What was saved before is intact: resume the run afterwards ({resuming(folder)})"
             ) from error
     run = Run(settings, result.to_dict(), trained, folder, tuple(training.records))
     for callback in training.callbacks:
@@ -277,13 +284,16 @@ def _save(
 def _write_sheet(folder: Path, settings: Experiment, trained: TrainedModel | TrainedOracle, test: Split) -> None:
     from fedalc.report.contact_sheet import write_test_sheet
 
-    if isinstance(trained, TrainedModel) and isinstance(test.features, Images) and len(test):
+    shown = isinstance(test.features, Images) or test.pictures is not None
+    if isinstance(trained, TrainedModel) and shown and len(test):
         write_test_sheet(folder / SHEET, trained, test, settings.seed)
 
 
 def _write_page(folder: Path, result: Mapping[str, Any] | None = None) -> Path:
+    from fedalc.report.error_curves import write_error_curves
     from fedalc.report.page import write_page
 
+    write_error_curves(folder, read_result(folder) if result is None else result)
     return write_page(folder, result)
 
 
@@ -295,8 +305,9 @@ def write_report(folder: Path | str, data_dir: Path | str | None = None) -> Path
     with only_writer(folder):
         run = load_run(folder)
         clear_leftovers(folder)
-        if run.settings.encoder.is_image and not (folder / SHEET).exists():
-            data = load_dataset(run.settings.dataset, data_dir, images=image_options(run.settings))
+        encoder = run.settings.encoder
+        if (encoder.is_image or encoder.frozen) and not (folder / SHEET).exists():
+            data = load_data(run.settings, data_dir, image_options(run.settings))
             _write_sheet(folder, run.settings, run.model, data.test)
         return _write_page(folder)
 
@@ -322,7 +333,7 @@ def train_or_continue(
             before = begun_with(settings, folder, data)
             if before is None:
                 made = other_data(folder, settings) or " with other settings"
-                raise OtherSettings(f"{folder} was made{made}; give another folder, or replace it (--overwrite)")
+                raise OtherSettings(f"{folder} was made{made}; give another folder, or replace it ({OVERWRITE})")
             settings = before
         if folder is not None and begun and (folder / "result.json").exists():
             return load_run(folder)
@@ -350,16 +361,19 @@ def load_run(folder: Path | str) -> Run:
     folder = as_path(folder, "folder")
     settings = read_settings(folder)
     if not (folder / "result.json").exists():
-        raise FedalcError(f"{folder}: this run has not finished; resume it with: fedalc train --resume {folder}")
+        raise FedalcError(f"{folder}: this run has not finished; resume it ({resuming(folder)})")
     return Run(settings, read_result(folder), load_model(folder / "model", allow_secret_rows=True), folder)
 
 
 def image_options(settings: Experiment, callbacks: Sequence[Callback] = (), wait: bool = True) -> ImageOptions:
-    """Return the options for reading pictures. Without `wait`, training starts while they are still being read."""
+    """Return the options for reading pictures. Without `wait`, training starts while they are still being read, unless
+    it is on their features."""
 
     def progress(done: int, pictures: int) -> None:
         for callback in callbacks:
             callback.reading(done, pictures)
 
     images = settings.images
-    return ImageOptions(images.size, images.difficult, images.broken, wait=wait, progress=progress)
+    frozen = settings.encoder.frozen
+    fit = images.fit if frozen else "crop"
+    return ImageOptions(images.size, images.difficult, images.broken, fit, wait or frozen, progress)

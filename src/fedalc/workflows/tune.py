@@ -18,7 +18,7 @@ from fedalc.core.atomic_files import write_text
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.registry import ORACLES
 from fedalc.data.dataset import Dataset
-from fedalc.errors import ConfigError
+from fedalc.errors import NO_SEARCH, ConfigError
 from fedalc.runs.folder import TUNING, check_folder, clear_leftovers, only_writer, open_folder
 from fedalc.training.base import listening
 from fedalc.training.callbacks import Callback
@@ -62,7 +62,7 @@ def settled(
         settings = _over(with_axes(changed(settings, {"method": "fedalc-oneshot"}), data))
     if settings.tuning.search:
         if distributed.here().count > 1:
-            raise ConfigError("the search runs in one process; leave it out (--no-tune)", "tuning.search")
+            raise ConfigError(f"the search runs in one process; leave it out ({NO_SEARCH})", "tuning.search")
         chosen, tuning = _searched(settings, data, folder, resume, overwrite, callbacks, parts, interrupt)
         return chosen, tuning, folder is not None
     if settings.tuning.axes:

@@ -22,7 +22,7 @@ def test_an_unknown_name_gets_close_ones() -> None:
 
 
 def test_a_name_like_none_gets_them_all() -> None:
-    with pytest.raises(FedalcError, match=r"the known ones are demo, bibtex"):
+    with pytest.raises(FedalcError, match=r"the known ones are demo, identities, bibtex"):
         catalog.entry("zzzzzzz")
 
 
@@ -37,7 +37,8 @@ def test_every_entry_says_how_to_get_it(entry: catalog.Entry) -> None:
 
 
 def test_what_is_embedded_and_what_shares_a_folder() -> None:
-    assert [entry.name for entry in catalog.ENTRIES if entry.is_embedded and entry.like is None] == ["demo", "mosaics"]
+    embedded = [entry.name for entry in catalog.ENTRIES if entry.is_embedded and entry.like is None]
+    assert embedded == ["demo", "identities", "mosaics"]
     shared = {entry.name: entry.folder for entry in catalog.ENTRIES if entry.folder != entry.name}
     assert shared == {"voc2012-leaking": "voc2012", "coco-val2017": "coco", "flair-fine": "flair"}
     assert "LEAKING" in catalog.entry("voc2012-leaking").title

@@ -48,6 +48,7 @@ def test_speakers60(tmp_path: Path) -> None:
     )
     data = load_dataset("speakers60", tmp_path)
     assert (len(data.train), len(data.test), data.label_names) == (2, 2, ("1", "2"))
+    assert data.strangers is not None and data.strangers.features.toarray().tolist() == np.eye(6)[4:].tolist()
     assert presence(entry("speakers60"), tmp_path) == "yes"
 
 

@@ -256,14 +256,15 @@ def test_folders_without_one_of_the_files(tmp_path: Path) -> None:
 def test_a_published_dataset_is_loaded_by_its_name(tmp_path: Path, files: Files, names: str, places: str) -> None:
     write_files(tmp_path / "mine", files)
     with pytest.raises(
-        DataError, match=rf"mine: looks like {names}\. Load it by that name: .* to {places}, and give --data-dir DIR$"
+        DataError,
+        match=rf"mine: looks like {names}\. Load it by that name: .* to {places}, and give --data-dir DIR, in",
     ):
         load_dataset(tmp_path / "mine")
 
 
 def test_a_published_dataset_in_its_own_place(tmp_path: Path) -> None:
     pack(tmp_path / "voc2012/any.tar", voc())
-    expected = rf"--dataset voc2012 or voc2012-leaking --data-dir {tmp_path}$"
+    expected = rf"by name \(voc2012 or voc2012-leaking\), .* --data-dir {tmp_path}, in Python data_dir=$"
     with pytest.raises(DataError, match=expected):
         load_dataset(tmp_path / "voc2012")
     assert len(load_dataset("voc2012", tmp_path, images=SMALL).train) == 2

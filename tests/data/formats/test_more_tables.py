@@ -83,11 +83,14 @@ def test_npz(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", X_train=X[:30], Y_train=Y[:30] * 1, X_test=X[30:], Y_test=Y[30:] * 1)
     split = dataset_from(X[:30], Y[:30], test=(X[30:], Y[30:]))
     assert load_dataset(tmp_path / "c.npz").fingerprint == split.fingerprint
-    parts = np.array(["train"] * 25 + ["test"] * 10 + ["stranger"] * 5)
+    parts = np.array(["train"] * 25 + ["test"] * 10 + ["stranger"] * 3 + ["other"] * 2)
     np.savez(tmp_path / "d.npz", embedding=X, speaker=np.arange(40, dtype=np.int16) % 4, split=parts)
     named = load_dataset(tmp_path / "d.npz")
     assert (len(named.train), len(named.test), named.label_names) == (25, 10, ("0", "1", "2", "3"))
-    assert "5 records of split 'stranger' left out" in named.notes[0]
+    assert "2 records of split 'other' left out; 3 records of strangers, for verification only" in named.notes[0]
+    assert named.strangers is not None
+    np.testing.assert_allclose(named.strangers.features.toarray(), X[35:38])
+    assert named.strangers.labels.shape == (3, 4) and not named.strangers.labels.nnz
     for scale in (2.0, -1.0):
         np.savez(tmp_path / "e.npz", X=X, Y=np.where(np.eye(3)[np.arange(40) % 3], scale, 0))
         with pytest.raises(DataError, match="record 1: column 'Y': numbers other than 0 and 1, one of them twice"):

@@ -168,7 +168,7 @@ WRONG = {
     "text,labels\rsome words,b\r": r"a\.csv:1: has line ends of another kind \(CR alone\)",
     "text,labels,labels\nx,y,z\n": r"a\.csv:1: two columns are called 'labels'",
     "text,labels\nsome words here,\n": r"no train record has a label",
-    "one,two,three\nsome words here and more,b,c\n": r"no column is called labels, .*--label-column NAME\. The columns",
+    "one,two,three\nsome words here and more,b,c\n": r"no column is called labels, .*--label-column NAME, in",
     "text,content,labels\na b,c d,e\n": r"'text', 'content' could each be it; choose with --text-column",
     "text,tags,topics\na b,c d,e\n": r"'tags', 'topics' could each be it; choose with --label-column",
     "a,b\n1,2\n3,4\n": r"which columns are labels\? Say it: --label-column",
@@ -204,6 +204,8 @@ WRONG_LINES = {
         r"a\.jsonl:2: column 'text': expected a text, found an object, \{'title': 'b'\}\. Write .*--text-column",
     LINES + '{"text": "b", "labels": [{"name": "a"}]}\n':
         r"a\.jsonl:2: column 'labels': expected a label or a list of labels, found a list, \[\{'name': 'a'\}\]",
+    LINES + '{"text": "b", "labels": [null, 1]}\n':
+        r"a\.jsonl:2: column 'labels': labels of several types: 1 \(int\), and before it 'a' \(text\)\. Write them all",
     LINES + '{"text": "b", "labels": {"name": "a"}}\n': r"a\.jsonl:2: column 'labels': .*found an object",
     '{"x": [1, 2], "labels": "a"}\n' * 1000 + '{"x": [1], "labels": "b"}\n':
         r"a\.jsonl:1001: column 'x': is a list of 1, not of 2 numbers$|has 1 features, but records before it 2$",
@@ -224,7 +226,7 @@ def test_text_and_labels_are_not_swapped_silently(write: Write, table: dict[str,
     path = write(SWAPPED, "a.csv")
     with pytest.raises(DataError, match=r"the text would be the column 'labels', which by its name .*--label-column"):
         load_dataset(path, table=TableSettings(**table))
-    both = TableSettings(text_columns=("labels",), label_columns=("text",), test_share=0)
+    both = {"text_columns": "labels", "label_columns": ["text"], "test_share": 0}  # a dict is as good
     assert load_dataset(path, table=both).label_names == ("other words", "some words here")
     with pytest.raises(DataError, match="the column 'text' cannot be both labels and something to learn from"):
         load_dataset(path, table=TableSettings(text_columns=("text",), label_columns=("text",)))

@@ -84,6 +84,19 @@ def test_all_become_rgb(mode: str) -> None:
     assert (shown(buffer.getvalue(), 4) > 250).all()
 
 
+def test_a_picture_can_be_squeezed_as_a_whole() -> None:
+    wide = np.zeros((4, 8, 3), dtype=np.uint8)
+    wide[:, :2] = 255  # a white quarter at the left, which the centre square does not have
+    content = io.BytesIO()
+    Image.fromarray(wide).save(content, "PNG")
+    crop, squeeze = (
+        np.frombuffer(pictures._decode(content.getvalue(), 4, fit), dtype=np.uint8).reshape(4, 4, 3)
+        for fit in ("crop", "squeeze")
+    )
+    assert crop.max() == 0
+    assert squeeze[:, 0].min() > 200 and squeeze[:, 2:].max() == 0
+
+
 def test_a_large_jpeg_looks_the_same_though_it_is_not_decoded_in_full() -> None:
     y, x = np.mgrid[0:600, 0:800] / 800
     pixels = (255 * np.stack([x, y, (x + y) / 2], axis=-1)).astype(np.uint8)
@@ -240,7 +253,7 @@ def test_a_broken_picture_is_refused_or_skipped_by_name(
 def test_a_lack_of_memory_is_no_fault_of_the_picture(
     folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decode(content: bytes, size: int) -> bytes:
+    def decode(content: bytes, size: int, fit: str) -> bytes:
         raise MemoryError
 
     monkeypatch.setattr(pictures, "_decode", decode)

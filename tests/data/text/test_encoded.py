@@ -13,7 +13,7 @@ import torch
 import fedalc
 from fedalc.core.progress_events import watching
 from fedalc.core.tensor_folder import load_folder
-from fedalc.data.text import encoded
+from fedalc.data.pretrained import feature_cache
 from fedalc.data.text.encoded import EncodedText
 from fedalc.data.text.features import fit_text, text_from_parts
 from fedalc.data.text.settings import TextSettings
@@ -83,25 +83,25 @@ def test_a_run_keeps_the_digest_and_finds_the_encoder_again(tmp_path: Path) -> N
 
 def test_many_texts_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDALC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(encoded, "WORTH_CACHING", 5)
-    text = opened(make_encoder(tmp_path / "encoder"))
-    first = text.transform(TEXTS)
-    (entry,) = (tmp_path / "cache").iterdir()
-    monkeypatch.setattr(EncodedText, "_rows", None)  # would fail if it were called
-    assert (text.transform(TEXTS) != first).nnz == 0
-    monkeypatch.undo()
-    monkeypatch.setenv("FEDALC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(encoded, "WORTH_CACHING", 5)
+    monkeypatch.setattr(feature_cache, "WORTH_KEEPING", 3)
+    folder = make_encoder(tmp_path / "encoder")
+    first = opened(folder).transform(TEXTS)
+    (entry,) = (tmp_path / "cache").rglob("*.npz")
+    again = opened(folder)
+    monkeypatch.setattr(again, "_network", None)
+    monkeypatch.setattr(again, "folder", tmp_path / "absent")  # would fail if it were needed
+    assert (again.transform(TEXTS[::-1]) != first[::-1]).nnz == 0
     entry.write_bytes(b"damaged")
-    np.testing.assert_array_equal(text.transform(TEXTS).toarray(), first.toarray())
+    np.testing.assert_array_equal(opened(folder).transform(TEXTS).toarray(), first.toarray())
 
 
-def test_progress_is_shown(tmp_path: Path) -> None:
+def test_progress_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDALC_CACHE", str(tmp_path / "cache"))
     seen: list[tuple[str, int, int]] = []
     text = opened(make_encoder(tmp_path / "encoder"))
     with watching(lambda *event: seen.append(event)):
         text.transform(TEXTS)
-    assert seen[-1] == ("texts to features", 12, 12)  # of 15, three are blank
+    assert seen[-1] == ("texts to features", 4, 4)  # of five different texts, one is blank
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
-from fedalc.deployment.flower.census import Census, _distinct_names, question
+from fedalc.deployment.flower.admission import distinct_names
+from fedalc.deployment.flower.census import Census, question
 from fedalc.deployment.flower.connections import Parties, Patience, TooFew
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.roster import Roster
@@ -80,7 +81,7 @@ def test_two_with_one_name_are_told_apart(tmp_path: Path, parties: Nodes) -> Non
 def test_names_are_told_apart_whatever_they_are() -> None:
     ids = [2**64 - 1, 2**64 - 2, 5]
     who = {node: Introduction("x" * 64, [b"0" * 16], [1], [0], 3, []) for node in ids}
-    names = [one.client for one in _distinct_names(who).values()]
+    names = [one.client for one in distinct_names(who).values()]
     assert len(set(names)) == 3 and max(map(len, names)) <= 64
 
 
@@ -101,7 +102,7 @@ def test_a_sample_that_some_will_not_answer(tmp_path: Path, parties: Nodes, monk
     half = asked("fedavg", SETTINGS | {"client.sample": 0.5}, **ONE)
     with pytest.raises(ConfigError, match=r"client.sample = 0.5 draws, .* of a label's 6 instances .*; use 1$"):
         run(LocalGrid(parties), tmp_path / "nobody", half)
-    monkeypatch.setattr("fedalc.deployment.flower.census.FEWEST", 5)
+    monkeypatch.setattr("fedalc.deployment.flower.admission.FEWEST", 5)
     run(LocalGrid(parties), tmp_path / "run", half)
     assert [(t, party) for t, party, why in notes(tmp_path / "run") if "; use 1" in why] == [
         (0, "party 7"),

@@ -178,5 +178,5 @@ def test_one_round_with_an_axis_per_label(
 def test_an_axis_per_label_has_to_be_asked_for(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"encoder\.dim: fed3r needs an axis for each of the parties' labels: use 7"):
+    with pytest.raises(ConfigError, match=r"encoder\.dim: fed3r with 7 labels of the parties: use 7"):
         run(LocalGrid(parties), tmp_path / "run", asked("fed3r", LINEAR))

@@ -18,13 +18,14 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
-from fedalc.deployment.flower.census import Census, question, take_census
+from fedalc.deployment.flower.census import Census, question
 from fedalc.deployment.flower.client_app import PARTY_ERROR
 from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.connections import Parties, Patience
 from fedalc.deployment.flower.engine import FlowerEngine
 from fedalc.deployment.flower.limits import sample_problem
 from fedalc.deployment.flower.party import Party
+from fedalc.deployment.flower.take_census import take_census
 from fedalc.deployment.flower.wire import pack
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.hashing import Hasher

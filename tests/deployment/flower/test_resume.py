@@ -12,7 +12,7 @@ import torch
 from flwr.app import Message, RecordDict
 from safetensors.torch import load_file, save_file
 
-from fedalc.deployment.flower import census as collecting
+from fedalc.deployment.flower import take_census as taking
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.errors import FedalcError, Locked
 from fedalc.models.model import Model
@@ -84,7 +84,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     with pytest.raises(Crash if crashes else TooFew):
         run(grid, folder, asked(method, settings, **more))
     assert json.loads((folder / "checkpoint" / "facts.json").read_text())["federated"]["round"] == 2
-    monkeypatch.setattr(collecting, "protected", None)  # noise that was drawn is not drawn again
+    monkeypatch.setattr(taking, "protected", None)  # noise that was drawn is not drawn again
     again = LocalGrid(renamed(parties))
     resumed = run(again, folder, {"resume": True, "wait": 5.0, "round-timeout": 5.0, "num-parties": 4})
     assert_bit_for_bit(resumed.model, whole.model)
@@ -139,7 +139,7 @@ def test_stopped_before_its_first_round(tmp_path: Path, parties: Nodes, monkeypa
     crash_in(grid, "train", 1, after=0)
     with pytest.raises(Crash):
         run(grid, folder, asked("fedalc", SETTINGS))
-    monkeypatch.setattr(collecting, "join", None)  # label sets are not collected again
+    monkeypatch.setattr(taking, "join", None)  # label sets are not collected again
     resumed = run(LocalGrid(renamed(parties)), folder, asked("fedalc", SETTINGS, resume=True))
     assert_bit_for_bit(resumed.model, whole.model)
 

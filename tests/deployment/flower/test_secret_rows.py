@@ -304,7 +304,7 @@ def test_the_server_cannot_evaluate_on_data_of_its_own() -> None:
     config = asked("fedalc-exact", LINEAR | SECRET, **{"held-out": "demo"})
     with pytest.raises(ConfigError, match=r"held-out: the server cannot score: the class embeddings are secret"):
         read_run_config(config, 1)
-    with pytest.raises(ConfigError, match=r"embeddings\.secret: the search .* leave it out, or leave out --tune"):
+    with pytest.raises(ConfigError, match=r"embeddings\.secret: the search .* leave it out, or the search"):
         read_run_config({"tune": True, "set": "embeddings.secret=true"}, 1)
 
 

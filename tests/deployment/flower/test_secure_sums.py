@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower import party_sums
@@ -18,12 +18,23 @@ from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD
 from fedalc.deployment.flower.wire import pack, task, unpack
-from fedalc.errors import ConfigError
+from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.trained import TrainedModel
 from fedalc.secure_sums import party as party_module
 from fedalc.secure_sums import server as server_module
 from tests.deployment.flower.local_grid import LocalGrid, Tamper
-from tests.deployment.flower.problem import LINEAR, SETTINGS, Nodes, asked, assert_same, expected, fails, notes, run
+from tests.deployment.flower.problem import (
+    LINEAR,
+    SETTINGS,
+    Nodes,
+    asked,
+    assert_same,
+    expected,
+    fails,
+    notes,
+    run,
+    write_parties,
+)
 from tests.deployment.flower.test_resume import Crash, crash_in, renamed
 
 FIXED = {key: value for key, value in SETTINGS.items() if not key.startswith("regularizer")}
@@ -134,14 +145,44 @@ def at_step(step: str, change: Callable[[Message], Message | None], times: int =
 
 @pytest.mark.parametrize("step", ["keys", "shares", "masked", "agree", "unmask"])
 def test_a_party_lost_at_each_step(step: str, parties: Nodes, train: Split, tmp_path: Path) -> None:
-    """It is lost in round 1. In the first steps it is left out of the round; later its change is in it."""
+    """It is lost once, in round 1. Lost in the first steps, it is asked again; later its change is in the sum."""
     lost = {55: at_step(step, lambda reply: None)}
     model, _ = trained(parties, tmp_path / "run", "mlp", lost, **{"num-server-rounds": 2})
-    is_in = step in ("agree", "unmask")
     method, settings = CASES["mlp"]
     key = str(next(iter(parties.values()))["key"])
-    assert_same(model.model, expected(method, settings, train, key, {} if is_in else {1: [55]}, rounds=2))
+    assert_same(model.model, expected(method, settings, train, key, {}, rounds=2))
     assert {party for _, party, _ in notes(tmp_path / "run")} == {"party 55"}
+
+
+@pytest.mark.parametrize("step", ["keys", "shares", "masked"])
+def test_a_party_that_misses_the_first_sum_stays_out(step: str, parties: Nodes, train: Split, tmp_path: Path) -> None:
+    """With it in round 2, the two sums would show what it sent."""
+    model, grid = trained(parties, tmp_path / "run", "mlp", {55: at_step(step, lambda reply: None, times=3)})
+    method, settings = CASES["mlp"]
+    key = str(next(iter(parties.values()))["key"])
+    assert_same(model.model, expected(method, settings, train, key, {1: [55], 2: [55], 3: [55]}))
+    assert not [1 for node, kind, group in grid.asked if node == 55 and kind == "train" and group in "23"]
+
+
+def test_of_a_few_parties_all_are_needed_after_the_first_sum(parties: Nodes, tmp_path: Path) -> None:
+    def lost_later(question: Message, reply: Message) -> Message | None:
+        return None if question.metadata.group_id == "2" else reply
+
+    with pytest.raises(TooFew, match=r"fewer than 4 parties .*secure sums over fewer would show single parties"):
+        trained(parties, tmp_path / "run", "mlp", {55: lost_later})
+
+
+def test_with_seven_parties_three_stay_out_together(train: Split, tmp_path: Path) -> None:
+    """One is lost in round 2: its change cannot be told from those of two others that are left out with it."""
+    seven = write_parties(tmp_path, train, {node: [node - 1] for node in range(1, 8)})
+
+    def lost_in_round_2(question: Message, reply: Message) -> Message | None:
+        return None if question.metadata.group_id == "2" else reply
+
+    _, grid = trained(seven, tmp_path / "run", "mlp", {7: lost_in_round_2}, **{"num-parties": 7})
+    asked_in = {t: [node for node, kind, group in grid.asked if (kind, group) == ("train", t)] for t in "123"}
+    assert sorted(asked_in["1"]) == sorted(asked_in["3"]) == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted(asked_in["2"][7:]) == [1, 2, 3, 4]
 
 
 def test_where_every_party_is_needed_nothing_is_unmasked_without_it(
@@ -235,7 +276,7 @@ def test_other_rows_for_one_party_are_refused(parties: Nodes, tmp_path: Path) ->
             array.data = (-np.frombuffer(array.data, "<f4")).tobytes()
 
     why = problems(parties, tmp_path / "run", other)
-    assert any("other rows than those that all parties are told" in one for one in why)
+    assert any("other rows than those that all parties get" in one for one in why)
 
 
 def test_an_old_sum_and_a_step_twice_are_refused(whole: tuple[TrainedModel, LocalGrid]) -> None:
@@ -250,17 +291,120 @@ def test_an_old_sum_and_a_step_twice_are_refused(whole: tuple[TrainedModel, Loca
         assert reply.has_error() and problem in str(reply.error.reason)
 
 
-def test_a_server_that_drops_a_party_twice_is_refused(parties: Nodes, tmp_path: Path) -> None:
-    """It asks the same θ again, in a new run folder under the same run id, without one party."""
+def one_more_space(message: Message) -> None:
+    task = message.content["task"]
+    task["settings"] = str(task["settings"]).replace(", ", ",  ")
+
+
+def another_theta(message: Message) -> None:
+    if "theta" in message.content:
+        first = message.content["theta"]["0"]  # type: ignore[index]
+        first.data = (np.frombuffer(first.data, "<f4") + np.float32(1e-6)).tobytes()
+
+
+def nothing(message: Message) -> None: ...
+
+
+SECOND_TIMES = {"the same again": nothing, "in other bytes": one_more_space, "with almost the same θ": another_theta}
+WHY = "show what party 55 sent. To allow it, start this party with --allow sum_lists=2"
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("way", SECOND_TIMES)
+def test_a_server_that_drops_a_party_twice_is_refused(way: str, parties: Nodes, tmp_path: Path) -> None:
+    """It asks again without one party, so that the two sums would differ by what this one sent."""
     kept = {node: config | {"state": str(tmp_path / f"state {node}")} for node, config in parties.items()}
-    method, settings = CASES["mlp"]
-    once = asked(method, settings, **ON, **{"num-server-rounds": 1})
-    run(LocalGrid(kept), tmp_path / "first", once)
+    run(LocalGrid(kept), tmp_path / "first", asked(*CASES["mlp"], **ON, **{"num-server-rounds": 1}))
     fewer = LocalGrid(kept)
     fewer.tampering = {55: at_step("masked", lambda reply: None, times=9)}
+    fewer.before_push = SECOND_TIMES[way]
     with fails(TooFew):
-        run(fewer, tmp_path / "second", once)
-    assert any("over other parties than before" in why for _, _, why in notes(tmp_path / "second"))
+        run(fewer, tmp_path / "second", asked(*CASES["mlp"], **ON, **{"num-server-rounds": 1}))
+    assert any(WHY in why for _, _, why in notes(tmp_path / "second"))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("first", "second"), [("one round", "one round"), ("mlp", "mlp"), ("cg", "one round")])
+def test_another_run_without_one_party_is_refused(
+    first: str, second: str, parties: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = {node: config | {"state": str(tmp_path / f"state {node}")} for node, config in parties.items()}
+    run(LocalGrid(kept), tmp_path / "first", asked(*CASES[first], **ON))
+    fewer = LocalGrid({node: config for node, config in kept.items() if node != 55})
+    with fails(TooFew):
+        run(fewer, tmp_path / "second", asked(*CASES[second], **ON, **{"num-parties": 3, "run-id": "another"}))
+    assert WHY in capsys.readouterr().out
+
+
+def test_parties_may_allow_a_run_without_one(parties: Nodes, tmp_path: Path) -> None:
+    """A party that is gone for good is no reason never to train again, if the others say so."""
+    allow = {"allow": "sum_lists=2"}
+    kept = {node: config | {"state": str(tmp_path / f"state {node}")} | allow for node, config in parties.items()}
+    run(LocalGrid(kept), tmp_path / "first", asked(*CASES["cg"], **ON))
+    fewer = LocalGrid({node: config for node, config in kept.items() if node != 55})
+    again = asked(*CASES["cg"], **ON, **{"num-parties": 3, "run-id": "another"})
+    assert run(fewer, tmp_path / "second", again).model.theta
+
+
+def test_a_record_that_no_question_has_is_refused(parties: Nodes, tmp_path: Path) -> None:
+    def more(message: Message) -> None:
+        if message.metadata.message_type == "train":
+            message.content["padding"] = ConfigRecord({"any": 1})
+
+    assert any("which no question of a secure sum has" in why for why in problems(parties, tmp_path / "run", more))
+
+
+def test_overflow_has_no_name(parties: Nodes, tmp_path: Path) -> None:
+    """A θ for which one party's numbers do not fit: the server learns that some do not, and not which."""
+
+    def huge(message: Message) -> None:
+        if message.metadata.message_type == "train":
+            (numbers,) = unpack(message.content, "theta", {"0": ("float32", (None, None))}).values()
+            message.content["theta"] = pack({"0": numbers + np.float32(1e30)})
+
+    grid = LocalGrid(parties)
+    grid.keeps, grid.before_push = True, huge
+    with pytest.raises(FedalcError, match=r"overflow.*4 of 4 parties have a larger one"):
+        run(grid, tmp_path / "run", asked(*CASES["cg"], **ON))
+    assert not (tmp_path / "run" / "parties.jsonl").exists() and not any(reply.has_error() for reply in grid.replies)
+
+
+@pytest.mark.parametrize("case", ["one round", "cg"])
+def test_label_weights_that_single_a_party_out_are_refused(case: str, parties: Nodes, tmp_path: Path) -> None:
+    """With weights of next to nothing for all parties but one, the sum would be that one's vector."""
+
+    def light(message: Message) -> None:
+        if message.metadata.message_type.startswith("train") and message.metadata.dst_node_id != 55:
+            told = unpack(message.content, "told", {"weights": ("float64", (None,)), "shares": ("float64", (None,))})
+            message.content["told"] = pack(told | {"weights": 1e-6 * told["weights"]})
+
+    method, settings = CASES[case]
+    grid = LocalGrid(parties)
+    grid.before_push = light
+    with fails(TooFew):
+        run(grid, tmp_path / "run", asked(method, settings | {"client.label_power": 0.4}, **ON))
+    why = {(party, why) for _, party, why in notes(tmp_path / "run")}
+    assert {party for party, _ in why} == {"party 7", "party 9", "party 101"}
+    assert all("do not follow from this party's own numbers of records" in one for _, one in why)
+
+
+def test_a_question_about_some_of_a_partys_labels_is_refused(parties: Nodes, tmp_path: Path) -> None:
+    """Asked about one label alone, all parties but one would add next to nothing. And runs could differ by a label."""
+
+    def few(message: Message) -> None:
+        task = message.content["task"]
+        if "labels" in task and len(task["labels"]) == 3 and message.metadata.message_type == "train.sums":
+            for name in ("labels", "numbers"):
+                task[name] = list(task[name])[:1]
+            for name, rows in (("rows", "rows"), ("told", "weights")):
+                record = message.content[name]
+                assert isinstance(record, ArrayRecord)
+                array = record[rows]
+                one = array.shape[0]
+                array.data, array.shape = array.data[: len(array.data) // one], (1, *array.shape[1:])
+
+    why = problems(parties, tmp_path / "run", few, "one round")
+    assert any("leaves out 2 of this party's labels" in one for one in why)
 
 
 def test_ranking_by_secure_sums_equals_the_plain_one(parties: Nodes, tmp_path: Path) -> None:

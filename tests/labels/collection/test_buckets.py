@@ -21,7 +21,7 @@ def contents(count: int) -> list[bytes]:
     return [f"record {number}".encode() for number in range(count)]
 
 
-@pytest.mark.parametrize("records", [2, 3, 10, 1000, 15_539, 1_778_351])
+@pytest.mark.parametrize("records", [15_539, 100_000, 1_778_351])
 @pytest.mark.parametrize("rate", [0.3, 0.005, 1e-6])
 def test_tables_have_the_fewest_buckets_for_a_rate(records: int, rate: float) -> None:
     tables = Tables.for_records(records, rate)
@@ -38,7 +38,9 @@ def test_sizes_by_hand() -> None:
     assert tables.tables == 8 and tables.size / 100_000 == pytest.approx(11.03, abs=0.02)
     assert Tables(2, 1 << 18).collision_rate(15_500) == pytest.approx((1 - np.exp(-15_499 / 2**18)) ** 2, rel=1e-4)
     assert Tables(1, 2).collision_rate(2) == 0.5 and Tables(3, 2).collision_rate(2) == 0.125
-    assert Tables.for_records(1, 0.005) == Tables(1, 1) and Tables(1, 1).collision_rate(1) == 0
+    assert Tables(1, 1).collision_rate(1) == 0
+    few = Tables.for_records(300, 0.005)
+    assert few == Tables(8, 4096) and few.collision_rate(300) < 1e-9  # so that all 300 have the right set size
 
 
 @pytest.mark.parametrize("tables", [Tables(1, 900), Tables(2, 400), Tables(8, 150)])

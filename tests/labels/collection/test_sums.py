@@ -150,6 +150,12 @@ def test_equal_records_of_two_users_have_the_set_size_of_the_join() -> None:
         assert knowledge.set_sizes.tolist() == [2, 2, 1]
 
 
+@pytest.fixture
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.labels.collection.buckets.FEWEST_BUCKETS", 1)
+
+
+@pytest.mark.usefixtures("small_tables")
 def test_with_too_few_buckets_sizes_are_too_large_but_never_below_a_partys_own_count() -> None:
     rows = [[1, 1, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
     with pytest.warns(UserWarning, match=r"collection.records is 2, and there are about"):
@@ -215,6 +221,7 @@ def test_only_counts_travel_if_no_loss_uses_set_sizes() -> None:
     assert (ours.bytes_up, ours.bytes_down) == (8 * 8 * 8, 0) and "tables" not in ours.collection
 
 
+@pytest.mark.usefixtures("small_tables")
 def test_the_same_settings_give_the_same_collisions_and_a_key_file_gives_others(tmp_path: Path) -> None:
     Key(bytes(range(32))).write(tmp_path / "key")
     collection = {"records": 20, "collisions": 0.5}

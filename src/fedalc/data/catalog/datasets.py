@@ -38,6 +38,15 @@ _TEXTS: tuple[Entry, ...] = (
         how_to_get="No download needed: fedalc generates it, always the same.",
     ),
     Entry(
+        name="identities",
+        title="Identities: generated embeddings of 40 persons and 20 strangers",
+        statistics=None,
+        page="",
+        files=(),
+        how_to_get="No download needed: fedalc generates it, always the same.",
+        note="For --task verification. Figures on it say nothing about real voices or faces.",
+    ),
+    Entry(
         name="bibtex",
         title="Bibtex: tags of BibSonomy entries (Katakis, Tsoumakas and Vlahavas, 2008)",
         statistics=Statistics(4880, 2515, 1836, 159, 111.71, 2.40, features_per_instance=68.66),
@@ -141,8 +150,8 @@ _TEXTS: tuple[Entry, ...] = (
         files=("speakers60.npz",),
         how_to_get="Put speakers60.npz (arrays embedding, speaker and split) into <data folder>/speakers60/.",
         note=(
-            "40 enrolled speakers are the labels. The 800 utterances of 20 strangers (split `stranger`) are left out: "
-            "they are for verification, to tell apart who is enrolled."
+            "40 enrolled speakers are the labels. The 800 utterances of 20 strangers (split `stranger`) are used by "
+            "--task verification only, to test who is refused."
         ),
         is_single_file=True,
     ),

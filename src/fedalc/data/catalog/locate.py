@@ -10,7 +10,7 @@ from fedalc.core.arguments import as_path
 from fedalc.data.catalog.datasets import ENTRIES, Entry
 from fedalc.data.formats import folder_format
 from fedalc.data.images.load import pictures_at
-from fedalc.errors import DataError
+from fedalc.errors import DataError, either
 
 
 def data_root(data_dir: Path | str | None = None) -> Path:
@@ -49,12 +49,15 @@ def refuse_published(folder: Path) -> None:
     states = [(entry, pictures_at(entry.images, folder)) for entry in ENTRIES if entry.images is not None]
     if names := " or ".join(entry.name for entry, state in states if state != "no" and entry.folder == path.name):
         raise DataError(
-            f"load it by name, which says how to split it: --dataset {names} --data-dir {path.parent}", path
+            f"load it by name ({names}), which says how to split it, from the folder "
+            f"{either(f'--data-dir {path.parent}', 'data_dir=')}",
+            path,
         )
     if unpacked := [entry for entry, state in states if state == "yes"]:
         names = " or ".join(entry.name for entry in unpacked)
         folders = " or ".join(dict.fromkeys(f"DIR/{entry.folder}" for entry in unpacked))
         raise DataError(
-            f"looks like {names}. Load it by that name: move or link the folder to {folders}, and give --data-dir DIR",
+            f"looks like {names}. Load it by that name: move or link the folder to {folders}, and give "
+            + either("--data-dir DIR", "data_dir=DIR"),
             folder,
         )

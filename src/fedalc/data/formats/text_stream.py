@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from fedalc.data.limits import largest_content, line_too_long, longest_line, unpacks_to_too_much
-from fedalc.errors import DataError
+from fedalc.errors import DataError, either_setting
 
 # Small blocks keep the tokenizer's scratch arrays inside the processor's cache and the memory near the result's size.
 BLOCK_BYTES = 1 << 18
@@ -145,7 +145,8 @@ def text_lines(reader: LineReader, encoding: str = "utf-8") -> Iterator[str]:
                 raise error from None
             what = "UTF-8" if encoding == "utf-8" else encoding
             raise DataError(
-                f"is not {what} text; save it as UTF-8, or name its encoding, such as --set table.encoding=cp1252",
+                f"is not {what} text; save it as UTF-8, or name its encoding, such as "
+                + either_setting("table.encoding", "cp1252"),
                 reader.path,
                 reader.line,
             ) from None

@@ -75,6 +75,7 @@ def make_splits(storage: Place, annotations: Annotations, options: ImageOptions,
         tell=options.tell,
         cache=cache,
         wait=options.wait,
+        fit=options.fit,
         first=annotations.splits["train"].tolist() if "train" in annotations.splits else (),
     )
     position = np.cumsum(usable) - 1

@@ -1,9 +1,9 @@
 """Decode picture files to the small copies used in training. They are made once and kept in the cache.
 
 For each picture: turn it upright by its EXIF orientation, cut out the centre square (its side is the shorter side; an
-odd extra pixel stays at the right or at the bottom), scale it up or down to size × size with an antialiased bilinear
-filter, and convert it to RGB without transparency. A large JPEG is decoded at a half, a quarter or an eighth of its
-size if that leaves at least twice the pixels needed.
+odd extra pixel stays at the right or at the bottom) unless all of it is to be squeezed into a square, scale it up or
+down to size × size with an antialiased bilinear filter, and convert it to RGB without transparency. A large JPEG is
+decoded at a half, a quarter or an eighth of its size if that leaves at least twice the pixels needed.
 
 Several threads decode (Pillow releases Python's lock) while one reads files and writes copies. That thread may be
 separate from the caller's, so pictures are used while others are still being decoded. Only a few pictures are in memory
@@ -18,13 +18,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedalc.data.images.images import Images, Progress, picture_digest
+from fedalc.data.images.images import Fit, Images, Progress, picture_digest
 from fedalc.data.images.small_copies import Copies, Writer, kept_copies
 from fedalc.data.storage import Place, safe_name
 from fedalc.errors import DataError, FedalcError
@@ -62,6 +63,7 @@ def small_copies(
     threads: int | None = None,
     wait: bool = True,
     first: Sequence[int] = (),
+    fit: Fit = "crop",
 ) -> tuple[Images, np.ndarray]:
     """Return the pictures of these names, and a mask over the names that marks the pictures returned.
 
@@ -78,10 +80,12 @@ def small_copies(
         raise DataError("a picture is listed twice", storage.path)
 
     def make(writer: Writer) -> None:
-        _make(storage, wanted, size, broken, writer, progress, threads, first)
+        _make(storage, wanted, size, broken, writer, progress, threads, first, fit)
 
     # Another version of Pillow may decode differently, or decode more files.
-    key = "\0".join((f"pictures {VERSION}, Pillow {_pillow()}", str(size), str(storage.path.resolve()), *wanted))
+    key = "\0".join(
+        (f"pictures {VERSION}, Pillow {_pillow()}", _shape(size, fit), str(storage.path.resolve()), *wanted)
+    )
     wait = wait or broken == "skip"
     copies = kept_copies(key, storage.stamp(wanted), len(wanted), size, make, cache, tell, wait)
     _report(copies, wanted, storage.path, broken, tell)
@@ -90,6 +94,10 @@ def small_copies(
     if not usable.any():
         raise DataError("none of its pictures can be used", storage.path)
     return Images(copies.pixels, wanted, copies.digests, arrivals=copies.arrivals)[usable], usable
+
+
+def _shape(size: int, fit: Fit) -> str:
+    return str(size) if fit == "crop" else f"{size} {fit}"
 
 
 def of_size(images: Images, size: int) -> Images:
@@ -132,6 +140,7 @@ def _make(
     progress: Progress | None,
     threads: int | None,
     first: Sequence[int],
+    fit: Fit,
 ) -> None:
     rows = {name: row for row, name in enumerate(names)}
     missing = set(rows)
@@ -143,7 +152,10 @@ def _make(
             yield rows[file.name], file.read_start(LARGEST_FILE + 1)
 
     # Close at once on an error: neither threads nor an open archive outlive it.
-    with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, threads)) as made:
+    with (
+        contextlib.closing(encoded()) as contents,
+        contextlib.closing(in_parallel(contents, size, threads, fit)) as made,
+    ):
         for done, small in enumerate(made, 1):
             if small.broken and broken == "refuse":
                 raise _refused(names[small.row], small.broken, storage.path)
@@ -160,16 +172,17 @@ def _make(
 
 
 def in_parallel(
-    encoded: Iterator[tuple[int, bytes]], size: int, threads: int | None = None
+    encoded: Iterator[tuple[int, bytes]], size: int, threads: int | None = None, fit: Fit = "crop"
 ) -> Generator[Small, None, None]:
     """Yield decoded pictures in the order of arrival. Reads only as many as keep every thread busy."""
     threads = threads or _processors()
+    shrink = _shrink if fit == "crop" else partial(_shrink, fit=fit)
     waiting: deque[tuple[Future[Small], int]] = deque()
     under_way = 0  # bytes
     with ThreadPoolExecutor(threads, "decode") as pool:
         try:
             for row, content in encoded:
-                waiting.append((pool.submit(_shrink, row, content, size), len(content)))
+                waiting.append((pool.submit(shrink, row, content, size), len(content)))
                 under_way += len(content)
                 while len(waiting) > 4 * threads or under_way > _MOST_BYTES:
                     future, length = waiting.popleft()
@@ -182,11 +195,11 @@ def in_parallel(
                 future.cancel()
 
 
-def _shrink(row: int, content: bytes, size: int) -> Small:
+def _shrink(row: int, content: bytes, size: int, fit: Fit = "crop") -> Small:
     if len(content) > LARGEST_FILE:
         return Small(row, broken=f"is larger than {LARGEST_FILE >> 20} MB")
     try:
-        pixels = _decode(content, size)
+        pixels = _decode(content, size, fit)
     except MemoryError:  # not the picture's fault
         raise
     except Exception as error:  # Pillow's plugins raise exceptions of all kinds: all mean a broken picture
@@ -194,7 +207,7 @@ def _shrink(row: int, content: bytes, size: int) -> Small:
     return Small(row, pixels, picture_digest(pixels))
 
 
-def _decode(content: bytes, size: int) -> bytes:
+def _decode(content: bytes, size: int, fit: Fit = "crop") -> bytes:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -210,11 +223,8 @@ def _decode(content: bytes, size: int) -> bytes:
             ImageOps.exif_transpose(image, in_place=True)
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
-        small = (
-            _of_eight_bits(image)
-            .convert("RGB")
-            .resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
-        )
+        box = (left, top, left + side, top + side) if fit == "crop" else None
+        small = _of_eight_bits(image).convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box)
         return bytes(small.tobytes())
 
 

@@ -21,6 +21,9 @@ DIGEST_BYTES = 16
 PICTURES_AT_ONCE = 64
 """Default number of pictures read and encoded at a time."""
 
+Fit = Literal["crop", "squeeze"]
+"""How a picture becomes a square: by its centre square, or squeezed as a whole."""
+
 Progress = Callable[[int, int], None]
 """Called with the number of pictures done, and of all pictures."""
 
@@ -39,6 +42,8 @@ class ImageOptions:
     """VOC: whether objects marked as difficult give their picture a label."""
     broken: Literal["refuse", "skip"] = "refuse"
     """What to do with pictures that are missing or cannot be decoded: raise an error, or leave them out with a note."""
+    fit: Fit = "crop"
+    """Cut out the centre square of each picture, or squeeze all of it into a square."""
     wait: bool = field(default=True, compare=False)
     """Whether to read all pictures first. Otherwise a request for pixels waits for those pictures only, and raises if
     one of them is broken. (`broken = "skip"` always reads all first.)"""

@@ -20,7 +20,7 @@ from fedalc.core.arguments import as_count, as_path
 from fedalc.core.picture_sides import LARGEST_SIDE
 from fedalc.data.formats.safe_tar import is_tar
 from fedalc.data.images.decode import LARGEST_FILE, Small, in_parallel, left_out, need_pillow
-from fedalc.data.images.images import CHANNELS, DIGEST_BYTES, PICTURES_AT_ONCE, Images
+from fedalc.data.images.images import CHANNELS, DIGEST_BYTES, PICTURES_AT_ONCE, Fit, Images
 from fedalc.data.storage import File, Place, is_archive
 from fedalc.errors import ConfigError, DataError
 
@@ -33,9 +33,11 @@ Count = Callable[[int, int | None], None]
 """Called with the number of pictures done, and of all pictures (None while unknown, as for an archive)."""
 
 
-def read_pictures(path: Path | str, size: int, broken: Literal["refuse", "skip"] = "refuse") -> Images:
+def read_pictures(
+    path: Path | str, size: int, broken: Literal["refuse", "skip"] = "refuse", fit: Fit = "crop"
+) -> Images:
     """Read all pictures of `picture_blocks` at once: size × size × 3 bytes of memory per picture."""
-    return joined(list(picture_blocks(path, size, broken)))
+    return joined(list(picture_blocks(path, size, broken, fit=fit)))
 
 
 def joined(blocks: Sequence[Images]) -> Images:
@@ -54,9 +56,10 @@ def picture_blocks(
     *,
     progress: Count | None = None,
     tell: Callable[[str], object] = warnings.warn,
+    fit: Fit = "crop",
 ) -> Generator[Images, None, None]:
     """Yield the pictures of a file, a folder (with its subfolders, sorted by name) or a tar archive (in its order),
-    scaled to size × size, in blocks of at most 64. A picture's name is its path in the folder or archive.
+    scaled to size × size as `fit` says, in blocks of at most 64. A picture's name is its path in the folder or archive.
 
     The suffix of a file name says whether the file is a picture. A picture that cannot be decoded is an error that
     names it; with `skip` it is left out, and `tell` is called with a note at the end.
@@ -79,7 +82,7 @@ def picture_blocks(
             yield row, file.read_start(LARGEST_FILE + 1)
 
     # Close at once on an error: neither threads nor an open archive outlive it.
-    with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size)) as made:
+    with contextlib.closing(encoded()) as contents, contextlib.closing(in_parallel(contents, size, fit=fit)) as made:
         for done, small in enumerate(made, 1):
             if small.broken and alone:
                 raise DataError(
@@ -110,12 +113,12 @@ def picture_blocks(
         tell(left_out(path, wrong, len(names)))
 
 
-def pictures_in(contents: Sequence[bytes], size: int) -> Images:
+def pictures_in(contents: Sequence[bytes], size: int, fit: Fit = "crop") -> Images:
     """Decode picture files that are in memory. One that cannot be decoded is an error with its number."""
     need_pillow()
     if not contents:
         return Images(np.zeros((0, size, size, CHANNELS), dtype=np.uint8), [])
-    with contextlib.closing(in_parallel(iter(enumerate(contents)), size)) as decoded:
+    with contextlib.closing(in_parallel(iter(enumerate(contents)), size, fit=fit)) as decoded:
         block = list(decoded)
     for small in block:
         if small.broken:

@@ -38,6 +38,7 @@ def make_dataset(
     said = list(notes)
     if "train" not in splits:
         raise DataError(f"{name}: no records for training; the splits are {', '.join(splits) or 'empty'}")
+    strangers = splits.get("strangers")
     splits = {split: splits[split].placed for split in _ORDER if split in splits}
     if table.unlabelled == "drop":
         splits, dropped = _labelled(splits, name)
@@ -47,6 +48,9 @@ def make_dataset(
         splits = _with_test(splits, table, name)
         said.append(share_in_words(table.test_share, len(splits["test"])))
     names, labels = one_list_of_labels(splits, label_list, name)
+    if strangers is not None:
+        said.append(f"{len(strangers):,} records of strangers, for verification only")
+        splits["strangers"], labels["strangers"] = strangers, csr_matrix((len(strangers), len(names)), dtype=np.float32)
     features, fitted = _features(splits, text, name)
     made = {split: Split(features[split], labels[split], places=splits[split].places) for split in splits}
     return Dataset(
@@ -58,6 +62,7 @@ def make_dataset(
         fitted,
         notes=("; ".join(said),),
         table=table,
+        strangers=made.get("strangers"),
     )
 
 

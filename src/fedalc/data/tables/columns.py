@@ -11,7 +11,7 @@ from typing import Any
 
 from fedalc.data.formats.table_settings import AUTO, TableSettings
 from fedalc.data.tables.cells import Kind, as_text, average_length, is_free_text, is_missing, kind_of
-from fedalc.errors import DataError
+from fedalc.errors import DataError, either
 
 BODIES = (
     "text", "texts", "body", "content", "contents", "document", "message", "abstract", "description", "review",
@@ -31,6 +31,9 @@ SPLIT_OF = {
     "train": "train", "training": "train", "test": "test", "testing": "test", "validation": "validation",
     "valid": "validation", "val": "validation", "dev": "validation",
 }  # fmt: skip
+STRANGERS = ("stranger", "strangers")
+"""Values of a split column: records of nobody who is enrolled, to test verification with."""
+_BOTH = "table={'text_columns': …, 'label_columns': …}"
 _NAMED = 12
 """Columns named in a message."""
 
@@ -121,7 +124,7 @@ class _Finder:
                 return replace(found, labels=())
             raise DataError(
                 f"several label columns hold 0 and 1 each, but {names[0]!r} holds other values; a column with names of "
-                "labels stands alone (--label-column)",
+                "labels stands alone: " + _option("label_columns"),
                 self.place,
             )
         return replace(found, indicators=indicators)
@@ -166,7 +169,7 @@ class _Finder:
         matching = [name for name in self._free(found) if name.strip().lower() in names]
         if len(matching) > 1 and (self._need_labels or setting != "label_columns"):
             raise DataError(
-                f"{_quoted(matching)} could each be it; choose with {_option(setting)} (the setting table.{setting})",
+                f"{_quoted(matching)} could each be it; choose with {_option(setting)}",
                 self.place,
             )
         return tuple(matching)
@@ -203,11 +206,11 @@ class _Finder:
             return replace(found, features=tuple(numbers))
         if numbers:
             raise DataError(
-                f"which columns are labels? Say it: --label-column NAME. {_there_are(self.names)}", self.place
+                f"which columns are labels? Say it: {_option('label_columns')}. {_there_are(self.names)}", self.place
             )
         raise DataError(
-            f"no column looks like text or numbers to learn from. Say which is: --text-column NAME, or --set "
-            f"table.feature_columns=…. {_there_are(self.names)}",
+            f"no column looks like text or numbers to learn from. Say which is: {_option('text_columns')}; or "
+            f"{_option('feature_columns')}. {_there_are(self.names)}",
             self.place,
         )
 
@@ -228,7 +231,7 @@ class _Finder:
         if taken := _of_names(found.text, LABELS):
             raise DataError(
                 f"the text would be the column {taken!r}, which by its name holds labels. If that is right, say which "
-                f"column is which: --text-column and --label-column. {_there_are(self.names)}",
+                f"column is which: {either('--text-column and --label-column', _BOTH)}. {_there_are(self.names)}",
                 self.place,
             )
 
@@ -242,8 +245,8 @@ class _Finder:
         if len(left) == 1 and self._kind(left[0]) != "empty":
             return tuple(left)
         raise DataError(
-            f"no column is called labels, tags, topics or the like. Say which holds the labels: --label-column NAME. "
-            f"{_there_are(self.names)}",
+            f"no column is called labels, tags, topics or the like. Say which holds the labels: "
+            f"{_option('label_columns')}. {_there_are(self.names)}",
             self.place,
         )
 
@@ -254,7 +257,10 @@ def _of_names(columns: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _option(setting: str) -> str:
-    return {"text_columns": "--text-column", "label_columns": "--label-column"}.get(setting, f"--set table.{setting}=")
+    """Return how to give a column, on the command line and in Python."""
+    options = {"text_columns": "text", "label_columns": "label", "feature_columns": "feature"}
+    option = f"--{options[setting]}-column NAME" if setting in options else f"--set table.{setting}=NAME"
+    return either(option, f"table={{{setting!r}: 'NAME'}}")
 
 
 def _quoted(names: Sequence[str]) -> str:

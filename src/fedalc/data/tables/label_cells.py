@@ -26,6 +26,12 @@ CLASSIFY = (
     "fedalc learns classes: sort the values into ranges (pandas.cut); or, if these numbers are names of classes, give "
     "them as text: Y.astype(str)"
 )
+_KINDS: dict[str, Any] = {
+    "text": str,
+    "bool": bool | np.bool_,
+    "int": int | np.integer,
+    "float": float | np.floating,
+}
 _ITEM = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,'"\[\]]+)\s*(,|(?=\s|\]|['"]))\s*""", re.DOTALL)
 
 
@@ -98,30 +104,46 @@ def _parts(name: str, mark: str) -> set[str]:
 
 
 def check_kinds(labels: Iterable[tuple[int, Any]], what: str, none: str = "") -> None:
-    """Refuse labels, each with its record, that are missing or of several types: 1 and "1" would become one label, and
-    1 and 1.0 two. `none`: what to give for a record without a label."""
-    first: tuple[int, Any, str] | None = None
+    """Refuse labels, each with its record, that are missing or of several types. `none`: what to give for a record
+    without a label."""
+
+    def present() -> Iterator[tuple[int, Any]]:
+        for record, label in labels:
+            if not isinstance(label, str) and is_missing(label):
+                raise DataError(
+                    f"{what}: the label of record {record} is missing ({label!r:.20}): leave the record out{none}"
+                )
+            yield record, label
+
+    if (found := several_kinds(present())) is not None:
+        (first, one), (record, other) = found
+        raise DataError(
+            f"{what}: labels of several types: record {first} has {with_kind(one)}, and record {record} "
+            f"{with_kind(other)}. Give them all as text, such as [str(label) for label in {what}]"
+        )
+
+
+def several_kinds(labels: Iterable[tuple[int, Any]]) -> tuple[tuple[int, Any], tuple[int, Any]] | None:
+    """Return the first of these labels, each with its record, and the first of another type; None if all have one.
+
+    As names, 1 and "1" would become one label, and 1 and 1.0 two."""
+    first: tuple[int, Any] | None = None
+    kind = ""
     for record, label in labels:
-        if not isinstance(label, str) and is_missing(label):
-            raise DataError(
-                f"{what}: the label of record {record} is missing ({label!r:.20}): leave the record out{none}"
-            )
-        kind = _kind(label)
-        first = first or (record, label, kind)
-        if kind != first[2]:
-            raise DataError(
-                f"{what}: labels of several types: record {first[0]} has {_shown(first[1])} ({first[2]}), and record "
-                f"{record} {_shown(label)} ({kind}). Give them all as text, such as [str(label) for label in {what}]"
-            )
+        if first is None:
+            first, kind = (record, label), _kind(label)
+        elif _kind(label) != kind:
+            return first, (record, label)
+    return None
+
+
+def with_kind(label: Any) -> str:
+    """Return a label and its type, for a message."""
+    return f"{f'{label!r:.40}' if isinstance(label, str) else f'{label!s:.40}'} ({_kind(label)})"
 
 
 def _kind(label: Any) -> str:
-    kinds = {"text": str, "bool": bool | np.bool_, "int": int | np.integer, "float": float | np.floating}
-    return next((name for name, kind in kinds.items() if isinstance(label, kind)), type(label).__name__)
-
-
-def _shown(label: Any) -> str:
-    return f"{label!r:.40}" if isinstance(label, str) else f"{label!s:.40}"
+    return next((name for name, kind in _KINDS.items() if isinstance(label, kind)), type(label).__name__)
 
 
 def items_of(text: str) -> Iterator[str]:

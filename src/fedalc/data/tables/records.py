@@ -18,10 +18,10 @@ from fedalc.data.limits import MOST_LABELS
 from fedalc.data.places import Places
 from fedalc.data.storage import safe_name
 from fedalc.data.tables.cells import as_flag, as_text, in_words, is_list, is_missing, is_nested, kind_of
-from fedalc.data.tables.columns import SPLIT_OF, Columns
-from fedalc.data.tables.label_cells import AS_LIST, found_separator, labels_in
+from fedalc.data.tables.columns import SPLIT_OF, STRANGERS, Columns
+from fedalc.data.tables.label_cells import AS_LIST, found_separator, labels_in, several_kinds, with_kind
 from fedalc.data.tables.source import Block, Source
-from fedalc.errors import DataError
+from fedalc.errors import DataError, either, either_setting
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -90,7 +90,7 @@ def read_records(source: Source, columns: Columns, table: TableSettings, separat
     if len(columns.labels) == 1 and columns.labels[0] in every.label_names:
         warnings.warn(
             f"{source.place}: the column {columns.labels[0]!r} has a label of the same name. If the first line is "
-            "a record and not the names of columns: --set table.header=false",
+            "a record and not the names of columns: " + either_setting("table.header", False),
             stacklevel=2,
         )
     if columns.split is None:
@@ -103,11 +103,12 @@ def _by_split(every: Records, names: Sequence[str]) -> tuple[dict[str, Records],
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
-    left_out = {name or "none": len(found) for name, found in rows.items() if name not in SPLIT_OF}
+    known = SPLIT_OF | dict.fromkeys(STRANGERS, "strangers")
+    left_out = {name or "none": len(found) for name, found in rows.items() if name not in known}
     merged: dict[str, list[int]] = {}
     for name, found in rows.items():
-        if name in SPLIT_OF:
-            merged.setdefault(SPLIT_OF[name], []).extend(found)
+        if name in known:
+            merged.setdefault(known[name], []).extend(found)
     return {split: every.rows(np.array(sorted(found))) for split, found in merged.items()}, left_out
 
 
@@ -172,7 +173,8 @@ class _Reader:
             if not isinstance(cell, str) and is_nested(cell):
                 raise self.source.error(
                     f"column {name!r}: expected a text, found {in_words(cell)}. Write what is inside as columns of "
-                    "their own, or choose another column: --text-column",
+                    "their own, or choose another column: "
+                    + either("--text-column NAME", "table={'text_columns': 'NAME'}"),
                     block,
                     row,
                 )
@@ -260,7 +262,22 @@ class _Reader:
             rows = [self._numbers_of(first + row, block, row, separator, number) for row in range(block.size)]
             flat = np.array([label for row in rows for label in row], dtype=np.int64)
             builder.append(flat, np.ones(len(flat), dtype=np.float32), np.array([len(row) for row in rows]))
+        self._check_kinds()
         return builder.matrix(len(number)), tuple(number)
+
+    def _check_kinds(self) -> None:
+        """Refuse labels of several types, as for data in memory. (All cells of a CSV file are text.)"""
+        single = ((at, item) for at, cell in enumerate(self._cells) for item in (cell if is_list(cell) else (cell,)))
+        if (found := several_kinds((at, item) for at, item in single if not is_missing(item))) is None:
+            return
+        (_, one), (at, other) = found
+        first, block = next(each for each in reversed(self._blocks) if each[0] <= at)
+        raise self.source.error(
+            f"column {self.columns.labels[0]!r}: labels of several types: {with_kind(other)}, and before it "
+            f"{with_kind(one)}. Write them all as text",
+            block,
+            at - first,
+        )
 
     def _numbers_of(self, at: int, block: Block, row: int, separator: str | None, number: dict[str, int]) -> list[int]:
         cell = self._cells[at]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedalc.core.progress_events import watched
+from fedalc.data.pretrained.feature_cache import cached_rows
+from fedalc.data.pretrained.weights import PACKAGE, check_folder, digest_of, find_weights
 from fedalc.data.text.base import TURNING, TextFeatures, listed_texts
-from fedalc.data.text.sentence_encoder import FIELD, VERSION, SentenceNetwork, check_folder, digest_of
+from fedalc.data.text.sentence_encoder import FIELD, VERSION, SentenceNetwork
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError
 
 SORTED_TEXTS = 1024  # sorted by length at a time, so that a batch needs little padding
-WORTH_CACHING = 500  # texts
 
 
 class EncodedText(TextFeatures):
@@ -33,10 +32,10 @@ class EncodedText(TextFeatures):
     def open(cls, settings: TextSettings) -> EncodedText:
         """Read the encoder in the folder that the settings name."""
         assert settings.encoder is not None
-        folder = Path(settings.encoder).expanduser().resolve()
-        check_folder(folder)
+        folder = _place(settings.encoder)
+        check_folder(folder, FIELD)
         network = SentenceNetwork(folder, settings.device)
-        text = cls(settings, folder, digest_of(folder), network.width, settings.device)
+        text = cls(settings, folder, digest_of(folder, FIELD), network.width, settings.device)
         text._network = network
         return text
 
@@ -46,43 +45,30 @@ class EncodedText(TextFeatures):
 
     def look_in(self, folder: Path | str) -> None:
         """Look for the encoder in this folder. Its files must be the same."""
-        self.folder, self._network = Path(folder).expanduser().resolve(), None
+        self.folder, self._network = _place(folder), None
 
     def transform(self, texts: Iterable[str], workers: int | None = None) -> csr_matrix:
         """Return texts × features as float32; a blank text gives an empty row. `workers` has no effect.
 
-        Many texts are cached by their content and the encoder's digest. Memory: the rows twice, and the network.
+        Rows of many texts are cached by their content and the encoder's digest. Memory: the rows twice, the network.
         """
         given = listed_texts(texts)
-        if len(given) < WORTH_CACHING:
-            return csr_matrix(self._rows(given))
-        from fedalc.data.cache import cache_dir, store_arrays  # below: it imports datasets, which import this
 
-        key = hashlib.sha256(f"sentence encoder {VERSION} {self.digest} {self.settings.batch}".encode())
-        for text in given:
-            key.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
-        with suppress(Exception):  # missing or damaged
-            with np.load(cache_dir() / f"{key.hexdigest()}.npz", allow_pickle=False) as arrays:
-                rows = arrays["rows"]
-            if rows.shape == (len(given), self._width) and rows.dtype == np.float32 and np.isfinite(rows).all():
-                return csr_matrix(rows)
-        rows = self._rows(given)
-        with suppress(OSError, RuntimeError):
-            store_arrays(cache_dir() / f"{key.hexdigest()}.npz", {"rows": rows})
-        return csr_matrix(rows)
+        def batches(places: np.ndarray) -> list[list[int]]:
+            parts = [places[at : at + SORTED_TEXTS].tolist() for at in range(0, len(places), SORTED_TEXTS)]
+            return [batch for part in parts for batch in self._batches(given, part)]
 
-    def _rows(self, texts: list[str]) -> np.ndarray:
-        rows = np.zeros((len(texts), self._width), dtype=np.float32)
-        batches = [batch for start in range(0, len(texts), SORTED_TEXTS) for batch in self._batches(texts, start)]
-        for places in watched(TURNING, batches, sum(map(len, batches)), len):
-            rows[places] = self.network.rows([texts[place] for place in places])
-        return rows
+        def compute(places: Sequence[int]) -> np.ndarray:
+            return self.network.rows([given[place] for place in places])
 
-    def _batches(self, texts: list[str], start: int) -> list[list[int]]:
-        """Return places of texts that are not blank, from `start` on, in batches of texts of similar length."""
-        places = [place for place in range(start, min(start + SORTED_TEXTS, len(texts))) if texts[place].strip()]
-        places.sort(key=lambda place: len(texts[place]))
-        return [places[at : at + self.settings.batch] for at in range(0, len(places), self.settings.batch)]
+        digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in given]
+        key = f"sentence encoder {VERSION} {self.digest} {self.settings.batch}"
+        return csr_matrix(cached_rows(key, self._width, digests, batches, compute, TURNING))
+
+    def _batches(self, texts: list[str], places: Sequence[int]) -> list[list[int]]:
+        """Return places of texts that are not blank, in batches of texts of similar length."""
+        ordered = sorted((place for place in places if texts[place].strip()), key=lambda place: len(texts[place]))
+        return [ordered[at : at + self.settings.batch] for at in range(0, len(ordered), self.settings.batch)]
 
     @property
     def network(self) -> SentenceNetwork:
@@ -91,8 +77,8 @@ class EncodedText(TextFeatures):
             where = "give its folder (--text-encoder FOLDER, or model.text.look_in(folder) in Python)"
             if not self.folder.is_dir():
                 raise ConfigError(f"the model's sentence encoder is not in {self.folder}: {where}", FIELD)
-            check_folder(self.folder)
-            if digest_of(self.folder) != self.digest:
+            check_folder(self.folder, FIELD)
+            if digest_of(self.folder, FIELD) != self.digest:
                 raise ConfigError(f"{self.folder}: is not the sentence encoder of training: {where}", FIELD)
             self._network = SentenceNetwork(self.folder, self.device)
         return self._network
@@ -108,3 +94,8 @@ class EncodedText(TextFeatures):
         if not isinstance(folder, str) or not isinstance(digest, str) or type(width) is not int or width < 1:
             raise ValueError("its sentence encoder is not described by a folder, a digest and a number of features")
         return cls(settings, Path(folder), digest, width, device)
+
+
+def _place(source: str | Path) -> Path:
+    """Return the folder: a path, or where an installed package has it."""
+    return find_weights(source, FIELD) if str(source).startswith(PACKAGE) else Path(source).expanduser().resolve()

@@ -7,7 +7,6 @@ pickles, which can run any code. A model keeps the folder's path and the digest 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from fedalc.errors import ConfigError
 FIELD = "text.encoder"
 VERSION = 1
 """Raise it when the same files would give other rows."""
-READ = (".json", ".txt", ".model", ".safetensors")  # the files that decide about the rows
 LONGEST = 512  # tokens of a text, unless the folder says otherwise
 
 
@@ -32,20 +30,6 @@ class Pooling:
     normalize: bool = False
     longest: int | None = None  # tokens
     lowercase: bool = False
-
-
-def digest_of(folder: Path) -> str:
-    """Return a digest of the files that decide about the rows."""
-    digest = hashlib.sha256()
-    try:
-        files = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
-        for path in files:
-            name = path.relative_to(folder).as_posix().encode()
-            with path.open("rb") as file:
-                digest.update(name + b"\0" + hashlib.file_digest(file, "sha256").digest())
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}", FIELD) from None
-    return digest.hexdigest()
 
 
 def read_pooling(folder: Path) -> Pooling:
@@ -169,14 +153,3 @@ def _load(folder: Path) -> tuple[Any, Any]:
     if lacking:
         raise ConfigError(f"{folder}: lacks weights, such as {lacking[0]}", FIELD)
     return tokenizer, network.eval()
-
-
-def check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder", FIELD)
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder}: has no config.json, which describes the network", FIELD)
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"{folder}: has no safetensors weights. Other formats are not read: a pickle can run any code", FIELD
-        )

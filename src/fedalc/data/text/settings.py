@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from fedalc.core.settings import Count, Settings
+from fedalc.errors import either
 
 MOST_BUCKETS = 2**26
+_FOLDER = either("--text-encoder FOLDER", "text={'encoder': FOLDER}")
 
 
 def _ascending(lengths: tuple[int, int]) -> tuple[int, int]:
@@ -73,7 +75,7 @@ class TextSettings(Settings):
     def _check(self) -> TextSettings:
         if (self.kind == "encoder") != (self.encoder is not None):
             raise ValueError(
-                'kind = "encoder" needs the folder of one: text.encoder (--text-encoder FOLDER)'
+                f'kind = "encoder" needs the folder of one: {_FOLDER}'
                 if self.encoder is None
                 else f"an encoder's folder goes with kind = encoder, not {self.kind}"
             )

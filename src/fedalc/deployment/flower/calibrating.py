@@ -67,7 +67,9 @@ class PartyScores(PartyRanking):
         records = self.records.count(heard) if heard else 0
         self.parties.say(f"scores of {records} of {len(self.records)} held-out records, to fit probabilities")
         shares = self._log_shares()
-        return fit_calibration([pairs_in_bins(every, hits, shares, records)], len(shares), shares) if heard else None
+        verifies = self.settings.task == "verification"
+        pairs = pairs_in_bins(every, hits, shares, records)
+        return fit_calibration([pairs], len(shares), shares, verifies) if heard else None
 
     def _most(self, party: int) -> np.ndarray:
         """Return how many held-out records the party has of each label, and at the end of all together."""

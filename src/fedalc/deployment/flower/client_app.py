@@ -98,7 +98,7 @@ def hello(message: Message, context: Context) -> RecordDict:
         "names": list(party.holding.names) if party.shares_names else [],
     }
     if by_sums(settings):  # with the join it comes with the digests
-        kind = Identity(party.collection, shared_encoder(settings)).name(party.holding.split.features)
+        kind = Identity(party.collection, shared_encoder(settings)).name(party.content)
         introduction["protocol"] = json.dumps(asdict(party.hasher.protocol(kind)))
     return RecordDict({"introduction": ConfigRecord(introduction)})
 

@@ -241,7 +241,7 @@ class FlowerEngine(Engine):
         self._traffic.down += payload_bytes([model.W[: len(labels)]])
         return pack({"rows": model.W[torch.from_numpy(labels)]})
 
-    def _content(self, party: int, labels: np.ndarray, **more: int | str) -> RecordDict:
+    def _content(self, party: int, labels: np.ndarray, **more: int | float | str) -> RecordDict:
         """Return a message for the party about these labels of it. For all losses but hinge it says what only the
         server knows."""
         if self.method.set_loss is not None:

@@ -50,7 +50,8 @@ BOUNDS = {
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
     "calibrations": Bound(1, 1, "models of one run for which a party counts scores in bins: more than hits reveal"),
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
-    "sum_lists": Bound(1, 100, "lists of parties whose secure sums are unmasked in one run: two of them differ"),
+    "sum_lists": Bound(1, 1, "lists of parties of secure sums, over all runs, of which two show single parties' parts"),
+    "overflows": Bound(0, 3, "questions of one run whose answers do not fit: each says a bit about the records"),
     "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
     "privacy.epsilon": Bound(0, 10, "of a private model: a larger ε promises little"),
     "privacy.delta": Bound(0, 1e-5, "of a private model: the chance that ε does not hold"),
@@ -132,8 +133,7 @@ class Limits:
         """Check the label weights and set sizes: an honest join can give each of them."""
         for weight in weights[(weights < BOUNDS["label_weight"].least) | (weights > BOUNDS["label_weight"].most)][:1]:
             self.check("label_weight", float(weight))
-        weighted = settings.client.loss == "square" and settings.client.label_power > 0
-        if not weighted and (weights != 1).any():
+        if not settings.weighs_labels and (weights != 1).any():
             raise BadMessage(
                 "label weights other than 1, although client.label_power is 0 or does not act on this loss"
             )

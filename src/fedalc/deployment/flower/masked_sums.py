@@ -23,6 +23,7 @@ from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, question
 from fedalc.deployment.flower.wire import BadMessage, config, unpack
 from fedalc.engines.traffic import Ledger
 from fedalc.secure_sums import NotEnough, Refused, ServerSum, decoded
+from fedalc.secure_sums.disclosures import allowed_part, singled_out
 from fedalc.secure_sums.messages import LEAST_PARTIES
 from fedalc.secure_sums.server import threshold_of
 
@@ -72,6 +73,7 @@ class MaskedSums:
         self.names = census.roster.parties
         self.settings = settings
         self.traffic = Ledger()
+        self.lists: dict[str, list[list[str]]] = {}  # the parties of sums that were unmasked, by kind
         self.without_records: set[int] = set()  # parties that had too few records to answer in the last sum
         self._number = {name: party for party, name in enumerate(self.names)}
         self._ahead: ServerSum | None = None  # the next sum, whose keys and shares came with the last one
@@ -99,6 +101,7 @@ class MaskedSums:
             survivors = [self._number[name] for name in server.survivor_names]
             if all_of_them and len(survivors) + len(self.without_records) < len(asked):
                 raise NotEnough(f"{len(survivors)} of {len(asked)} parties answered, and all are needed")
+            self._check_list(server)
             self._unmask(server, round_number)
             total = server.total() if whole else decoded(server.total(), bits)
         except (NotEnough, Refused) as error:
@@ -107,6 +110,20 @@ class MaskedSums:
         finally:
             self._note_problems(round_number)
         return total, survivors
+
+    def allowed(self, kind: str, parties: Iterable[int]) -> set[int]:
+        """Return the most of these parties whose sum, beside earlier ones, shows no fewer than three parties' part."""
+        names = [self.names[party] for party in parties]
+        return {self._number[name] for name in allowed_part(self.lists.get(kind, []), names)}
+
+    def _check_list(self, server: ServerSum) -> None:
+        """Parties refuse a list that singles some of them out. So do not ask for one."""
+        lists = self.lists.get(server.question.compared_with, [])
+        if few := singled_out(lists, server.survivor_names):
+            raise NotEnough(
+                f"a sum over {len(server.survivor_names)} parties would, beside earlier ones, show what "
+                f"{' and '.join(few)} sent"
+            )
 
     # --- steps 1 and 2 ---
 
@@ -208,7 +225,9 @@ class MaskedSums:
         self._steps(
             round_number, names, lambda name: {"agree": server.seq, "survivors": survivors, "keys": ahead.seq}, agree
         )
-        agreements = server.agreements()
+        agreements, lists = server.agreements(), self.lists.setdefault(server.question.compared_with, [])
+        if sorted(names) not in lists:
+            lists.append(sorted(names))
         roster = ahead.roster() if len(ahead.key_names) >= LEAST_PARTIES else None
 
         def reveal(name: str, said: ConfigRecord) -> None:

@@ -13,8 +13,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedalc.config.schema import CollectionSettings, ImageSettings
-from fedalc.data.dataset import Split
-from fedalc.data.images.images import ImageOptions
+from fedalc.data.dataset import Features, Split
+from fedalc.data.images.images import ImageOptions, Images
+from fedalc.data.pretrained.apply import features_of
+from fedalc.data.pretrained.pictures import PictureFeatures
+from fedalc.data.pretrained.usual import usual_size
 from fedalc.data.text.base import TextFeatures
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError
@@ -49,6 +52,7 @@ class Party:
     hasher: Hasher
     client: str | None = None
     shares_names: bool = False
+    same_name: bool = False  # in every run: secure sums compare lists of names over runs. Otherwise runs are not linked
 
     @classmethod
     def from_node_config(
@@ -57,12 +61,14 @@ class Party:
         images: ImageOptions | None = None,
         run: str = "",
         text: TextOf = hashed,
+        network: PictureFeatures | None = None,
     ) -> Party:
         """Read data, key, labels, client, identity, records, algorithm, digest-bytes, share-names, data-dir, size.
 
         `run`: the id of the run that digests and pseudonyms are for. `images`: how to read pictures. The party chooses
         their size: if the server could, it could make the party write new small copies with every message. `text`: how
-        texts become features, which the server's settings say, and perhaps what parties agreed on.
+        texts become features, which the server's settings say, and perhaps what parties agreed on. `network`: what
+        turns pictures into features, if anything does.
         """
         if "data" not in config:
             raise ConfigError('the party\'s configuration does not say where its data is (data="…")', "node-config")
@@ -80,8 +86,11 @@ class Party:
             text(hasher),
         )
         order = byte_order(hasher.labels(holding.names))
+        split = Split(holding.split.features, holding.split.labels[:, order])
+        if network is not None and isinstance(split.features, Images):
+            split = features_of(split, network)
         ordered = Holding(
-            Split(holding.split.features, holding.split.labels[:, order]),
+            split,
             tuple(holding.names[label] for label in order),
             holding.records,
         )
@@ -94,21 +103,29 @@ class Party:
 
     @property
     def name(self) -> str:
-        """The name that the party chose; otherwise one derived from its pseudonyms, which is always the same."""
-        return self.client or "party-" + hashlib.sha256(self.pseudonyms.tobytes()).hexdigest()[:8]
+        """The name that the party chose; otherwise one that follows from its labels and the key."""
+        hasher = make_hasher(self.collection) if self.same_name and self.collection.key else self.hasher
+        return self.client or "party-" + hashlib.sha256(hasher.labels(self.holding.names).tobytes()).hexdigest()[:8]
 
     def digests(self, encoder: SharedEncoder) -> np.ndarray:
         """Return the digest of every instance. `encoder` matters only for identity `embedding`."""
-        identity, features = Identity(self.collection, encoder), self.holding.split.features
-        canonical = identity.canonical(features, self.holding.records)
-        return self.hasher.instances(canonical, identity.name(features))
+        identity, content = Identity(self.collection, encoder), self.content
+        canonical = identity.canonical(content, self.holding.records)
+        return self.hasher.instances(canonical, identity.name(content))
+
+    @property
+    def content(self) -> Features:
+        """What its instances are recognised by: the pictures, if features were made of them, or the features."""
+        split = self.holding.split
+        by_features = split.pictures is None or self.collection.identity == "embedding"
+        return split.features if by_features else split.pictures
 
     def messages(self, encoder: SharedEncoder, rows: np.ndarray) -> Messages:
         """Return the message for the collection of label sets, about the training instances `rows`."""
         identity, split = Identity(self.collection, encoder), self.holding.split.rows(rows)
         records = None if self.holding.records is None else [self.holding.records[row] for row in rows]
-        canonical = identity.canonical(split.features, records)
-        kind = identity.name(split.features)
+        content = self.content[rows]
+        canonical, kind = identity.canonical(content, records), identity.name(content)
         return make_messages(self.hasher, kind, self.name, canonical, split.labels, self.holding.names)
 
 
@@ -124,6 +141,8 @@ def party_collection(config: Mapping[str, Any]) -> CollectionSettings:
 
 def picture_size(config: Mapping[str, Any]) -> int:
     """Return the side of the party's pictures in pixels. Range and default are those of images.size."""
+    if "size" not in config and config.get("pretrained"):
+        return usual_size([str(config["pretrained"]).partition("\n")[0]])
     try:
         return ImageSettings.model_validate({"size": config["size"]} if "size" in config else {}).size
     except ValidationError as error:

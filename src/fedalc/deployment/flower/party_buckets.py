@@ -14,7 +14,7 @@ from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
 from fedalc.deployment.flower.party_sums import masked_counts
-from fedalc.deployment.flower.questions import all_label_count, apart, own_columns, read_question
+from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.labels.collection.buckets import Tables, totals
 from fedalc.labels.collection.hashing import Hasher
@@ -31,6 +31,7 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     facts = {"bucket labels": fingerprint(*sorted(question["labels"]))}
     check_unchanged(context, question["run"], facts, "asks about other labels than before in this run")
     digests, out = apart(party, settings, question["share"])
+    check_all_labels(party, question, out, counting.on_held_out)
     rows = np.flatnonzero(out == counting.on_held_out)
     labels = party.holding.split.labels[:, columns][rows]
     counted = _Counted(party.hasher, party.pseudonyms[columns], digests[rows], labels)
@@ -84,9 +85,8 @@ class _Counted:
             return np.ones(0, dtype=np.int64)
         held, tables = self.held, _tables(told)
         found = tables.smallest(told.ravel(), record_places(tables, self.hasher, held.digests)).astype(np.int64)
-        if (found < np.bincount(held.record, minlength=len(found))).any():
-            raise BadMessage("set sizes that are smaller than this party's own numbers of labels")
-        return np.maximum(found, 1)[held.row_record]
+        # False ones are too small. To refuse them would tell the server whose record is in a bucket.
+        return np.maximum(found, np.bincount(held.record, minlength=len(found)))[held.row_record]
 
     def holders(self, told: np.ndarray) -> np.ndarray:
         """Return how many parties have each entry of the label matrix."""
@@ -94,9 +94,7 @@ class _Counted:
             return np.ones(0, dtype=np.int64)
         tables = _tables(told)
         found = tables.smallest(told.ravel(), self._pair_places(tables)).astype(np.int64)
-        if (found < 1).any():
-            raise BadMessage("numbers of holders that do not count this party's own records")
-        return found[self.held.entry]
+        return np.maximum(found, 1)[self.held.entry]  # as above
 
     def _pair_places(self, tables: Tables) -> np.ndarray:
         assert self.held is not None

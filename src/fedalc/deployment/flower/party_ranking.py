@@ -106,6 +106,8 @@ def told(work: Work, own: csr_matrix, looked_up: LookedUp | None = None) -> tupl
     if len(absent) and not (absent.min() >= 0 and absent.max() < len(held)):
         raise BadMessage(f"labels without a client that are not among the {len(held)} labels")
     held[absent] = False
+    if not held[work.trained_numbers].all():
+        raise BadMessage("says that nobody has a label that this party trains on")
     sizes = None
     if looked_up is not None:
         sizes = looked_up.sizes

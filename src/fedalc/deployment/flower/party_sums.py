@@ -7,24 +7,25 @@ memory of the run (`party_memory`), under its lock: two messages at once cannot 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor
 
-from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.limits import Limits
+from fedalc.deployment.flower.own_part import check_own_part
 from fedalc.deployment.flower.party import Party, party_collection
-from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint, remembered
-from fedalc.deployment.flower.sum_messages import EVERY_ROW, MASKED, RECORD, question_of
-from fedalc.deployment.flower.wire import BadMessage, config, pack, unpack_all_rows
+from fedalc.deployment.flower.party_memory import check_asked, remembered
+from fedalc.deployment.flower.sum_messages import MASKED, RECORD, question_of
+from fedalc.deployment.flower.wire import BadMessage, config, pack
 from fedalc.engines.vectors import flattened
 from fedalc.labels.collection.identity import make_hasher
 from fedalc.secure_sums import Disclosures, Identity, PartySum, Question, Refused
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedalc.party")
 T = TypeVar("T")
-_STATE, _NAME, _STEP, _DISCLOSED = "fedalc-sum-", "fedalc-party-name", "sum-step ", "disclosed "
+_STATE, _NAME, _STEP = "fedalc-sum-", "fedalc-party-name", "sum-step "
+_ALL_RUNS = "_sums"  # in place of a run's id: lists of parties are compared over all runs
 _KEPT = 4  # sums whose steps are remembered; older ones are refused
 _LARGEST = 1 << 62
 _KNOWN = {"agree", "survivors", "unmask", "agreements", "keys", "shares", "roster"}
@@ -102,6 +104,24 @@ class _Sums:
                     )
                 self._keep(seq, None if step == STEPS[-1] else party)
 
+    def masked(self, seq: int, dealt: bytes, question: Question, vector: np.ndarray) -> RecordDict:
+        """Return the masked answer to a question. Numbers that do not fit are a bit about this party's records, though
+        not by name; a run gets a few of them."""
+        overflowed = []
+
+        def mask(party: PartySum) -> tuple[np.ndarray, bytes]:
+            answer = party.mask(dealt, question, vector)
+            overflowed.append(party.overflowed)
+            return answer
+
+        numbers, bad = self.step(seq, "masked", lambda party, known: mask(party))
+        if any(overflowed):
+            log.warning("numbers do not fit into the fixed point of a secure sum (secure_sums.bits): it has no result")
+            check_asked(
+                self.context, self.run, "overflow", question.digest.hex(), partial(self.limits.check, "overflows")
+            )
+        return RecordDict({MASKED: pack({"numbers": numbers}), RECORD: ConfigRecord({"complaints": bad})})
+
     @contextmanager
     def _disclosures(self, seq: int, step: str) -> Iterator[Disclosures]:
         """Claim the step in the party's memory, and yield what was unmasked before. What is added is kept."""
@@ -119,11 +139,10 @@ class _Sums:
         if step not in ("agree", "unmask"):
             yield Disclosures({})
             return
-        with remembered(self.context, self.run) as known:
-            before = {key.removeprefix(_DISCLOSED): known[key] for key in known if key.startswith(_DISCLOSED)}
-            disclosures = Disclosures(before, int(self.limits.largest("sum_lists")))
-            yield disclosures
-            known |= {f"{_DISCLOSED}{subject}": survivors for subject, survivors in before.items()}
+        with remembered(self.context, _ALL_RUNS) as known:
+            lists = {key: json.loads(value) for key, value in known.items()}
+            yield Disclosures(lists, int(self.limits.largest("sum_lists")))
+            known |= {key: json.dumps(value) for key, value in lists.items()}
 
     def _restored(self, seq: int) -> PartySum:
         record = self.context.state.get(f"{_STATE}{seq}")
@@ -155,7 +174,7 @@ class Masking:
             raise BadMessage("a divisor of weights that is not a positive number")
         identity = identity_of(work.context, work.question["run"], lambda: work.party)
         self.sums = _Sums(work.context, work.question["run"], identity, work.limits)
-        self._check_labels()
+        check_own_part(work, kind)
 
     @property
     def weight(self) -> float:
@@ -173,27 +192,7 @@ class Masking:
 
     def reply_with(self, vector: np.ndarray) -> RecordDict:
         question = self.question(len(vector))
-        masked, bad = self.sums.step(self.seq, "masked", lambda party, known: party.mask(self.dealt, question, vector))
-        return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
-
-    def _check_labels(self) -> None:
-        """Which labels a party is asked about, and their numbers, may not change during a run: two sums could differ by
-        one label's part. Their rows are those that all parties get."""
-        work = self.work
-        asked = fingerprint(b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes())
-        facts = {f"sum labels {self.kind}": asked}
-        problem = "asks about other labels, or with other numbers, than before in this run"
-        check_unchanged(work.context, work.question["run"], facts, problem)
-        content = work.message.content
-        if "rows" not in content:
-            return
-        record = EVERY_ROW if EVERY_ROW in content else ALL_ROWS
-        count = config(content, "task", {"label-count": int})["label-count"]
-        work.limits.check("labels", count)
-        rows = unpack_all_rows(content, record, work.settings.dtype, count, work.width)
-        numbers = work.question["numbers"]
-        if max(numbers) >= count or not torch.equal(rows[numbers], work.own_rows()):
-            raise BadMessage("sends this party other rows than those that all parties are told")
+        return self.sums.masked(self.seq, self.dealt, question, vector)
 
 
 def masked_counts(
@@ -202,9 +201,7 @@ def masked_counts(
     """Return the masked answer to a question before round 1: whole numbers, negative ones modulo 2^64."""
     said, whole = config(content, RECORD, {"seq": int, "dealt": bytes}), vector.astype(np.uint64, copy=False)
     sums = _Sums(context, run, identity_of(context, run, lambda: party), limits)
-    question = question_of(kind, content, len(vector), 0)
-    masked, bad = sums.step(said["seq"], "masked", lambda one, known: one.mask(said["dealt"], question, whole))
-    return RecordDict({MASKED: pack({"numbers": masked}), RECORD: ConfigRecord({"complaints": bad})})
+    return sums.masked(said["seq"], said["dealt"], question_of(kind, content, len(vector), 0), whole)
 
 
 def masking(work: Work, kind: str) -> Masking | None:

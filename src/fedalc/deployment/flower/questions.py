@@ -14,9 +14,10 @@ from flwr.app import Context, Message
 from fedalc.config.experiment import Experiment
 from fedalc.data.images.images import Images
 from fedalc.deployment.flower.limits import Limits, check_memory
-from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out
+from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out, picture_size
 from fedalc.deployment.flower.party_budget import check_promise
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
+from fedalc.deployment.flower.party_network import own_network
 from fedalc.deployment.flower.party_texts import text_of
 from fedalc.deployment.flower.party_trials import check_trial
 from fedalc.deployment.flower.wire import (
@@ -61,8 +62,11 @@ def checked_task(
 def party_of(context: Context, settings: Experiment, question: dict[str, Any], text: TextOf) -> Party:
     """Read the party's data, if these settings suit it. `text`: how its texts become features."""
     check_promise(context.node_config, settings, question["run"])
-    images = replace(image_options(settings), tell=log.warning)
-    party = Party.from_node_config(context.node_config, images, question["run"], text)
+    images, network = replace(image_options(settings), tell=log.warning), own_network(context.node_config, settings)
+    if network is not None:
+        _check_size(picture_size(context.node_config), settings)
+    party = Party.from_node_config(context.node_config, images, question["run"], text, network)
+    party = replace(party, same_name=settings.secure_sums.on)
     if context.node_config.get("require-secure-sums") and not settings.secure_sums.on:
         raise BadMessage("is a run without secure sums, and this party answers no other (--require-secure-sums)")
     if settings.secure_sums.on and party.collection.key is None:
@@ -71,16 +75,24 @@ def party_of(context: Context, settings: Experiment, question: dict[str, Any], t
         raise BadMessage("has secret rows (embeddings.secret), and this party has no key to turn them with")
     if question[SEARCH] and party.collection.identity == "embedding":  # a trial's encoder would change the digests
         raise BadMessage("is a search for settings, and this party recognises instances by embedding (--identity)")
-    features, name, size = party.holding.split.features, settings.encoder.name, settings.images.size
+    features, name = party.holding.split.features, settings.encoder.name
     pictures = isinstance(features, Images)
     if pictures != settings.encoder.is_image:
         holds = "pictures: encoder.name should be a resnet" if pictures else "no pictures: use linear or mlp"
         raise BadMessage(f"its encoder is {name}, and this party has {holds}")
-    if pictures and size != features.size:
-        raise BadMessage(
-            f"asks for pictures of {size} pixels a side (images.size), and this party's have {features.size} (--size)"
-        )
+    if pictures:
+        _check_size(features.size, settings)
+    if settings.encoder.frozen and party.holding.split.pictures is None:
+        raise BadMessage("is on the features of pictures (encoder.frozen), and this party has no pictures")
     return party
+
+
+def _check_size(own: int, settings: Experiment) -> None:
+    if own != settings.images.size:
+        raise BadMessage(
+            f"asks for pictures of {settings.images.size} pixels a side (images.size), and this party's have {own} "
+            "(--size)"
+        )
 
 
 def _check_run(message: Message, context: Context, question: dict[str, Any], limits: Limits) -> None:
@@ -141,6 +153,18 @@ def all_label_count(question: dict[str, Any], limits: Limits) -> int:
     if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
         raise BadMessage(f"numbers of labels that are not different ones of {count}")
     return count
+
+
+def check_all_labels(party: Party, question: dict[str, Any], out: np.ndarray, on_held_out: bool = False) -> None:
+    """Refuse a question of a secure sum that leaves out labels that the party trains on: two sums could differ by one
+    label's part, and a party that is asked about little adds next to nothing. `out`: which records are held out."""
+    labels = party.holding.split.labels
+    needed = (labels[~out].getnnz(axis=0) > 0) & (labels[out == on_held_out].getnnz(axis=0) > 0)
+    if missing := int(needed.sum() - needed[own_columns(party, question)].sum()):
+        raise BadMessage(
+            f"leaves out {missing} of this party's labels, in a run with secure sums. If another party claims them "
+            'too, share them (clients = "parties"), or leave them out here (--labels)'
+        )
 
 
 def own_columns(party: Party, question: dict[str, Any]) -> list[int]:

@@ -13,6 +13,7 @@ from fedalc.config.facts import method_facts
 from fedalc.config.resolve import default_choice, experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.core.registry import METHODS
+from fedalc.data.pretrained.weights import digest_of, find_weights, joint_digest
 from fedalc.deployment.flower.connections import Patience
 from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.party import SHARES
@@ -181,11 +182,15 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
         chosen["collection"] = {"by": values["collection"]}
     file = Path(values["settings"]) if values["settings"] else None
     defaults = default_choice(chosen, file, overrides, tune=True) if values["tune"] else {}
-    settings = _with_secure_sums(
-        values, lambda *more: experiment(chosen, file=file, overrides=[*overrides, *ALWAYS, *more], defaults=defaults)
-    )
+
+    def resolved(*more: str) -> Experiment:
+        return experiment(chosen, file=file, overrides=[*overrides, *ALWAYS, *more], defaults=defaults)
+
+    settings = _without_join(values, _with_secure_sums(values, resolved), resolved)
     if settings.text.encoder is not None:
         raise ConfigError("parties do not read an encoder that the server names; use text.kind=hashing", "text.encoder")
+    if settings.encoder.frozen:
+        settings = _with_digest(settings)
     if settings.method not in METHODS:
         raise ConfigError(f"{settings.method} is centralised: it has no parties", "method")
     if settings.privacy.mechanism == "gradients":
@@ -204,6 +209,12 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
     return settings
 
 
+def _with_digest(settings: Experiment) -> Experiment:
+    """Return the settings with the digest of the frozen weights, by which parties check their own."""
+    digest = joint_digest([digest_of(find_weights(source)) for source in settings.encoder.sources])
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"weights": digest})})
+
+
 def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experiment]) -> Experiment:
     """Return the settings, with secure sums where they fit unless someone said otherwise ("auto")."""
     asked = values["secure-sums"]
@@ -219,7 +230,7 @@ def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experim
         if values["num-parties"] < LEAST_PARTIES or not str(error).startswith("collection.by"):
             raise
         plain = None
-    if plain is not None and (_says_secure_sums(values) or values["num-parties"] < LEAST_PARTIES):
+    if plain is not None and (_says(values, "secure_sums.on") or values["num-parties"] < LEAST_PARTIES):
         return plain
     try:
         return resolved("secure_sums.on=true")
@@ -229,12 +240,28 @@ def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experim
         return plain
 
 
-def _says_secure_sums(values: Mapping[str, Any]) -> bool:
-    """Return whether the settings themselves say if there are secure sums."""
-    if any(part.partition("=")[0].strip() == "secure_sums.on" for part in _separated(values["set"])):
+def _without_join(values: Mapping[str, Any], settings: Experiment, resolved: Callable[..., Experiment]) -> Experiment:
+    """Return the settings with label counts by masked sums, where they fit unless someone said otherwise: with the join
+    the server has all label sets, and could tell a party false sizes of its own."""
+    if (
+        values["collection"]
+        or not (settings.secure_sums.on and settings.needs_counts)
+        or _says(values, "collection.by")
+    ):
+        return settings
+    try:
+        return resolved("secure_sums.on=true", 'collection.by="sums"')
+    except ConfigError:
+        return settings
+
+
+def _says(values: Mapping[str, Any], setting: str) -> bool:
+    """Return whether the settings that the user gives name this one."""
+    if any(part.partition("=")[0].strip() == setting for part in _separated(values["set"])):
         return True
     table = tomllib.loads(Path(values["settings"]).read_text(encoding="utf-8")) if values["settings"] else {}
-    return "on" in table.get("secure_sums", {})
+    section, _, name = setting.partition(".")
+    return name in table.get(section, {})
 
 
 def _separated(overrides: str) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
@@ -17,7 +17,17 @@ from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
 from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
-from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, EVERY_ROW, NOISED
+from fedalc.deployment.flower.sum_messages import (
+    BUCKET_SUMS,
+    EVERY_ROW,
+    LABEL_WEIGHTS,
+    MEAN_SHARE,
+    NOISED,
+    NOISED_COUNTS,
+    RANKING,
+    RAREST,
+    TRAINING,
+)
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import pack, pack_all_rows, pack_encoder, pack_theta, record_bytes
 from fedalc.engines.base import RoundResult, no_rows
@@ -33,6 +43,8 @@ from fedalc.labels.privacy import NoiseSize
 from fedalc.models.encoders import Chance
 from fedalc.models.model import Model
 from fedalc.secure_sums.messages import LEAST_PARTIES
+
+_LISTS = "sum_lists"  # in a checkpoint
 
 
 class SecureFlowerEngine(FlowerEngine):
@@ -101,29 +113,48 @@ class SecureFlowerEngine(FlowerEngine):
         round_number: int,
         shared: dict[str, ArrayRecord],
         length: int,
-        **more: int | str,
+        **more: int | float | str,
     ) -> np.ndarray:
         """Ask until a sum is unmasked. `shared`: the records that are the same for all parties."""
         self.sums_of.traffic = self._traffic = Ledger()
         more["label-count"] = self.roster.label_count
+        if self.settings.weighs_labels and kind != NOISED:
+            records, values = self._weighing()
+            shared, more = shared | records, more | values
+        if self.settings.collection.by == "sums" and self.settings.client.set_size == "expected" and kind != NOISED:
+            more[MEAN_SHARE] = float(self.method.tell(np.zeros(1, dtype=np.int64), None).shares[0])
+        noised, lost = kind == NOISED, set[int]()
         for attempt in range(ATTEMPTS):
             labels_of = self._choose(participants, round_number, attempt)
-            content = self._contents(model, labels_of, shared, more, with_rows=kind != NOISED)
+            every = self._needs_everyone(round_number) or self.method.one_round or noised
+            if not every and TRAINING in self.sums_of.lists:
+                labels_of = self._allowed(labels_of, lost)
+            elif attempt < ATTEMPTS - 1:  # who misses the first sum stays out
+                every = True
+            content = self._contents(model, labels_of, shared, more, with_rows=not noised)
             try:
-                noised = kind == NOISED
-                every = self._needs_everyone(round_number) or self.method.one_round or noised
                 total, _ = self.sums_of.total(kind, round_number, labels_of, content, length, every, whole=noised)
                 return total.view(np.int64) if noised else total
             except Unfinished as error:
                 self.parties.say(f"round {round_number}: no secure sum: {error}")
+                lost |= set(labels_of) - set(self.sums_of.answered)
         raise self._too_few(round_number)
+
+    def _allowed(self, labels_of: LabelsOf, lost: set[int]) -> LabelsOf:
+        """Return the parties to ask: their sum may not show, beside earlier ones, what one or two of them sent. `lost`:
+        those that did not answer now. If too few are left without them, they are asked again."""
+        for present in (set(labels_of) - lost, set(labels_of)):
+            allowed = self.sums_of.allowed(TRAINING, present)
+            if len(allowed) >= LEAST_PARTIES:
+                return {party: labels for party, labels in labels_of.items() if party in allowed}
+        return labels_of
 
     def _contents(
         self,
         model: Model,
         labels_of: LabelsOf,
         shared: dict[str, ArrayRecord],
-        more: dict[str, int | str],
+        more: dict[str, int | float | str],
         with_rows: bool,
     ) -> Callable[[int], RecordDict]:
         def content(party: int) -> RecordDict:
@@ -136,15 +167,30 @@ class SecureFlowerEngine(FlowerEngine):
 
         return content
 
+    def _weighing(self) -> tuple[dict[str, ArrayRecord], dict[str, int | float | str]]:
+        """Return what all parties get about label weights: all of them or, if each label is at one party, which knows
+        its n, the n of the rarest label. As records, and as values of the task."""
+        if self.settings.clients == "parties":
+            return {LABEL_WEIGHTS: pack({"weights": self.method.label_weights.double()})}, {}
+        return {}, {RAREST: self.method.rarest, NOISED_COUNTS: self.roster.is_noised}
+
     def _every_row(self, model: Model) -> dict[str, ArrayRecord]:
         whole = self.method.set_loss is not None and self.settings.client.negatives is None
         return {ALL_ROWS if whole else EVERY_ROW: pack_all_rows(model.W)}
 
     def _needed(self, round_number: int) -> tuple[int, str]:
         needed, because = super()._needed(round_number)
-        if needed >= LEAST_PARTIES:
-            return needed, because
-        return LEAST_PARTIES, " (secure sums are over at least three parties)"
+        taking_part = max(map(len, self.sums_of.lists.get(TRAINING, [])), default=LEAST_PARTIES)
+        if taking_part < 2 * LEAST_PARTIES and needed < taking_part:
+            return taking_part, " (secure sums over fewer would show single parties' parts)"
+        return max(needed, LEAST_PARTIES), because
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {_LISTS: self.sums_of.lists}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        super().restore(tensors, facts)
+        self.sums_of.lists |= facts.get(_LISTS, {})
 
 
 class SecureRanking(PartyRanking):
@@ -160,7 +206,9 @@ class SecureRanking(PartyRanking):
     def compare(self, model: Model, round_number: int, weights: np.ndarray | None = None) -> list[PartyHits]:
         self.sums_of.traffic, self.silent = Ledger(), set()
         self.traffic = self.sums_of.traffic
-        labels_of, count = self._choose(round_number), 1 if weights is None else len(weights)
+        chosen, count = self._choose(round_number), 1 if weights is None else len(weights)
+        allowed = self.sums_of.allowed(RANKING, chosen)
+        labels_of = {party: labels for party, labels in chosen.items() if party in allowed}
         if len(labels_of) < LEAST_PARTIES:
             few = f"{len(labels_of)} parties can rank labels, and secure sums need {LEAST_PARTIES}"
             self.parties.say(f"round {round_number}: {few}")
@@ -173,7 +221,8 @@ class SecureRanking(PartyRanking):
             return self._content(party, labels_of[party], shared)
 
         try:
-            total, survivors = self.sums_of.total(RANK, round_number, labels_of, content, length, self.needs_all)
+            every = self.needs_all or RANKING not in self.sums_of.lists
+            total, survivors = self.sums_of.total(RANK, round_number, labels_of, content, length, every)
         except Unfinished as error:
             self.parties.say(f"round {round_number}: no secure sum of hits: {error}")
             self.silent = set(labels_of) - set(self.sums_of.answered) or set(labels_of)

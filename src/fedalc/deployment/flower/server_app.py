@@ -17,12 +17,13 @@ from fedalc.core.devices import check_device
 from fedalc.core.interrupt import Interrupt
 from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.text.agreed import needs_counts
-from fedalc.deployment.flower.census import Census, question, take_census
+from fedalc.deployment.flower.census import Census, question
 from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.masked_sums import described as described_sums
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
 from fedalc.deployment.flower.search import CensusKeeper, PartyPart
+from fedalc.deployment.flower.take_census import take_census
 from fedalc.deployment.flower.text_census import tell
 from fedalc.deployment.flower.training import PartyTraining
 from fedalc.engines.aggregation import described
@@ -34,6 +35,7 @@ from fedalc.secure_sums.messages import LEAST_PARTIES
 from fedalc.training.base import Callback
 from fedalc.training.federated import planned_looks
 from fedalc.training.tuning import SEARCHING
+from fedalc.workflows.inputs import frozen_pictures
 from fedalc.workflows.preflight import check_memory
 from fedalc.workflows.run import Run
 from fedalc.workflows.train import fill_folder
@@ -71,7 +73,10 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
         check_run(account, planned_charge(settings, account, planned_looks(settings, 1), folder), folder, resume)
     census = Census.load(folder) if resume else None
     waits = settings.text.kind == "hashing" and needs_counts(settings.text)  # for what parties agree on
-    held_out = None if deployment.held_out is None or waits else read_held_out(deployment.held_out, settings)
+    network = frozen_pictures(settings) if settings.encoder.frozen else None
+    held_out = None
+    if deployment.held_out is not None and not waits:
+        held_out = read_held_out(deployment.held_out, settings, network=network)
     share = deployment.share if census is None else census.share
     run = census.run if census is not None else deployment.run_id or secrets.token_hex(8)
     say(f"run id: {run or 'none (the run began without one)'}")
@@ -91,7 +96,7 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
     text = settings.text if census.text is None else census.text.features(settings.text)
     if waits and deployment.held_out is not None:
         held_out = read_held_out(deployment.held_out, settings, text)
-    data = server_data(census.roster, held_out, say, text)
+    data = server_data(census.roster, held_out, say, text, network)
     if settings.embeddings.secret:  # `key name-model` finds out by pseudonyms whether it has the right key
         data = replace(data, label_names=tuple(census.roster.pseudonyms_in_hex))
     # Flower ends its processes with a signal. We need not finish the round first: all earlier rounds are saved.
@@ -100,8 +105,9 @@ def run_with_parties(grid: Grid, deployment: Deployment, settings: Experiment) -
         parts = [PartyPart(parties, census, deployment.max_norm, settings)]
         callbacks = [CensusKeeper(parties, census, folder), Spoken(1)]
         settings, tuning, resume = settled(settings, data, folder, resume, False, callbacks, parts, interrupt)
-    if for_labels(settings, data.label_count) != settings:  # parties accept only the settings they saw in the census
-        need = f"{settings.method} needs an axis for each of the parties' labels: use {data.label_count}"
+    wanted = for_labels(settings, data.label_count)
+    if wanted != settings:  # parties accept only the settings they saw in the census
+        need = f"{settings.method} with {data.label_count} labels of the parties: use {wanted.encoder.dim}"
         raise ConfigError(need, "encoder.dim")
     check_memory(settings, data)
     parties.say(described(settings, count))

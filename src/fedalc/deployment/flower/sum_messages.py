@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedalc.deployment.flower.wire import BadMessage, config
+from fedalc.deployment.flower.wire import BadMessage, config, few, read_json
 from fedalc.secure_sums import Question, question_digest
 
 STEP = "query.sum"
@@ -14,30 +16,50 @@ NOISED = "train.noised"  # the question whose answers are whole numbers with noi
 EVERY_ROW = "every-row"  # all rows of W, to which the party's own must belong
 COUNTING = "counting"  # what whole numbers count, in a question before round 1
 BUCKET_SUMS = "bucket-sums"  # sums that all parties get; each looks up its own records there
-_RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent", "weights", BUCKET_SUMS)
+LABEL_WEIGHTS = "label-weights"  # a_u of all labels, if parties share labels
+# In a task: n of the rarest label, whether n has noise, and 1/m for the mean set size m, if parties get only that.
+RAREST, NOISED_COUNTS, MEAN_SHARE = "rarest", "noised-counts", "mean-share"
+_RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent", "weights", LABEL_WEIGHTS, BUCKET_SUMS)
 _TASK = ("version", "run", "settings", "share", "search", "round", "label-count", "what")
+_TASK += (RAREST, NOISED_COUNTS, MEAN_SHARE)
+_OWN = ("told", "holders", "rows", "sizes")  # records that are each party's own
+_OWN_TASK = ("labels", "numbers")
 _NOT_THE_SUBJECT = ("round",)
-_SUBJECTS = {"bucket_counts": ("what", "held-out"), "document_counts": ()}
-"""Questions that a run unmasks over one list of parties only, whatever else they say: tables of other sizes show the
-same. With the values of `COUNTING` by which two of them differ."""
+TRAINING, RANKING = "training", "ranking"
+_KINDS = {"train": TRAINING, "curvature": TRAINING, "sums": TRAINING, "rank": RANKING}
+"""Vectors that can be compared: a gradient at another θ, curvature and sums tell of the same records."""
+_COUNTED = {"bucket_counts": ("what", "held-out"), "document_counts": ()}
+"""Counts before round 1, with the values of `COUNTING` by which their kinds differ: tables of other sizes show the
+same."""
 
 
 def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Question:
     """Return what the parties are asked. Everything in it is the same for all of them, or their masks do not cancel."""
     noised = kind == NOISED.rpartition(".")[2]
     divisor = config(content, RECORD, {"divisor": float})["divisor"]
+    _check_known(content)
     task = content["task"]
     told = {name: repr(task[name]) for name in _TASK if name in task} | {"divisor": repr(divisor)}
+    for name in ("settings", "search"):  # by what they say, in whatever bytes
+        if name in told:
+            told[name] = json.dumps(read_json(str(task[name]), f"the {name}"), sort_keys=True)
     counting = content.get(COUNTING, ConfigRecord())
     told |= {f"{COUNTING} {name}": repr(counting[name]) for name in sorted(counting)}
     records = [part for name in _RECORDS if name in content for part in _parts(content, name)]
     whole = [f"{name}={value}".encode() for name, value in told.items()]
     alike = [f"{name}={value}".encode() for name, value in told.items() if name not in _NOT_THE_SUBJECT]
     subject = question_digest(kind, *alike, b"", *records)
-    if kind in _SUBJECTS:
-        subject = question_digest(kind, *(repr(counting[name]).encode() for name in _SUBJECTS[kind]))
     asked = question_digest(kind, *whole, b"", *records)
-    return Question(asked, subject, length, 0 if noised else bits, everyone=noised)
+    compared = " ".join([_KINDS.get(kind, kind), *(repr(counting[name]) for name in _COUNTED.get(kind, ()))])
+    return Question(asked, subject, length, 0 if noised else bits, noised, compared)
+
+
+def _check_known(content: RecordDict) -> None:
+    """Refuse what no question has: it would make another question of the same one."""
+    unknown = set(content) - {"task", RECORD, COUNTING, *_RECORDS, *_OWN}
+    unknown |= set(content["task"]) - {*_TASK, *_OWN_TASK}
+    if unknown:
+        raise BadMessage(f"a question with {few(unknown)}, which no question of a secure sum has")
 
 
 def _parts(content: RecordDict, name: str) -> list[bytes]:

@@ -20,7 +20,6 @@ from fedalc.deployment.flower.measuring import PartyEvaluation
 from fedalc.deployment.flower.ranking import BestAtParties, PartyRanking
 from fedalc.deployment.flower.secure_engine import SecureFlowerEngine, SecureRanking
 from fedalc.engines.traffic import Ledger
-from fedalc.evaluation.evaluate import evaluate
 from fedalc.labels.privacy.accounts import deployment_account
 from fedalc.labels.privacy.ledger import Account
 from fedalc.methods import Method
@@ -170,7 +169,7 @@ class PartyTraining(Training):
         """Evaluate at the server if it has test data, else at the parties."""
         model = self.federated.averaged_model()
         if len(self.dataset.test):
-            return evaluate(model, self._scaled_test, self.federated.held, with_map=with_map, budget=self._budget)
+            return self._evaluated_on_test(model, self.federated.held, None, with_map)
         return self._measured_at_parties(model, self.federated.round_number)
 
     def _measured_at_parties(self, model: Model, t: int) -> dict[str, float]:

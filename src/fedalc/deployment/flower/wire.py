@@ -21,6 +21,7 @@ from fedalc.models.model import Model
 VERSION = 4  # of these messages: 1 had no run id, 2 no options of a method, 3 no ranking of held-out records
 RAW = "raw"  # format of arrays: little-endian numbers, row by row, so that nothing has to be parsed
 SENT = "sent"  # in place of the path of pretrained weights, because θ and the statistics are sent
+OWN = "own"  # in place of the path of frozen weights, because each party has its own
 LONGEST_SETTINGS = 100_000  # characters
 SEARCH = "search"  # in the task of a search for settings: those that it began with
 HOLDERS = "holders"  # the record, and its array: how many parties have each pair of a record and its label
@@ -192,7 +193,7 @@ def for_parties(settings: Experiment) -> str:
     sections = ("method", "seed", "dtype", "block_rows", "images", "encoder", "client", "hashing", "options")
     sent = {key: every[key] for key in sections}
     if settings.encoder.pretrained is not None:
-        sent["encoder"]["pretrained"] = SENT
+        sent["encoder"]["pretrained"] = OWN if settings.encoder.frozen else SENT
     if settings.text != TextSettings():
         sent["text"] = every["text"]
     if settings.clients != "labels":
@@ -237,5 +238,6 @@ def read_task(content: RecordDict, device: str, **more: type | tuple[type, type]
     except ConfigError as error:
         raise BadMessage(f"the settings are not valid: {error}") from None
     # Never read from a folder or name that the server gives: its pretrained weights arrive as numbers.
-    encoder = settings.encoder.model_copy(update={"pretrained": None})
+    # Of a frozen network a party has its own copy (`party_network`).
+    encoder = settings.encoder.model_copy(update={} if settings.encoder.frozen else {"pretrained": None})
     return settings.model_copy(update={"encoder": encoder}), values

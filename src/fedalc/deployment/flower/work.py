@@ -23,7 +23,7 @@ from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.party import Party, instance_keys
 from fedalc.deployment.flower.party_buckets import LookedUp, by_sums
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
-from fedalc.deployment.flower.questions import all_label_count, apart, own_columns, read_question
+from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
 from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holders
 from fedalc.deployment.flower.wire import (
     HOLDERS,
@@ -63,6 +63,7 @@ class Work:
     method: Method
     records: np.ndarray  # which rows of the federation are the same record
     digests: np.ndarray  # of these records
+    trained_numbers: list[int]  # of the labels that the question is about, those with records to train on
 
     @classmethod
     def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
@@ -75,6 +76,8 @@ class Work:
             asks = "numbers without noise, in a run with" if private else "numbers with noise, in a run without"
             raise BadMessage(f"asks for {asks} a private model (privacy.mechanism)")
         digests, out = apart(party, settings, question["share"])
+        if settings.secure_sums.on:
+            check_all_labels(party, question, out, on_held_out)
         labels = party.holding.split.labels[:, own_columns(party, question)]
         rows = np.flatnonzero((out == on_held_out) & (labels.getnnz(axis=1) > 0))
         if on_held_out and not len(rows):
@@ -102,7 +105,11 @@ class Work:
             label_count = all_label_count(question, limits)
         method = make_method(settings, label_count, told=told)
         different, records = distinct(digests[rows])
-        return cls(message, context, party, settings, question, limits, federation, method, records, different)
+        to_train = party.holding.split.labels[~out]
+        has = to_train[:, own_columns(party, question)].getnnz(axis=0) > 0
+        trained = [number for number, some in zip(question["numbers"], has.tolist(), strict=True) if some]
+        about = (message, context, party, settings, question, limits, federation, method, records, different)
+        return cls(*about, trained)
 
     @cached_property
     def engine(self) -> CarefulEngine:

@@ -20,6 +20,8 @@ from fedalc.labels.collection.hashing import Hasher
 
 MOST_TABLES = 8
 """One HMAC-SHA512 has 64 bytes: eight buckets."""
+FEWEST_BUCKETS = 4096
+"""Of a table: to estimate the number of records to 1 %, and so that none of a few hundred has a wrong set size."""
 COUNTERS_PER_WORD = 4
 _LARGEST_COUNT = (1 << 16) - 1
 
@@ -34,13 +36,14 @@ class Tables:
     @classmethod
     def for_records(cls, records: int, collisions: float) -> Tables:
         """Return the fewest buckets in all with which, of this many records, a share of at most `collisions` is
-        expected to share a bucket in every table.
+        expected to share a bucket in every table. Small tables cost nothing, so they are made larger.
 
-        >>> Tables.for_records(15_539, 0.005)
-        Tables(tables=8, buckets=21433)
+        >>> Tables.for_records(15_539, 0.005), Tables.for_records(300, 0.005)
+        (Tables(tables=8, buckets=21433), Tables(tables=8, buckets=4096))
         """
         choices = [cls(tables, _buckets(records, collisions ** (1 / tables))) for tables in range(1, MOST_TABLES + 1)]
-        return min(choices, key=lambda choice: choice.size)
+        fewest = min(choices, key=lambda choice: choice.size)
+        return max(fewest, cls(MOST_TABLES, FEWEST_BUCKETS), key=lambda choice: choice.size)
 
     @property
     def size(self) -> int:

@@ -20,10 +20,10 @@ from scipy.sparse import csr_matrix
 from fedalc.config.schema import CollectionSettings
 from fedalc.core.progress_events import watched
 from fedalc.errors import FedalcError
-from fedalc.labels.collection.buckets import Tables
+from fedalc.labels.collection.buckets import FEWEST_BUCKETS, Tables
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.simulate import hashed
-from fedalc.labels.collection.sums import FEWEST_BUCKETS, Exchange, Held, added, simulated_hasher
+from fedalc.labels.collection.sums import Exchange, Held, added, simulated_hasher
 from fedalc.labels.correlations import Correlations, count_type
 
 SECONDS_PER_POINT, SECONDS_PER_PAIR = 1e-4, 8e-3

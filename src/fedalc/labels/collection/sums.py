@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedalc.config.schema import CollectionSettings
-from fedalc.labels.collection.buckets import Tables, packed, totals, unpacked
+from fedalc.labels.collection.buckets import FEWEST_BUCKETS, Tables, packed, totals, unpacked
 from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.held_pairs import Held, pair_places, record_places, units, whole_parts
 from fedalc.labels.collection.identity import SharedEncoder
@@ -26,7 +26,6 @@ from fedalc.labels.collection.simulate import hashed
 SetSize = Literal["exact", "expected", "ignored"]
 Sum = Callable[[Iterable[np.ndarray]], np.ndarray]
 """Adds up the parties' vectors, modulo 2^64. All that the server sees of them is the result."""
-FEWEST_BUCKETS = 4096  # to estimate the number of records to 1 %
 
 
 def plain_sum(vectors: Iterable[np.ndarray]) -> np.ndarray:

@@ -26,7 +26,7 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config.schema import PRIVACY_LEDGER
 from fedalc.core.atomic_files import failures_named, sync_folder
-from fedalc.errors import ConfigError, FedalcError
+from fedalc.errors import ConfigError, FedalcError, either
 from fedalc.labels.privacy.accounting import Release, epsilon_of
 
 LEDGER = "FEDALC_PRIVACY_LEDGER"
@@ -293,7 +293,8 @@ def check_budget(known: Sequence[Charge], charge: Charge, budget: float | None) 
     before = total(earlier, charge.delta)
     raise BudgetError(
         f"this run would bring the privacy spent on {charge.subject} to ε = {after.epsilon:.4g} at "
-        f"δ = {after.delta:.3g}, above the budget of {budget:g} (--epsilon-budget). Spent so far: "
+        f"δ = {after.delta:.3g}, above the budget of {budget:g} "
+        f"({either('--epsilon-budget', 'epsilon_budget=')}). Spent so far: "
         f"ε = {before.epsilon:.4g} in {before.runs} runs; this run: ε = {charge.epsilon:.4g}. "
         "`fedalc privacy` lists the runs"
     )

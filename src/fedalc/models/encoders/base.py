@@ -39,6 +39,8 @@ class Encoder(EncoderFacts, nn.Module):
     takes_some_features: bool = False
     #: Of a linear encoder: does θ have a row for each feature?
     uses_features: bool = True
+    #: The columns of W that say where a label is; the collapse of W is measured in these.
+    directions: slice = slice(None)
     #: How many numbers it draws from the seed and keeps in memory, besides θ.
     drawn: int = 0
 
@@ -84,7 +86,6 @@ class ModuleEncoder(Encoder):
         "input_dropout": (0.0,),
         "shortcut": (False,),
         "precision": ("full",),
-        "pretrained": (None,),
     }
     made_from: ClassVar[Any]  # a class of modules, or a module
 

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedalc.core.sparse_products import WeightedBags
+from fedalc.core.sparse_products import WeightedBags, is_dense
 
 ColumnsOf = Callable[["SparseRows"], Sequence[Tensor]]
 """Computes dense columns for instances, as matrices with a row for each instance."""
@@ -32,7 +32,7 @@ class SparseRows:
         self._features: csr_matrix | None = None
         self._dense: Tensor | None = None
         self.feature_count = features.shape[1]
-        if 2 * features.nnz >= features.shape[0] * features.shape[1] > 0:
+        if is_dense(features):
             self._dense = torch.from_numpy(features.toarray()).to(dtype).to(device)
         else:
             self._features, self.rows = features, WeightedBags.from_csr(features, dtype, device)

@@ -24,7 +24,6 @@ class TextEncoder(Encoder):
     """Sparse features → layers with ReLU between them → output, scaled to length 1 or raw."""
 
     ignores: ClassVar[tuple[str, ...]] = ("norm", "constant", *OF_RANDOM_FEATURES)
-    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"pretrained": (None,)}
     takes_some_features = True
     for_parties = True
     relu_first = False  # whether ReLU follows the first matrix
@@ -131,8 +130,12 @@ class Linear(TextEncoder):
     help = "one matrix for sparse features; as good as the mlp, and faster"
     linear = True
     ignores: ClassVar[tuple[str, ...]] = ("norm", "embedding", "hidden", *OF_RANDOM_FEATURES)
-    only = {"pretrained": (None,), "dropout": (0.0,), "shortcut": (False,), "precision": ("full",)}
-    only |= {"input_dropout": (0.0,)}
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "dropout": (0.0,),
+        "input_dropout": (0.0,),
+        "shortcut": (False,),
+        "precision": ("full",),
+    }
 
     def __init__(self, feature_count: int, settings: EncoderSettings, generator: torch.Generator) -> None:
         super().__init__(feature_count, settings, generator)

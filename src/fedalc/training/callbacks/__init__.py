@@ -31,7 +31,7 @@ def check_callback_class(item: Any) -> type[Callback]:
 register_callback = registering(CALLBACKS)
 
 
-def make_callback(name: str, option: str = "--callback") -> Callback:
+def make_callback(name: str, option: str = "name") -> Callback:
     """Build a registered callback. An unknown name is an error that lists the known ones."""
     if problem := CALLBACKS.problem(name):
         raise ConfigError(problem, option)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from fedalc.errors import ConfigError
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+def checked_section(kind: type[Section], given: Any, name: str) -> Section:
+    """Return a section of the settings from what a caller gave: one, a dict of settings, or None for the defaults."""
+    if isinstance(given, kind):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"expected a dict of settings, or fedalc.data.{kind.__name__}; found {given!r:.60}", name)
+    try:
+        return kind.model_validate(dict(given or {}))
+    except ValidationError as error:
+        raise explained(error, kind, section=name) from None
 
 
 def explained(

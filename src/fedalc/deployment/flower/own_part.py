@@ -1,0 +1,98 @@
+"""At a party: check what a question of a secure sum says to this party alone: its labels, their rows and weights.
+
+All else is in the digest of the question, so that parties that get different things have masks that do not cancel. With
+these the server could make all parties but one add next to nothing, and the sum would be that one's vector.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
+from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.sum_messages import EVERY_ROW, LABEL_WEIGHTS, MEAN_SHARE, NOISED_COUNTS, RAREST
+from fedalc.deployment.flower.wire import BadMessage, config, unpack, unpack_all_rows
+from fedalc.methods import METHODS
+
+if TYPE_CHECKING:
+    from fedalc.deployment.flower.work import Work
+
+OFF_BY = 2.0  # with the join: the factor by which n may differ from the party's own count, since it leaves out records
+NOISE = 1000  # and by this many records, if n has noise
+UNIT = 1e-3  # by which the length of a row may differ from 1
+
+
+def check_own_part(work: Work, kind: str) -> None:
+    """`kind`: of the question."""
+    _check_labels(work, kind)
+    if "rows" in work.message.content:
+        _check_rows(work)
+    if kind in ("train", "sums") and work.settings.weighs_labels:
+        _check_weights(work)
+    by_mean = work.settings.client.loss != "hinge" and work.settings.client.set_size == "expected"
+    if kind != "rank" and by_mean and work.settings.collection.by == "sums":
+        _check_mean(work)
+
+
+def _check_labels(work: Work, kind: str) -> None:
+    """Questions of a run are about the same labels with the same numbers."""
+    asked = fingerprint(b"".join(work.question["labels"]), np.array(work.question["numbers"]).tobytes())
+    problem = "asks about other labels, or with other numbers, than before in this run"
+    check_unchanged(work.context, work.question["run"], {f"sum labels {kind}": asked}, problem)
+
+
+def _check_rows(work: Work) -> None:
+    """The rows of its labels are those that all parties get."""
+    content, numbers = work.message.content, work.question["numbers"]
+    record = EVERY_ROW if EVERY_ROW in content else ALL_ROWS
+    count = _label_count(work)
+    rows = unpack_all_rows(content, record, work.settings.dtype, count, work.width)
+    if max(numbers) >= count or not torch.equal(rows[numbers], work.own_rows()):
+        raise BadMessage("sends this party other rows than those that all parties get")
+    copies = METHODS[work.settings.method].sub_models(work.settings)
+    if ((rows.double().norm(dim=1) - copies**0.5).abs() > UNIT * copies).any():
+        raise BadMessage("sends rows that are not of length 1: labels of others would count for nothing")
+
+
+def _check_weights(work: Work) -> None:
+    """The weights of its labels are those that all parties get or, with labels that it alone has, follow from its own
+    numbers of records and the number n of the rarest label, which all parties get."""
+    content, numbers, told = work.message.content, work.question["numbers"], work.method.told
+    assert told is not None
+    if work.settings.clients == "parties":
+        wanted = {"weights": ("float64", (_label_count(work),))}
+        if not np.array_equal(unpack(content, LABEL_WEIGHTS, wanted)["weights"][numbers], told.label_weights):
+            raise BadMessage("sends this party other label weights than those that all parties get")
+        return
+    said, client = config(content, "task", {RAREST: float, NOISED_COUNTS: bool}), work.settings.client
+    with np.errstate(over="ignore"):
+        n = (said[RAREST] + client.label_offset) * told.label_weights ** (-1 / client.label_power) - client.label_offset
+    own, factor, slack = own_counts(work), OFF_BY, NOISE if said[NOISED_COUNTS] else 1
+    if work.settings.collection.by == "sums":  # n is exact
+        factor, slack = 1.0, 0.01
+    if not ((n >= own / factor - slack) & (n <= own * factor + slack)).all():
+        raise BadMessage("sends label weights that do not follow from this party's own numbers of records")
+
+
+def _check_mean(work: Work) -> None:
+    """If parties get the mean set size only, all get the same."""
+    mean, told = config(work.message.content, "task", {MEAN_SHARE: float})[MEAN_SHARE], work.method.told
+    if told is None or (told.shares != mean).any():
+        raise BadMessage("sends this party another mean set size than all parties get")
+
+
+def own_counts(work: Work) -> np.ndarray:
+    """Return how many different records of each label the party trains on."""
+    pairs = work.federation.labels.tocoo()
+    width = pairs.shape[1]
+    different = np.unique(work.records[pairs.row] * width + pairs.col)
+    return np.bincount(different % width, minlength=width)
+
+
+def _label_count(work: Work) -> int:
+    count = config(work.message.content, "task", {"label-count": int})["label-count"]
+    work.limits.check("labels", count)
+    return int(count)

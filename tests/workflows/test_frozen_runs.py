@@ -1,0 +1,185 @@
+"""Runs on the features of a frozen network: which settings they get, every kind of method, and predictions."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedalc
+from fedalc.config.resolve import default_choice, experiment
+from fedalc.data.images.loose_files import read_pictures
+from fedalc.data.pretrained.pictures import PictureFeatures
+from fedalc.data.synthetic.mosaics import MosaicsSize, make_mosaics
+from fedalc.errors import ConfigError, FedalcError
+from fedalc.workflows.predict import predict_file
+from fedalc.workflows.prediction_files import Answer
+from tests.data.pretrained.networks import save_resnet
+from tests.data.text.encoders import make_encoder
+from tests.problems import small_dataset
+
+pytest.importorskip("transformers")
+
+MOSAICS = make_mosaics(MosaicsSize(train=60, test=20))
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDALC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fedalc.report.page.write_page", lambda *folder: None)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    save_resnet(tmp_path / "network", size=32)
+    return tmp_path / "network"
+
+
+def resolved(**keys: Any) -> fedalc.Experiment:
+    return experiment(keys, defaults=default_choice(keys))
+
+
+# --- settings ---
+
+
+def test_pictures_with_a_frozen_network_are_searched_like_features(network: Path) -> None:
+    settings = resolved(dataset="voc2012", encoder={"pretrained": str(network)})
+    assert settings.encoder.frozen and settings.encoder.name == "linear" and settings.tuning.search
+    assert settings.images.size == 32, "the network's own"
+    assert settings.selection.metric == "mAP"
+    settings = resolved(dataset="voc2012", method="fedaws", encoder={"pretrained": str(network), "name": "mlp"})
+    assert settings.encoder.frozen and settings.encoder.name == "mlp" and not settings.tuning.search
+
+
+def test_a_resnet_starts_from_the_weights_as_before(network: Path) -> None:
+    settings = resolved(dataset="voc2012", encoder={"name": "resnet18", "pretrained": str(network)})
+    assert not settings.encoder.frozen and settings.images.size == 96
+    settings = resolved(dataset="voc2012")
+    assert settings.encoder.name == "resnet-small" and settings.encoder.pretrained is None
+
+
+def test_a_sentence_encoder_is_for_texts(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "sentences")
+    settings = resolved(dataset="demo", encoder={"pretrained": str(folder)})
+    assert settings.text.kind == "encoder" and settings.text.encoder == str(folder)
+    assert settings.encoder.pretrained is None and not settings.encoder.frozen and settings.tuning.search
+
+
+@pytest.mark.parametrize(
+    ("encoder", "why"),
+    [
+        ({"name": "resnet18", "frozen": True}, "encoder.frozen: resnet18 is trained from the weights"),
+        ({"name": "linear", "frozen": False}, "encoder.pretrained: linear does not start from them"),
+        ({"pretrained": "/no/such"}, "encoder.pretrained: /no/such: no such folder"),
+        ({"pretrained": None, "frozen": True}, "encoder.frozen: needs the weights of a network"),
+    ],
+)
+def test_settings_that_do_not_go_together(network: Path, encoder: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        resolved(dataset="mosaics", method="fedavg", encoder={"pretrained": str(network), **encoder})
+
+
+def test_a_network_for_pictures_does_not_take_features(network: Path) -> None:
+    with pytest.raises(ConfigError, match=r"encoder\.pretrained: is a network for pictures, but .* has no pictures"):
+        fedalc.train(data=small_dataset(), method="fedavg", encoder={"pretrained": str(network)}, rounds=1)
+
+
+# --- training ---
+
+
+@pytest.mark.parametrize("method", ["fedalc-oneshot", "fedalc-exact", "fedaws", "ovr"])
+def test_methods_on_features(network: Path, method: str) -> None:
+    keys: dict[str, Any] = {"encoder": {"pretrained": str(network)}, "selection": {"every": 1}}
+    keys |= {} if method in ("fedalc-oneshot", "ovr") else {"rounds": 2}
+    run = fedalc.train(data=MOSAICS, method=method, **keys)
+    assert set(run.metrics) >= {"P@1", "mAP"}
+    images = MOSAICS.test.features
+    rows = run.model.pictures.transform(images)
+    np.testing.assert_array_equal(run.model.predict(images, 3)[0], run.model.predict(rows, 3)[0])
+    assert run.model.picture_size == 32 and run.model.feature_count == 8
+
+
+def test_the_network_sees_each_picture_once(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    rows = PictureFeatures._rows
+
+    def counted(self: Any, weights: Any, images: Any, digests: Any) -> Any:
+        seen.append(len(images))
+        return rows(self, weights, images, digests)
+
+    monkeypatch.setattr(PictureFeatures, "_rows", counted)
+    keys: dict[str, Any] = {"encoder": {"pretrained": str(network)}, "rounds": 1, "selection": {"every": 1}}
+    comparison = fedalc.compare(["fedavg", "fedalc", "fedalc-oneshot"], MOSAICS, **keys)
+    assert seen == [60, 20], "once for all methods"
+    assert len({run.settings.encoder.weights for run in comparison.runs}) == 1
+
+
+def test_other_weights_than_those_of_the_settings_are_refused(network: Path) -> None:
+    keys: dict[str, Any] = {"method": "fedalc-oneshot", "encoder": {"pretrained": str(network), "weights": "0" * 64}}
+    with pytest.raises(ConfigError, match=r"encoder\.weights: .*has other weights"):
+        fedalc.train(data=MOSAICS, **keys)
+
+
+# --- a run folder ---
+
+
+@pytest.mark.long
+def test_the_search_and_predictions_on_picture_files(network: Path, tmp_path: Path) -> None:
+    folder = _write_pictures(tmp_path / "mine")
+    keys: dict[str, Any] = {"dataset": str(folder), "encoder": {"pretrained": str(network)}, "images": {"size": 32}}
+    run = fedalc.train(**keys, folder=tmp_path / "run")
+    assert run.result["tuning"]["metric"] == "mAP" and all(
+        "mAP" in one["metrics"] for one in run.result["tuning"]["tried"]
+    )
+    assert run.settings.encoder.frozen
+    assert (tmp_path / "run" / "contact-sheet.png").exists()
+    again = fedalc.load_run(tmp_path / "run")
+    assert again.settings.encoder.weights == run.model.pictures.digest
+    out, moved = tmp_path / "out.csv", network.rename(tmp_path / "moved")
+    picture = folder / "0.png"
+    shutil.rmtree(tmp_path / "cache")
+    how: dict[str, Any] = {"form": "csv", "out": out, "broken": "refuse", "sheet": None, "sheet_pictures": 1}
+    with pytest.raises(ConfigError, match="is not in"):
+        predict_file(tmp_path / "run", picture, Answer(2), device="cpu", **how)
+    predict_file(tmp_path / "run", picture, Answer(2), device="cpu", pretrained=[str(moved)], **how)
+    best = out.read_text().splitlines()[1].split(",")[2]
+    run.model.pictures.look_in(moved)
+    wanted = run.model.predict(read_pictures(picture, 32, fit="squeeze"), 1)[0]
+    assert best == str(wanted[0, 0])
+    assert run.evaluate(str(folder)).metrics.keys() >= {"P@1"}
+
+
+def test_predict_of_another_model_has_no_use_for_a_network(tmp_path: Path) -> None:
+    fedalc.train(data=small_dataset(), method="fedalc-oneshot", folder=tmp_path / "run")
+    how: dict[str, Any] = {"form": "csv", "out": None, "broken": "refuse", "sheet": None, "sheet_pictures": 1}
+    with pytest.raises(FedalcError, match="--pretrained: this model was not trained on the features"):
+        predict_file(tmp_path / "run", "x.txt", Answer(2), device="cpu", pretrained=["x"], **how)
+
+
+def test_parts_of_a_split_keep_their_pictures(network: Path) -> None:
+    from fedalc.data.pretrained.apply import with_features
+    from fedalc.data.pretrained.pictures import Views
+
+    made = with_features(MOSAICS, PictureFeatures.open([network], Views(32)))
+    part = made.train.rows(np.array([5, 2]))
+    assert part.pictures is not None and part.pictures.names == MOSAICS.train.features[[5, 2]].names
+    assert made.fingerprint == replace(made, pictures=None).fingerprint
+
+
+def _write_pictures(folder: Path) -> Path:
+    """Write mosaics that are wider than high, so that a centre square would lose something."""
+    from PIL import Image
+
+    folder.mkdir()
+    names, split = MOSAICS.label_names, MOSAICS.train
+    for part, rows in (("train", range(45)), ("test", range(45, 60))):
+        lines = ["picture,labels"]
+        for row in rows:
+            Image.fromarray(split.features[row].pixels()[0]).resize((48, 32)).save(folder / f"{row}.png")
+            lines.append(f"{row}.png,{'|'.join(names[label] for label in split.labels[row].indices)}")
+        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
+    return folder
