@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
+from fedalc.deployment.flower import census, engine, search, secure_engine, text_census
 from fedalc.deployment.flower.server_app import app as server_app
 from fedalc.deployment.local import write_party
 from fedalc.deployment.twin import in_one_process
@@ -98,6 +101,16 @@ def asked(method: str, settings: dict[str, Any], **config: Any) -> dict[str, Any
 def run(grid: LocalGrid, folder: Path, config: dict[str, Any]) -> TrainedModel:
     server_app(grid, Context(1, 1, {}, RecordDict(), {"run-folder": str(folder), **config}))
     return TrainedModel.load(folder / "model")
+
+
+@contextmanager
+def fails(error: type[Exception]) -> Iterator[None]:
+    """Expect a run to end with this error, in one attempt: parties would refuse the others for the same reasons."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (census, engine, search, secure_engine, text_census):
+            patch.setattr(module, "ATTEMPTS", 1)
+        with pytest.raises(error):
+            yield
 
 
 def overrides(settings: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.buckets import Tables
 from tests.deployment.flower.local_grid import LocalGrid, Tamper
-from tests.deployment.flower.problem import Nodes, asked, notes, run
+from tests.deployment.flower.problem import Nodes, asked, fails, notes, run
 from tests.deployment.flower.test_bucket_sums import CASES, ON, assert_equal, twin
 from tests.deployment.flower.test_resume import Crash, crash_in, renamed
 
@@ -103,7 +103,7 @@ def test_a_server_that_counts_again_without_a_party_is_refused(
     run(LocalGrid(kept), tmp_path / "first", asked(*ONE_ROUND, **ON))
 
     fewer, larger = {node: kept[node] for node in (101, 7, 9)}, {"collection.records": 500}
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         config = asked(ONE_ROUND[0], ONE_ROUND[1] | larger, **ON, **{"num-parties": 3})
         run(LocalGrid(fewer), tmp_path / "second", config)
     assert "asks to unmask a sum over other parties than before" in capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_a_stopped_run_goes_on_with_the_same_sums(parties: Nodes, tmp_path: Path
 def refusals(parties: Nodes, folder: Path, change: Callable[[Message], None], capsys: Any, **config: Any) -> str:
     grid = LocalGrid(parties)
     grid.before_push = change
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(grid, folder, asked(*ONE_ROUND, **(ON | config)))
     return str(capsys.readouterr().out)
 

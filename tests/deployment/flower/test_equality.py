@@ -18,7 +18,7 @@ from fedalc.data.dataset import Split
 from fedalc.errors import ConfigError
 from fedalc.methods.losses import SET_LOSSES
 from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import LINEAR, ROUNDS, SETTINGS, asked, literal_twin, run
+from tests.deployment.flower.problem import LINEAR, SETTINGS, asked, literal_twin, run
 
 
 def assert_equal(
@@ -27,7 +27,7 @@ def assert_equal(
     parties: dict[int, dict[str, Any]],
     method: str,
     settings: dict[str, Any],
-    rounds: int = ROUNDS,
+    rounds: int = 2,
 ) -> None:
     folder = tmp_path / "run"
     found = run(LocalGrid(parties), folder, asked(method, settings, **{"num-server-rounds": rounds}))
@@ -88,14 +88,14 @@ def test_conjugate_gradients_on_more_columns(
     tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], design: str
 ) -> None:
     square = {"client.set_size": "exact", "server.optimizer": "cg", "dtype": "float64"}
-    assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square | DESIGNS[design])
+    assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square | DESIGNS[design], rounds=3)
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "server.optimizer": "cg", "dtype": "float64"}
-    assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square)
+    assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square, rounds=3)
 
 
 ENCODERS: dict[str, dict[str, Any]] = {

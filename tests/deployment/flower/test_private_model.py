@@ -38,7 +38,18 @@ from fedalc.training.federated import FederatedTraining
 from tests.data.clinics import union, write_clinics
 from tests.data.test_parties import load_dataset
 from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import NAMES, OWNED, RUN_ID, Nodes, asked, notes, overrides, run, write_parties
+from tests.deployment.flower.problem import (
+    NAMES,
+    OWNED,
+    RUN_ID,
+    Nodes,
+    asked,
+    fails,
+    notes,
+    overrides,
+    run,
+    write_parties,
+)
 from tests.deployment.flower.test_resume import Crash
 from tests.deployment.flower.test_secure_sums import at_step
 from tests.deployment.flower.test_shared_labels import PARTIES
@@ -329,7 +340,7 @@ def problems(nodes: Nodes, folder: Path, case: str = "diagonal", change: Any = N
     """Run, and return why parties were left out of the run that failed."""
     grid = LocalGrid(nodes)
     grid.before_push = change or (lambda message: None)
-    with pytest.raises(FedalcError):
+    with fails(FedalcError):
         run(grid, folder, config_of(case, **more))
     return [why for _, _, why in notes(folder)] if (folder / "parties.jsonl").exists() else []
 
@@ -420,7 +431,7 @@ def test_noised_numbers_are_not_unmasked_without_a_party_that_shares_the_noise(
     monkeypatch.setattr(MaskedSums, "total", hasty)
     grid = LocalGrid(private)
     grid.tampering = {55: at_step("masked", lambda reply: None, times=9)}
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(grid, tmp_path / "run", config_of("diagonal"))
     assert any("too little of it would be left" in why for _, _, why in notes(tmp_path / "run"))
 
@@ -506,7 +517,7 @@ def test_a_promise_that_is_too_small_is_refused(
         for number, config in private.items()
     }
     grid = LocalGrid(nodes)
-    with pytest.raises(FedalcError):
+    with fails(FedalcError):
         run(grid, tmp_path / "run", asked("fedalc-oneshot", SUMS | more, **AUTO))
     assert problem in capsys.readouterr().out
 
@@ -517,11 +528,11 @@ def test_a_party_with_a_budget_takes_part_until_it_is_spent_and_in_no_run_withou
 ) -> None:
     nodes = {node: config | {"epsilon-budget": 0.6} for node, config in private.items()}
     run(LocalGrid(nodes), tmp_path / "run", config_of("diagonal"))
-    with pytest.raises(FedalcError):
+    with fails(FedalcError):
         run(LocalGrid(nodes), tmp_path / "second", config_of("diagonal", **{"run-id": "second"}))
     said = capsys.readouterr().out
     assert "would spend more than this party's budget" in said and "Spent so far" not in said
-    with pytest.raises(FedalcError):
+    with fails(FedalcError):
         run(
             LocalGrid(nodes),
             tmp_path / "bare",

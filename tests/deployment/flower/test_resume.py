@@ -18,7 +18,7 @@ from fedalc.errors import FedalcError, Locked
 from fedalc.models.model import Model
 from fedalc.runs.folder import Taken, only_writer
 from tests.deployment.flower.local_grid import LocalGrid
-from tests.deployment.flower.problem import LINEAR, SETTINGS, Nodes, asked, in_round, notes, run
+from tests.deployment.flower.problem import LINEAR, SETTINGS, Nodes, asked, fails, in_round, notes, run
 
 EVALUATING = {"held-out-share": 0.2}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -175,7 +175,7 @@ def test_the_usual_length_of_changes_outlives_a_stop(tmp_path: Path, parties: No
         saved[length].fill_(1e-9)
     save_file(saved, state)
     (folder / "checkpoint" / "SHA256SUMS").unlink()
-    with pytest.raises(TooFew):  # so much longer than usual are they all
+    with fails(TooFew):  # so much longer than usual are they all
         run(LocalGrid(parties), folder, {"resume": True, "wait": 1.0, "round-timeout": 1.0, "num-parties": 4})
     assert "credible" in notes(folder)[-1][2]
 
@@ -305,6 +305,6 @@ def test_the_second_of_two_new_runs_is_refused_also_in_mid_census(tmp_path: Path
         (folder / "config.toml").write_text("")
 
     grid.before_push = other_begins
-    with pytest.raises(FedalcError):
+    with fails(FedalcError):
         run(grid, folder, asked("fedavg", SETTINGS))
     assert [path.name for path in folder.iterdir()] == ["config.toml"]

@@ -31,7 +31,7 @@ from fedalc.runs.folder import read_settings
 from fedalc.training import tuning
 from fedalc.training.tuning import Search, Trial
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
-from tests.deployment.flower.problem import LINEAR, NAMES, OWNED, RUN_ID, Nodes, asked, notes, run, write_parties
+from tests.deployment.flower.problem import LINEAR, NAMES, OWNED, RUN_ID, Nodes, asked, fails, notes, run, write_parties
 from tests.deployment.flower.test_ranking import FIGURES, hasher
 from tests.deployment.flower.test_resume import Crash, renamed
 from tests.problems import random_split
@@ -317,7 +317,7 @@ def test_weights_that_no_label_power_gives(tmp_path: Path, parties: Nodes, weigh
             message.content[WEIGHTS] = pack({WEIGHTS: weights})
 
     grid.before_push = other_weights
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(grid, tmp_path / "run", ASKED)
     assert {words in why for _, _, why in notes(tmp_path / "run")} == {True}
 
@@ -336,7 +336,7 @@ def test_weights_outside_a_search_are_refused(tmp_path: Path, parties: Nodes) ->
 
 def test_each_weighting_counts_as_a_ranking(tmp_path: Path, parties: Nodes) -> None:
     few = {node: config | {"allow": "rankings=2"} for node, config in parties.items()}
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(LocalGrid(few), tmp_path / "run", ASKED)
     assert "rankings = 3 is outside 1 to 2" in notes(tmp_path / "run")[0][2]
 

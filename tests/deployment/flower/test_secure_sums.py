@@ -30,6 +30,7 @@ from tests.deployment.flower.problem import (
     asked,
     assert_same,
     expected,
+    fails,
     notes,
     run,
     write_parties,
@@ -241,7 +242,7 @@ def problems(parties: Nodes, folder: Path, change: Callable[[Message], None], ca
     method, settings = CASES[case]
     grid = LocalGrid(parties)
     grid.before_push = change
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(grid, folder, asked(method, settings, **ON))
     return [why for _, _, why in notes(folder)]
 
@@ -317,7 +318,7 @@ def test_a_server_that_drops_a_party_twice_is_refused(way: str, parties: Nodes, 
     fewer = LocalGrid(kept)
     fewer.tampering = {55: at_step("masked", lambda reply: None, times=9)}
     fewer.before_push = SECOND_TIMES[way]
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(fewer, tmp_path / "second", asked(*CASES["mlp"], **ON, **{"num-server-rounds": 1}))
     assert any(WHY in why for _, _, why in notes(tmp_path / "second"))
 
@@ -330,7 +331,7 @@ def test_another_run_without_one_party_is_refused(
     kept = {node: config | {"state": str(tmp_path / f"state {node}")} for node, config in parties.items()}
     run(LocalGrid(kept), tmp_path / "first", asked(*CASES[first], **ON))
     fewer = LocalGrid({node: config for node, config in kept.items() if node != 55})
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(fewer, tmp_path / "second", asked(*CASES[second], **ON, **{"num-parties": 3, "run-id": "another"}))
     assert WHY in capsys.readouterr().out
 
@@ -380,7 +381,7 @@ def test_label_weights_that_single_a_party_out_are_refused(case: str, parties: N
     method, settings = CASES[case]
     grid = LocalGrid(parties)
     grid.before_push = light
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(grid, tmp_path / "run", asked(method, settings | {"client.label_power": 0.4}, **ON))
     why = {(party, why) for _, party, why in notes(tmp_path / "run")}
     assert {party for party, _ in why} == {"party 7", "party 9", "party 101"}
@@ -463,7 +464,7 @@ def test_asked_for_they_are_refused_where_they_do_not_fit(config: dict[str, Any]
 def test_a_party_may_insist_on_them(parties: Nodes, tmp_path: Path) -> None:
     method, settings = CASES["mlp"]
     strict = {node: config | {"require-secure-sums": True} for node, config in parties.items()}
-    with pytest.raises(TooFew):
+    with fails(TooFew):
         run(LocalGrid(strict), tmp_path / "off", asked(method, settings))
     run(LocalGrid(strict), tmp_path / "on", asked(method, settings, **ON, **{"num-server-rounds": 1}))
 
