@@ -17,7 +17,7 @@ from flwr.app import Context, Message, RecordDict
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
-from fedalc.deployment.flower import census, engine, search, secure_engine, text_census
+from fedalc.deployment.flower import engine, search, secure_engine, take_census, text_census
 from fedalc.deployment.flower.server_app import app as server_app
 from fedalc.deployment.local import write_party
 from fedalc.deployment.twin import in_one_process
@@ -107,7 +107,7 @@ def run(grid: LocalGrid, folder: Path, config: dict[str, Any]) -> TrainedModel:
 def fails(error: type[Exception]) -> Iterator[None]:
     """Expect a run to end with this error, in one attempt: parties would refuse the others for the same reasons."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (census, engine, search, secure_engine, text_census):
+        for module in (engine, search, secure_engine, take_census, text_census):
             patch.setattr(module, "ATTEMPTS", 1)
         with pytest.raises(error):
             yield

@@ -127,7 +127,7 @@ def test_secure_sums_of_a_search_need_every_party(
 
     for secure in ("off", "on"):
         folder, left[0] = tmp_path / secure, 1
-        config = ASKED | {"run-folder": str(folder), "secure-sums": secure}
+        config = ASKED | {"run-folder": str(folder), "secure-sums": secure, "collection": "join"}
         deployment, settings = read_run_config(config, 1)
         settings = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"dim": 5})})
         grid = LocalGrid(kept)
