@@ -75,6 +75,7 @@ def test_dry_run_says_what_data_is_missing(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_report_at_any_time(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     write_table(here / "small")
     (here / "runs" / "reproduce" / "small").mkdir(parents=True)

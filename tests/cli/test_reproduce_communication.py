@@ -10,6 +10,7 @@ from fedalc.cli.main import main
 from tests.reproduction.problems import from_shapes
 
 
+@pytest.mark.long
 def test_the_command_writes_the_table_and_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -248,7 +248,7 @@ IDLE = [
 ]
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("others", "name", "one", "another"), IDLE, ids=lambda value: str(value))
 def test_a_note_is_true(others: str, name: str, one: str, another: str) -> None:
     """Training with either value gives the same result, to the last bit."""

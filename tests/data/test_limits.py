@@ -58,7 +58,7 @@ def test_four_gigabytes_in_one_line(tmp_path: Path) -> None:
     assert grown < 150
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
 def test_many_short_lines_that_unpack_to_too_much(tmp_path: Path, pack: object) -> None:
     assert callable(pack)

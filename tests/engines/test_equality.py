@@ -50,7 +50,7 @@ def assert_equal(rounds: int = 3, train: Split = TRAIN, **changes: Any) -> None:
     assert_engines_equal(changed(SMALL, changes), train, rounds)
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("method", BY_STEPS)
@@ -58,7 +58,7 @@ def test_every_method(method: str, weights: str, participation: float) -> None:
     assert_equal(method=method, server={"weights": weights, "participation": participation})
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("set_size", "participation"),
     [
@@ -78,7 +78,7 @@ def test_every_method_with_the_square_loss(method: str, set_size: str, participa
     assert_equal(method=method, client=client, server={"optimizer": "momentum", "participation": participation})
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 @pytest.mark.parametrize("method", ["fedalc-exact", "fedavg-fixed", "fedalc-fixed"])
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
@@ -136,7 +136,7 @@ def test_every_server_optimiser(optimizer: str) -> None:
     assert_equal(method="fedalc", server={"optimizer": optimizer})
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -170,7 +170,7 @@ MANY_FEATURES.features.data[np.random.default_rng(1).random(MANY_FEATURES.featur
 MANY_FEATURES.features.eliminate_zeros()  # about six each, so that few clients have few of them
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("method", "optimizer"),
     [

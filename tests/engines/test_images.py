@@ -61,7 +61,7 @@ def assert_equal(**changes: Any) -> None:
     assert fused.ledger == clients.ledger
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "method",
     # The engines' part in pictures is the same for all others; those on texts are in test_equality.

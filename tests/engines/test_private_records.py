@@ -69,6 +69,7 @@ def test_client_by_client_gives_the_same_whole_numbers(moments: Any) -> None:
         assert one.gram / UNIT**2 == pytest.approx(scaled.T @ scaled, abs=has.sum() * 6 / UNIT)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("labels_per_record", [1, 3])
 @pytest.mark.parametrize("moments", ["diagonal", "full"])
 def test_no_record_changes_the_sums_by_more_than_the_noise_is_for(moments: Any, labels_per_record: int) -> None:

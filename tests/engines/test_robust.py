@@ -25,7 +25,7 @@ from tests.problems import StopAfter, small_dataset
 ROBUST = [rule for rule in aggregation.RULES if rule != "mean"]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 @pytest.mark.parametrize("method", ["fedalc", "fedavg-fixed"])
 @pytest.mark.parametrize("rule", ROBUST)

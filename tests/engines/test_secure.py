@@ -61,6 +61,7 @@ def plain_total(self: InProcess, question: Question, vector_of: Any) -> np.ndarr
     return np.sum([encoded(vector_of(n), question.bits, count) for n in self.parties], axis=0, dtype=np.uint64)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_plain_run_bit_for_bit(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = 1 if "round" in case or case == "fedncm" else 3

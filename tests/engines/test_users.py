@@ -33,7 +33,7 @@ def of_users(rounds: int = 2, **changes: Any) -> None:
 # --- the engines are equal ---
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("weights", "participation"),
     [
@@ -48,7 +48,7 @@ def test_every_method(method: str, weights: str, participation: float) -> None:
     of_users(method=method, server={"weights": weights, "participation": participation})
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 @pytest.mark.parametrize("method", ["fedalc-exact", "fedalc", "flag"])
 def test_the_square_loss(method: str, set_size: str) -> None:
@@ -56,7 +56,7 @@ def test_the_square_loss(method: str, set_size: str) -> None:
     of_users(method=method, client=client, server={"optimizer": "momentum", "participation": 0.5})
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -130,7 +130,7 @@ def test_a_round_of_two_users_who_share_a_label(weights: str, engine: str) -> No
     assert training.ledger == Ledger(2 * 32 + 2 * 16, 2 * 32 + 2 * 16)
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].encoders])
 def test_a_user_for_each_label_is_a_client_for_each_label(method: str, participation: float) -> None:

@@ -154,6 +154,7 @@ def test_thresholds(tagged: tuple[np.ndarray, np.ndarray]) -> None:
         model.set_params(threshold="best").predict(X)
 
 
+@pytest.mark.long
 def test_no_probabilities_where_they_would_cost_privacy(tagged: tuple[np.ndarray, np.ndarray]) -> None:
     X, Y = tagged
     private = {"privacy": {"epsilon": 1.0}}

@@ -45,6 +45,7 @@ def fitted(records: int = 800, labels: int = LABELS, held: np.ndarray | None = N
     return fit_calibration([scored], labels, shares), scored
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep_all", [True, False])
 def test_the_true_probabilities_are_found_again(keep_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if keep_all:

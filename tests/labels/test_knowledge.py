@@ -113,7 +113,7 @@ def private(method: str, mechanism: str, **changes: Any) -> dict[str, Any]:
     return dict(result)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("mechanism", ["counts", "gradients"])
 @pytest.mark.parametrize("method", ["fedalc", "fedalc-fixed"])
 def test_a_run_spends_what_was_asked_over_both_phases(method: str, mechanism: str) -> None:

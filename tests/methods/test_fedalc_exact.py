@@ -181,7 +181,7 @@ def test_one_round_solves_the_normal_equations(engine: str, dim: int, set_size: 
     assert loss == pytest.approx((pairs + 0.3 * (solved**2).sum()) / PAIRS, rel=1e-10)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 def test_many_rounds_come_to_what_one_round_gives(engine: str, set_size: str) -> None:
@@ -194,6 +194,7 @@ def test_many_rounds_come_to_what_one_round_gives(engine: str, set_size: str) ->
     assert torch.allclose(many.model.theta[0], once.model.theta[0], rtol=0, atol=1e-8)
 
 
+@pytest.mark.long
 def test_conjugate_gradients_do_not_depend_on_where_they_start_or_on_the_clients_rate() -> None:
     solutions = []
     for changes in ({}, {"encoder": {"start": "he"}}, {"client": {"learning_rate": 0.003}}):
@@ -268,6 +269,7 @@ def test_noised_counts_are_enough_for_the_expected_size(method: str) -> None:
     assert 0 < run.result["privacy"]["epsilon"] <= 1.0
 
 
+@pytest.mark.long
 def test_the_oracles_precision_on_bibtex_in_one_round() -> None:
     data = load_dataset("bibtex", real_data("bibtex").parent)
     run = fedalc.train(data=data, dataset="bibtex", method="fedalc-oneshot", selection={"validation": 0.0})

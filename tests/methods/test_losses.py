@@ -109,7 +109,7 @@ def test_curvature_is_the_second_derivative(loss: str, dim: int) -> None:
         assert (traffic.down, traffic.up) == (2 * size * clients, size * clients)
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
     "case",
@@ -166,7 +166,7 @@ def test_a_sample_of_the_labels_has_no_bias(loss: str) -> None:
     assert ((start - drawn[0].model.theta[0].detach() - expected).norm() / expected.norm()).item() > 0.3
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("encoder", ["an axis per label", "fewer axes than labels"])
 def test_newton_reaches_the_centralised_solution(encoder: str, loss: str) -> None:

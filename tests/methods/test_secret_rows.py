@@ -70,7 +70,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(

@@ -389,11 +389,13 @@ def test_one_vs_rest_reaches_what_is_known_of_it_on_bibtex() -> None:
     assert run.metrics["P@1"] >= 64.5 and run.metrics["P@3"] > 39.5 and run.metrics["P@5"] > 28.8
 
 
+@pytest.mark.long
 def test_sleec_reaches_what_is_published_on_bibtex() -> None:
     run = fedalc.train(data=load_dataset("bibtex", real_data("bibtex").parent), method="sleec")
     assert run.metrics["P@1"] >= 64.5 and run.metrics["P@3"] >= 39.2 and run.metrics["P@5"] >= 28.3
 
 
+@pytest.mark.long
 def test_one_vs_rest_reaches_what_is_known_of_it_on_eurlex15k() -> None:
     data = load_dataset("eurlex15k", real_data("eurlex15k").parent)
     run = fedalc.train(data=data, method="ovr", ovr={"penalties": (0.25,)})  # what validation chooses, in less time

@@ -195,6 +195,7 @@ def test_heatmap_takes_labels_from_frequent_to_rare() -> None:
     assert plots._cosines(np.ones((1000, 2)), None).shape == (200, 200)
 
 
+@pytest.mark.long
 def test_nothing_global() -> None:
     code = "import sys, fedalc.report.page; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

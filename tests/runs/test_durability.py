@@ -128,7 +128,7 @@ def test_when_both_checkpoints_are_damaged_it_says_so(stopped: Path) -> None:
         resume(stopped)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("phase", "number"), [("select", 3), ("refit", 1)])
 @pytest.mark.parametrize("mechanism", ["counts", "gradients"])
 def test_a_private_run_does_not_draw_its_noise_twice(tmp_path: Path, phase: str, number: int, mechanism: str) -> None:

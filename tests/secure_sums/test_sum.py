@@ -13,6 +13,7 @@ from fedalc.secure_sums.party import STEPS
 from tests.secure_sums.deployment import BITS, Deployment, plain, vectors_of
 
 
+@pytest.mark.long
 @given(
     count=st.integers(3, 7),
     lost=st.dictionaries(st.integers(0, 6), st.sampled_from(STEPS), max_size=6),

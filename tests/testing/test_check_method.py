@@ -125,6 +125,7 @@ class Pushing(fedalc.Method):
         return descend(W, AllPairs(repel_within(1.0)), settings.lambda_ * settings.rate)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("registered")
 def test_a_right_method_passes_and_is_used_in_python(tmp_path: Path) -> None:
     fedalc.register_method("pushing")(Pushing)

@@ -50,7 +50,7 @@ def test_same_seed_same_bits_another_seed_others() -> None:
     assert not same_bits(first, other)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
 @pytest.mark.parametrize("refit", [True, False])
 @pytest.mark.parametrize(("phase", "number"), [("select", 1), ("select", 5), ("refit", 2)])

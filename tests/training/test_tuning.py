@@ -137,6 +137,7 @@ def test_few_records_with_very_many_features() -> None:
         assert fedalc.train(data=data, tune=tune).settings.encoder.dim == 7
 
 
+@pytest.mark.long
 def test_too_many_features_and_labels_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedalc.training.settings_for_data.LARGEST_GRAM", 20 * 20 - 1)
     with pytest.warns(UserWarning, match="20 features are too many for one round: training fedalc-exact"):
@@ -224,6 +225,7 @@ def test_a_run_without_a_method_searches_and_can_be_run_again(tmp_path: Path) ->
     assert fedalc.train(settings, data=data).metrics == run.metrics
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_an_interrupted_search_goes_on(tmp_path: Path, number: int) -> None:
     data = small_dataset(instances=100)

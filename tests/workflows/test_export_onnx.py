@@ -73,6 +73,7 @@ def test_onnxruntime_gives_the_labels_and_scores_of_predict(tmp_path: Path, case
     assert done.difference < 1e-5 and done.bytes == (tmp_path / "model.onnx").stat().st_size
 
 
+@pytest.mark.long
 def test_a_calibrated_model_gives_probabilities_too(tmp_path: Path) -> None:
     model = make_model(**CASES["axis per label"])
     X = random_sparse(80, FEATURES, 0.3, format="csr", random_state=3, dtype=np.float32)

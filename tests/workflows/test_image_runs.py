@@ -57,7 +57,7 @@ def same_bits(a: fedalc.Run, b: fedalc.Run) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", [method for method in METHODS if not METHODS[method].one_round])
 def test_every_method_runs_on_mosaics(method: str) -> None:
     keys: dict[str, Any] = {"encoder": {**ENCODER, "start": "he"}, "hashing": {"tables": 2, "buckets": 5}, "rounds": 1}
@@ -175,7 +175,7 @@ def test_the_chosen_model_has_the_statistics_of_its_own_round(monkeypatch: pytes
     assert not torch.equal(state(chosen)[mean], state(three_rounds)[mean])
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_a_saved_model_comes_back(tmp_path: Path, norm: str) -> None:
     run = fedalc.train(data=DATA, folder=tmp_path / "run", **(BATCH if norm == "batch" else SMALL))

@@ -70,7 +70,7 @@ def predict(
     return out, error
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["photos", "photos.tar"])
 def test_a_datasets_own_files_are_predicted_as_its_pictures(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str

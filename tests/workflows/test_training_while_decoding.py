@@ -88,7 +88,7 @@ def bits(run: fedalc.Run) -> dict[str, torch.Tensor]:
     return {**model.model.encoder.state_dict(), "W": model.model.W}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "engine", "packed"),
     [("fedavg-fixed", "fused", False), ("fedavg", "clients", False), ("fedalc", "fused", True)],
@@ -109,7 +109,7 @@ def test_the_first_round_is_over_before_all_is_decoded_and_nothing_else_differs(
     assert first.metrics == second.metrics and first.result["bytes_up"] == second.result["bytes_up"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["fused", "clients"])
 @pytest.mark.parametrize("broken", ["a2.png", "b7.png"])
 def test_a_broken_picture_ends_the_training(tmp_path: Path, own_cache: Path, engine: str, broken: str) -> None:

@@ -177,7 +177,7 @@ def test_the_wanted_rows_are_decoded_first(folder: Path, monkeypatch: pytest.Mon
     assert rows == [2, 1, 0]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ["images.pixels()", "time.sleep(60)", "pass"])
 def test_the_process_ends_when_it_is_to_and_clears_up(tmp_path: Path, own_cache: Path, asked: str) -> None:
     folder = write_files(tmp_path / "set", dict.fromkeys(MANY, FILES["a.jpg"]))

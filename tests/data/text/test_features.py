@@ -74,7 +74,7 @@ def test_weights_by_hand() -> None:
     np.testing.assert_allclose(text.transform(["oil oil oil", "oil bank", ""]).toarray(), expected, rtol=1e-6)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [EVERYTHING, HASHED], ids=["vocabulary", "hashing"])
 def test_same_bits_for_any_blocks_and_processes(settings: TextSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fit_text(texts(), settings)

@@ -20,6 +20,7 @@ THETA, OTHER = [torch.zeros(3)], [torch.ones(3)]
 CHANGE, ROWS = [torch.tensor([0.0, 2.0, 0.0])], torch.eye(2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names_the_question", [True, False])
 def test_the_answer_of_an_earlier_round_is_refused(
     tmp_path: Path, train: Split, parties: Nodes, names_the_question: bool

@@ -61,6 +61,7 @@ def assert_equal(found: Model, wanted: Model) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_deployment_is_its_simulation(
     case: str, parties: Nodes, train: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +79,7 @@ def test_the_deployment_is_its_simulation(
     assert not (tmp_path / "run" / "parties.jsonl").exists()  # nobody was left out or named
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["cg", "one round"])
 def test_training_by_sums_is_training_by_the_join_bit_by_bit(case: str, parties: Nodes, tmp_path: Path) -> None:
     method, settings = CASES[case]
@@ -102,6 +104,7 @@ def clinics(tmp_path: Path) -> Nodes:
     return {node: {"data": str(folder / party), "client": party, **common} for node, party in CLINICS.items()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", ["cg", "one round", "the mean only", "n only"])
 def test_a_pair_at_several_parties_counts_once(case: str, clinics: Nodes, tmp_path: Path) -> None:
     method, settings = CASES[case][0], CASES[case][1] | SHARED
@@ -122,6 +125,7 @@ def test_a_pair_at_several_parties_counts_once(case: str, clinics: Nodes, tmp_pa
 # --- ranking held-out records ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("set_size", ["exact", "expected"])
 def test_parties_measure_as_with_the_join(
@@ -144,6 +148,7 @@ def test_parties_measure_as_with_the_join(
         assert found[0] == pytest.approx(found[1], rel=1e-9 if set_size == "exact" else 0.01)
 
 
+@pytest.mark.long
 def test_a_method_without_label_sets_ranks_without_digests_too(parties: Nodes, tmp_path: Path) -> None:
     found = []
     for by in ("sums", "join"):
@@ -205,6 +210,7 @@ def test_the_server_holds_no_digest_of_a_record(parties: Nodes, train: Split, tm
     assert seen == {"sums": 0, "join": len(digests)}  # the first bytes would be enough
 
 
+@pytest.mark.long
 def test_single_parties_counts_are_uniformly_random(
     parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_server_that_counts_again_without_a_party_is_refused(
     assert "asks to unmask a sum over other parties than before" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_with_the_same_sums(parties: Nodes, tmp_path: Path) -> None:
     """A party that has lost its state is told again, with the next question."""
     asking = asked(*CASES["cg"], **ON, **{"num-server-rounds": 2})

@@ -158,7 +158,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("lie", LIES)
 def test_an_introduction_that_cannot_be_true(tmp_path: Path, parties: Nodes, lie: str) -> None:
     changes, why = LIES[lie]

@@ -23,6 +23,7 @@ OVERHEAD = 0.05  # of the ledger's figure, where θ has 200 kB: names, shapes, h
 LARGE = SETTINGS | {"encoder.embedding": 100, "encoder.hidden": [400], "encoder.dim": 20, "encoder.dropout": 0.0}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_the_ledger_is_what_travels(tmp_path: Path, parties: Nodes, attempts: int, share: float) -> None:
@@ -48,6 +49,7 @@ def test_the_ledger_is_what_travels(tmp_path: Path, parties: Nodes, attempts: in
         assert result[ledger] <= on_wire <= (1 + OVERHEAD) * result[ledger]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dim", [400, 4])
 @pytest.mark.parametrize("optimizer", ["adam", "newton"])
 def test_the_ledger_counts_the_rows_of_all_labels(tmp_path: Path, parties: Nodes, optimizer: str, dim: int) -> None:

@@ -46,6 +46,7 @@ def assert_equal(
     torch.testing.assert_close(found.model.W, expected.W, **close)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("weights", ["samples", pytest.param("uniform", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", [method for method in METHODS if not METHODS[method].one_round])
 def test_every_method(
@@ -91,7 +92,7 @@ def test_conjugate_gradients_on_more_columns(
     assert_equal(tmp_path, train, parties, "fedalc-exact", LINEAR | square | DESIGNS[design], rounds=3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("set_size", ["exact", "expected", "ignored"])
 def test_the_square_loss(tmp_path: Path, train: Split, parties: dict[int, dict[str, Any]], set_size: str) -> None:
     square = {"client.set_size": set_size, "client.label_power": 0.3, "server.optimizer": "cg", "dtype": "float64"}
@@ -109,7 +110,7 @@ SGD: dict[str, Any] = {"dtype": "float64", "server.optimizer": "sgd", "server.le
 SGD |= {"server.aggregation": "mean", "client.learning_rate": 0.5}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("set_size", ["expected", pytest.param("exact", marks=pytest.mark.long)])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("loss", SET_LOSSES)
@@ -132,7 +133,7 @@ def test_a_sample_of_the_labels(
     assert_equal(tmp_path, train, parties, "fedalc-exact", asking)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fedalc-fixed", "fedavg-fixed", "flag", "fedetf"])
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 def test_losses_over_all_labels_with_other_fixed_rows(
@@ -143,7 +144,7 @@ def test_losses_over_all_labels_with_other_fixed_rows(
     assert_equal(tmp_path, train, parties, method, asking)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "design", ["linear", *(pytest.param(name, marks=pytest.mark.long) for name in ("constant", "random"))]
 )

@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[Content, str]] = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_of_its_round(
     tmp_path: Path, train: Split, parties: Nodes, fault: str, capsys: pytest.CaptureFixture[str]
@@ -131,7 +131,7 @@ def test_a_bad_reply_is_left_out_of_its_round(
     assert f"round 2: party {BAD} left out: {reason}\n" in capsys.readouterr().out
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weights", ["samples", pytest.param("uniform", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", ["fedalc", "flag", "fedmlh", "fedalc-fixed"])
 def test_every_kind_of_method_goes_on_without_a_party(

@@ -82,7 +82,7 @@ def test_a_party_that_says_it_has_more_weighs_no_more(tmp_path: Path, train: Spl
     assert result(tmp_path / "boast") == result(tmp_path / "run")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bad", [{"score": float("nan"), "loss": 0.1}, {"score": 0.1}, {"score": 1, "loss": 1}, None])
 def test_metrics_that_are_none_are_left_out(
     tmp_path: Path, train: Split, parties: Nodes, bad: dict[str, Any] | None

@@ -101,7 +101,7 @@ def simulated(case: str, train: Split, key: str, owner: np.ndarray) -> Federated
     return training
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_with_the_same_seeds_the_model_is_that_of_the_simulation_to_the_last_bit(
     case: str, private: Nodes, train: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,6 +253,7 @@ def test_no_record_changes_the_sums_over_all_parties_by_more_than_the_noise_is_f
             assert max(np.linalg.norm(squares[:20]), np.linalg.norm(squares[20:])) <= UNIT
 
 
+@pytest.mark.long
 def test_a_record_that_a_party_has_in_several_rows_counts_once(
     parties: Nodes, train: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +346,7 @@ def problems(nodes: Nodes, folder: Path, case: str = "diagonal", change: Any = N
     return [why for _, _, why in notes(folder)] if (folder / "parties.jsonl").exists() else []
 
 
+@pytest.mark.long
 def test_asked_again_a_party_gives_the_same_noise(
     once: tuple[Path, list[np.ndarray]], after_a_run: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,7 +384,7 @@ def test_other_records_in_the_same_run_are_refused(after_a_run: Nodes, train: Sp
     assert any("records have changed" in one or "than before in this run" in one for one in why)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["updates", "diagonal"])
 def test_a_run_that_is_resumed_is_charged_once(
     case: str, private: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -492,6 +494,7 @@ def test_other_moments_after_the_first_ones_are_refused(after_a_run: Nodes, tmp_
     assert any("in another way than before" in one for one in why)
 
 
+@pytest.mark.long
 def test_a_party_counts_the_updates_of_a_run(private: Nodes, tmp_path: Path) -> None:
     """A server that goes on after the rounds that the noise is for."""
     fewer = with_settings(lambda settings: settings.update(rounds=2))

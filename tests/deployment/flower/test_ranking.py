@@ -90,7 +90,7 @@ def at_parties(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name.removeprefix("party "): value for name, value in metrics.items()}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].encoders])
 def test_the_figures_are_those_of_one_place(tmp_path: Path, train: Split, parties: Nodes, method: str) -> None:
     ranks = {} if method in SHOWN else {"rank-held-out": "on"}
@@ -119,6 +119,7 @@ def test_with_more_columns(tmp_path: Path, train: Split, parties: Nodes, method:
     assert at_parties(read(tmp_path / "run")[0]["metrics"]) == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.long
 def test_the_best_round_is_kept(
     tmp_path: Path, train: Split, parties: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,7 +212,7 @@ def test_rows_that_are_axes_are_sent_as_their_numbers(tmp_path: Path, parties: N
     assert {content["all-rows"]["rows"].shape for content in sent(grid, RANK)} == {(7, 8)}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [*TRAINED, "feduv"])
 def test_rows_that_parties_train_or_that_are_secret_are_not_shown_to_others_unless_asked(
     tmp_path: Path, parties: Nodes, method: str
@@ -506,7 +507,7 @@ def test_a_model_that_sees_one_record_only(tmp_path: Path, parties: Nodes, train
 # --- a run that stops ---
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["in the evaluation", "before the next checkpoint"])
 def test_a_stopped_run_compares_the_same_rounds(
     tmp_path: Path, parties: Nodes, where: str, monkeypatch: pytest.MonkeyPatch

@@ -66,7 +66,7 @@ def without_time(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("crashes", [True, False])
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
@@ -111,7 +111,7 @@ def test_a_crash_before_a_rounds_evaluation_loses_nothing(tmp_path: Path, partie
     assert all(record["loss"] > 0 and record["metrics"] for record in records)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("t", [2, 3, 4])
 def test_a_newton_step_goes_on_after_a_stop(tmp_path: Path, parties: Nodes, t: int) -> None:
     """Within a step, whose direction is in the checkpoint, and between two."""

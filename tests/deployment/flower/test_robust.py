@@ -41,7 +41,7 @@ def twin(settings: dict[str, Any], rule: str, train: Split, folder: Path, key: s
     return literal.averaged_model()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [*aggregation.RULES, None])
 def test_every_rule(tmp_path: Path, train: Split, parties: Nodes, rule: str | None) -> None:
     """None: no rule is set, which means clip."""

@@ -91,6 +91,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Trial]]:
     return json.loads((folder / "result.json").read_text()), [Trial.model_validate_json(line) for line in lines]
 
 
+@pytest.mark.long
 def test_parties_choose_what_a_simulation_chooses(whole: tuple[LocalGrid, Path], train: Split, parties: Nodes) -> None:
     assert_as_simulated(whole[1], train, parties, trials=6)
 

@@ -86,6 +86,7 @@ def test_a_single_partys_numbers_are_not_seen(nodes: Nodes, tmp_path: Path) -> N
         assert (numbers < 1 << 32).sum() == 0 and len(np.unique(numbers)) == 258
 
 
+@pytest.mark.long
 def test_a_vocabulary_is_no_secure_sum_and_a_party_may_refuse_it(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

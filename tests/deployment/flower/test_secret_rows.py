@@ -88,7 +88,7 @@ def assert_as_simulated(
     torch.testing.assert_close(with_key(found, parties).model.W, expected.W, **CLOSE)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dim", [8, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_losses_over_all_labels(tmp_path: Path, train: Split, parties: Nodes, loss: str, dim: int) -> None:
@@ -97,7 +97,7 @@ def test_losses_over_all_labels(tmp_path: Path, train: Split, parties: Nodes, lo
     assert_as_simulated(tmp_path / "run", train, parties, "fedalc-exact", settings)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("design", ["constant", pytest.param("linear", marks=pytest.mark.long)])
 @pytest.mark.parametrize("loss", SET_LOSSES)
 def test_newton_steps(tmp_path: Path, train: Split, parties: Nodes, loss: str, design: str) -> None:
@@ -207,6 +207,7 @@ def precision(model: TrainedModel, rows: torch.Tensor, test: Split) -> float:
     return evaluate(Model(model.model.encoder, rows), scaled, model.held)["P@1"]
 
 
+@pytest.mark.long
 def test_the_server_cannot_predict_with_what_it_keeps(tmp_path: Path, demo: tuple[Path, Path, fedalc.Dataset]) -> None:
     """θ, W and the counts of labels: as naming a label at random; guesses are far from the key's."""
     folder, _, data = demo

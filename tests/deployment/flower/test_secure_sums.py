@@ -71,7 +71,7 @@ def whole(parties: Nodes, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tra
     return trained(parties, tmp_path_factory.mktemp("whole") / "run", "mlp")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_masks_change_nothing_and_the_run_is_the_plain_one(
     case: str, parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +143,7 @@ def at_step(step: str, change: Callable[[Message], Message | None], times: int =
     return tamper
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("step", ["keys", "shares", "masked", "agree", "unmask"])
 def test_a_party_lost_at_each_step(step: str, parties: Nodes, train: Split, tmp_path: Path) -> None:
     """It is lost once, in round 1. Lost in the first steps, it is asked again; later its change is in the sum."""
@@ -154,6 +155,7 @@ def test_a_party_lost_at_each_step(step: str, parties: Nodes, train: Split, tmp_
     assert {party for _, party, _ in notes(tmp_path / "run")} == {"party 55"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", ["keys", "shares", "masked"])
 def test_a_party_that_misses_the_first_sum_stays_out(step: str, parties: Nodes, train: Split, tmp_path: Path) -> None:
     """With it in round 2, the two sums would show what it sent."""
@@ -172,6 +174,7 @@ def test_of_a_few_parties_all_are_needed_after_the_first_sum(parties: Nodes, tmp
         trained(parties, tmp_path / "run", "mlp", {55: lost_later})
 
 
+@pytest.mark.long
 def test_with_seven_parties_three_stay_out_together(train: Split, tmp_path: Path) -> None:
     """One is lost in round 2: its change cannot be told from those of two others that are left out with it."""
     seven = write_parties(tmp_path, train, {node: [node - 1] for node in range(1, 8)})
@@ -309,7 +312,7 @@ SECOND_TIMES = {"the same again": nothing, "in other bytes": one_more_space, "wi
 WHY = "show what party 55 sent. To allow it, start this party with --allow sum_lists=2"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", SECOND_TIMES)
 def test_a_server_that_drops_a_party_twice_is_refused(way: str, parties: Nodes, tmp_path: Path) -> None:
     """It asks again without one party, so that the two sums would differ by what this one sent."""
@@ -336,6 +339,7 @@ def test_another_run_without_one_party_is_refused(
     assert WHY in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_parties_may_allow_a_run_without_one(parties: Nodes, tmp_path: Path) -> None:
     """A party that is gone for good is no reason never to train again, if the others say so."""
     allow = {"allow": "sum_lists=2"}

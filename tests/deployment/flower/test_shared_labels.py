@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_the_simulation_of_a_folder_is_its_deployment(
     tmp_path: Path, nodes: dict[int, dict[str, Any]], case: str
@@ -217,7 +217,7 @@ def test_the_setting_reaches_the_parties(tmp_path: Path, nodes: dict[int, dict[s
     assert isinstance(task, ConfigRecord) and '"clients": "parties"' in str(task["settings"])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["exact, cg", "exact, newton", "oneshot"])
 def test_by_secure_sums_too(tmp_path: Path, nodes: dict[int, dict[str, Any]], case: str) -> None:
     method, settings = CASES[case]

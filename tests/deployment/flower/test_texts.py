@@ -111,7 +111,7 @@ def test_the_key_of_terms_is_that_of_the_specification() -> None:
     assert terms_key(hasher) == hmac.digest(of_run, b"fedalc/1/terms", "sha512")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("method", [ONESHOT, MLP], ids=["oneshot", "fedalc"])
 def test_the_deployment_of_texts_is_their_simulation(
@@ -444,6 +444,7 @@ def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SecureGenerator, "system", lambda: SecureGenerator.seeded(next(numbers)))
 
 
+@pytest.mark.long
 def test_noised_numbers_are_those_of_the_simulation(
     tmp_path: Path, clinics: Path, nodes: Nodes, same_noise: None
 ) -> None:

@@ -603,6 +603,7 @@ def test_what_a_server_may_not_ask_is_refused_at_once(parties: Nodes, honest: Re
     assert_refused(one(config, with_settings(honest, **changes)), why)
 
 
+@pytest.mark.long
 def test_a_party_may_allow_more(parties: Nodes, honest: RecordDict) -> None:
     more = with_settings(honest, client__epochs=101)
     assert_refused(one(parties[NODE], more), "client.epochs = 101 is outside 1 to 100")

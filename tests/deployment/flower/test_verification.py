@@ -67,6 +67,7 @@ def test_a_party_for_each_person(tmp_path: Path, method: str) -> None:
     assert_same(result, simulated(SMALL, method, encoder={"dim": dim}))
 
 
+@pytest.mark.long
 def test_in_several_rounds(tmp_path: Path) -> None:
     """Pseudonyms give W another order, so that another start is drawn: the parties learn, and every figure is there."""
     result = deployed(tmp_path, SMALL, "fedalc", **{"encoder.name": "linear", "encoder.dim": 16, "rounds": 60})

@@ -47,6 +47,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert arrays[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.long
 def test_every_cut_and_every_changed_byte_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "file"
     sent("a", {"u": "xy", "v": "y"}).save(path)

@@ -51,6 +51,7 @@ def test_it_survives_its_file(tmp_path: Path) -> None:
     assert_same(after.for_labels(rows_of(*"uvwt")), Correlations.from_label_sets(Y))
 
 
+@pytest.mark.long
 def test_every_cut_and_every_changed_byte_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "file"
     Collected.from_joined(join([sent("a", {"u": "x", "v": "x"})])).save(path)

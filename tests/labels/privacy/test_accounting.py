@@ -55,7 +55,7 @@ def test_releases_compose_as_one_with_less_noise(z: float, steps: int) -> None:
     assert analytic_delta(together, z / math.sqrt(steps)) == pytest.approx(DELTA, rel=1e-2)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("epsilon", "steps", "rate"), [(1.0, 1, 1.0), (0.5, 300, 1.0), (2.0, 1000, 0.1), (1.0, 200, 0.1), (30.0, 50, 0.2)]
 )
@@ -65,7 +65,7 @@ def test_the_noise_keeps_the_promise_and_no_more(epsilon: float, steps: int, rat
     assert spent_epsilon(0.99 * z, DELTA, steps, rate) > epsilon
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("z", "rate"), [(1.5, 0.3), (0.8, 0.1)])
 def test_one_release_of_a_sample_by_hand(z: float, rate: float) -> None:
     """δ = ∫ max(0, P - e^ε Q), with Q = N(0, z²) and P = (1 - q) N(0, z²) + q N(1, z²): P outweighs e^ε Q from x on."""
@@ -106,7 +106,9 @@ def delta_of_counts(epsilon: float, sigma: float, times: int) -> float:
     return float((sums * np.maximum(0, 1 - np.exp(np.minimum(epsilon - loss, 0)))).sum())
 
 
-@pytest.mark.parametrize(("epsilon", "m", "releases"), [(0.5, 2, 1), (1.0, 3, 2), (8.0, 3, 1)])
+@pytest.mark.parametrize(
+    ("epsilon", "m", "releases"), [(0.5, 2, 1), pytest.param(1.0, 3, 2, marks=pytest.mark.long), (8.0, 3, 1)]
+)
 def test_counts_keep_the_promise_by_brute_force(epsilon: float, m: int, releases: int) -> None:
     z = counts_multiplier(epsilon, DELTA, releases, m)
     spent = counts_epsilon(z, DELTA, releases, m)
@@ -138,6 +140,7 @@ def test_more_than_the_sampler_can_tell_is_not_asked_of_it() -> None:
     assert 45 < counts_epsilon(z, DELTA, 1, 10) <= 50
 
 
+@pytest.mark.long
 def test_releases_of_different_kinds_compose() -> None:
     counts, steps = Release("discrete", 20.0, 7), Release("gaussian", 10.0, 4)
     together = epsilon_of([counts, steps], DELTA)
@@ -149,7 +152,7 @@ def test_releases_of_different_kinds_compose() -> None:
     assert epsilon_of([], DELTA) == 0
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("others", [0, 1, 4])
 @pytest.mark.parametrize("too_low", [0, 2])
 def test_a_published_list_of_labels_keeps_the_promise_in_every_outcome(others: int, too_low: int) -> None:

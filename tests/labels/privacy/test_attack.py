@@ -90,6 +90,7 @@ def test_the_attack_works_on_what_was_published_before(labels: int, trials: int)
     assert not any(value > 0 and proves_presence(value, labels) for value in absent)  # never falsely
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("labels", "trials"), [(3, 300), (10, 300), (79, 100)])
 def test_no_published_value_proves_anything(labels: int, trials: int) -> None:
     generator = SecureGenerator.seeded(labels)
@@ -151,11 +152,13 @@ def violations_of_counts(labels: int, sigma: float) -> int:
     return found + sum(violations(present[:, count], absent[:, count], one) for count in range(7))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("labels", [3, 10, 79])
 def test_no_event_separates_the_worlds_beyond_epsilon_and_delta(labels: int) -> None:
     assert violations_of_counts(labels, SIGMA) == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("labels", [3, 10, 79])
 def test_half_of_the_noise_would_be_found(labels: int) -> None:
     """The same test with the same size: otherwise it would mean little that it finds nothing."""
@@ -173,6 +176,7 @@ def joined_files(one_more: bool) -> Joined:
     return join([sent])
 
 
+@pytest.mark.long
 def test_the_list_of_labels_does_not_show_a_single_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier, the file contained every label of an instance."""
     monkeypatch.setattr(fedalc.labels.knowledge, "epsilon_of", lambda *_: EPSILON)  # half a second each

@@ -263,6 +263,7 @@ def test_runs_of_a_server_share_a_ledger_whatever_their_parties(tmp_path: Path) 
     assert "deployment" in run("privacy", "--state", str(tmp_path / "state"))
 
 
+@pytest.mark.long
 def test_processes_at_once_cannot_both_take_what_is_left(privacy_ledger: Path) -> None:
     def attempt(number: int) -> bool:
         try:
@@ -308,6 +309,7 @@ def test_another_file_is_not_taken_for_an_empty_ledger(privacy_ledger: Path) -> 
     assert Ledger(privacy_ledger).charges() == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mechanism", ["counts", "gradients"])
 def test_a_copy_of_a_run_cannot_go_on_with_noise_of_its_own(
     tmp_path: Path, privacy_ledger: Path, mechanism: str

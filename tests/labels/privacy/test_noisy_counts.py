@@ -24,7 +24,7 @@ def released(label_sets: csr_matrix) -> np.ndarray:
     return np.concatenate([[known.instances], known.counts, pairs])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("labels", "instances", "m"), [(4, 2, 1), (4, 2, 2), (4, 2, 3), (3, 3, 2), (4, 2, 4)])
 def test_sensitivity_over_all_neighbours_of_all_small_datasets(labels: int, instances: int, m: int) -> None:
     sets = [list(s) for size in range(m + 1) for s in combinations(range(labels), size)]
@@ -78,6 +78,7 @@ def test_what_comes_out_is_fit_for_use(z: float) -> None:
     assert (c >= 0).all() and (c <= np.minimum.outer(known.counts, known.counts)).all()
 
 
+@pytest.mark.long
 def test_the_noise_has_the_promised_size() -> None:
     """On counts below all limits: σ = z · √(1 + m + m(m-1)/2), for N, n and c alike."""
     Y = csr_matrix(np.tile(np.array([[1, 1, 0, 0], [0, 0, 1, 1]]), (3000, 1)))

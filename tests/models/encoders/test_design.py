@@ -178,7 +178,7 @@ def test_one_round_is_ridge_regression_on_the_design(design: str, engine: str) -
     assert np.allclose(training.model.theta[0].detach().numpy(), wanted, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("design", ["constant", "relu", "cosine", "alone"])
 def test_conjugate_gradients_reach_the_solution_of_one_round(design: str) -> None:
     data = small_dataset()

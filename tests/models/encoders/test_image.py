@@ -128,7 +128,7 @@ def test_only_batch_normalisation_has_a_mode_of_work(norm: str, weights: Path) -
     assert not network.eval().training
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", ["group", "frozen", "batch"])
 @pytest.mark.parametrize("output", ["unit", "raw"])
 def test_gradients_numerically(norm: str, output: str, weights: Path) -> None:
