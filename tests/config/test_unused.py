@@ -264,6 +264,14 @@ def test_a_note_is_true(others: str, name: str, one: str, another: str) -> None:
     assert results[0] == results[1]
 
 
+def test_terms_beside_a_sentence_encoder_have_settings() -> None:
+    for name in ("text.idf", "text.most_terms"):
+        assert noted("text.encoder=folder", "text.tfidf=1", f"{name}=1") == []
+        assert noted("text.encoder=folder", f"{name}=1") == [
+            f"{name} has no effect with text.kind encoder and text.tfidf 0.0"
+        ]
+
+
 def test_every_line_of_the_table_is_tried() -> None:
     """If any line is removed, some note is missing."""
     asked = [(experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in IDLE]

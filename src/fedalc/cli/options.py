@@ -103,6 +103,7 @@ TextEncoder = Annotated[
     Path | None,
     typer.Option(help="raw texts: folder of a sentence encoder, in transformers' or sentence-transformers' layout"),
 ]
+WithTfidf = Annotated[bool, typer.Option("--with-tfidf", help="tf-idf beside the sentence encoder (sets text.tfidf=1)")]
 Pretrained = Annotated[
     list[str] | None,
     typer.Option(
@@ -198,6 +199,7 @@ class TrainingOptions(TableOptions):
     engine: Engine = None
     encoder: Encoder = None
     text_encoder: TextEncoder = None
+    with_tfidf: WithTfidf = False
     pretrained: Pretrained = None
     rounds: Rounds = None
     device: Device = None
@@ -227,6 +229,8 @@ class TrainingOptions(TableOptions):
             asked["encoder"] = {"name": asked["encoder"]}
         if self.text_encoder is not None:
             asked["text"] = {"encoder": str(self.text_encoder.resolve())}  # config.toml can be read from anywhere
+        if self.with_tfidf:
+            asked["text"] = {**asked.get("text", {}), "tfidf": 1.0}
         if self.pretrained:
             sources = [absolute_weights(source) for source in self.pretrained]
             weights = {"pretrained": sources[0] if len(sources) == 1 else sources}

@@ -19,7 +19,7 @@ from fedalc.config.experiment import Experiment, flat
 from fedalc.config.facts import METHOD_SECTIONS, MethodFacts, encoder_facts, method_facts
 from fedalc.config.resolve import experiment
 from fedalc.config.schema import NONE, PRESETS
-from fedalc.config.unused import ONLY_WITH, SET, Conditions, Fact
+from fedalc.config.unused import MORE, ONLY_WITH, SET, Conditions, Fact
 from fedalc.core.registry import ENCODERS, METHODS, METRICS, ORACLES
 from fedalc.errors import ConfigError, FedalcError
 
@@ -253,6 +253,8 @@ def _conditions(name: str) -> Iterator[str]:
 def _condition(other: str, wanted: tuple[object, ...] | Fact) -> str:
     if isinstance(wanted, Fact):
         return FACTS.get(wanted, wanted.name)
+    if wanted is MORE:
+        return f"{other} > 0"
     if wanted is SET:
         return f"{other} set"
     return f"{other} = {' or '.join(map(written, wanted))}"

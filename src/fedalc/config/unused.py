@@ -24,8 +24,15 @@ class _Any(tuple[object, ...]):
         return value is not None
 
 
+class _Positive(tuple[object, ...]):
+    """All numbers above 0."""
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and value > 0
+
+
 Conditions = Mapping[str, tuple[object, ...] | Fact]
-SET = _Any()
+SET, MORE = _Any(), _Positive()
 
 FEDERATED, CENTRALISED = Fact("centralised", False), Fact("centralised")
 TAKES_FEATURES, TAKES_PICTURES = Fact("pictures", False), Fact("pictures")
@@ -50,12 +57,15 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
     ("images", {"encoder.name": TAKES_PICTURES, "encoder.frozen": (True,)}),
     ("images.fit images.views images.mean images.deviation encoder.weights", {"encoder.frozen": (True,)}),
-    ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",)}),
+    ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",), "text.tfidf": MORE}),
     ("text.buckets text.sign", {"text.kind": ("hashing",)}),
     ("text.epsilon text.delta text.terms_per_document", {"text.kind": ("hashing",)}),
     ("text.epsilon text.delta text.terms_per_document", {"text.idf": (True,)}),
-    ("text.batch text.device", {"text.kind": ("encoder",)}),
-    ("text.words text.characters text.lowercase text.sublinear text.idf", {"text.kind": ("vocabulary", "hashing")}),
+    ("text.batch text.device text.tfidf", {"text.kind": ("encoder",)}),
+    (
+        "text.words text.characters text.lowercase text.sublinear text.idf",
+        {"text.kind": ("vocabulary", "hashing"), "text.tfidf": MORE},
+    ),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),
     ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
     ("client.margin", {"client.loss": ("hinge",)}),

@@ -22,7 +22,9 @@ from fedalc.core.registry import imported
 from fedalc.data.text.base import TextFeatures, listed_texts
 from fedalc.data.text.counted import idf_of
 from fedalc.data.text.counts import BucketCounts, TermCounts
+from fedalc.data.text.encoded import EncodedText
 from fedalc.data.text.features import HashedText, VocabularyText, count_documents, fit_text, text_from_counts
+from fedalc.data.text.joined import JoinedText
 from fedalc.data.text.settings import TextSettings
 from fedalc.errors import DataError
 
@@ -36,13 +38,15 @@ class NotAgreed(DataError):
 
 def needs_counts(settings: TextSettings) -> bool:
     """Return whether features depend on the parties' documents, so that numbers have to be shared."""
-    return settings.kind == "vocabulary" or (settings.kind == "hashing" and settings.idf)
+    return settings.kind == "vocabulary" or settings.tfidf > 0 or (settings.kind == "hashing" and settings.idf)
 
 
 def agreed_text(parties: Sequence[Sequence[str]], settings: TextSettings) -> TextFeatures:
     """Return the features that parties with these texts agree on. Only their numbers of documents meet."""
     if not needs_counts(settings):
         return fit_text(parties[0], settings)
+    if settings.kind == "encoder":
+        return JoinedText.beside(EncodedText.open(settings), agreed_text(parties, settings.of_terms))
     if settings.kind == "hashing":
         parts = [_bucket_counts(texts, settings, party) for party, texts in enumerate(parties)]
         total = summed_buckets([buckets for _, buckets in parts])

@@ -22,6 +22,7 @@ from fedalc.data.text.blocks import by_blocks
 from fedalc.data.text.counted import CountedText, idf_of, placed_counts
 from fedalc.data.text.counts import BucketCounts, DocumentCounts, TermCounts
 from fedalc.data.text.encoded import EncodedText
+from fedalc.data.text.joined import JoinedText
 from fedalc.data.text.keyed import KEYED, KeyedVocabularyText
 from fedalc.data.text.settings import TextSettings
 from fedalc.data.text.terms import VERSION, Terms
@@ -71,7 +72,8 @@ def fit_text(texts: Iterable[str], settings: TextSettings, workers: int | None =
     Reads `texts` once; give train's texts only. Memory: see `count_documents`.
     """
     if settings.kind == "encoder":
-        return EncodedText.open(settings)
+        encoded = EncodedText.open(settings)
+        return JoinedText.beside(encoded, fit_text(texts, settings.of_terms, workers)) if settings.tfidf else encoded
     return text_from_counts(count_documents(texts, settings, workers), settings)
 
 
@@ -123,7 +125,8 @@ def text_from_parts(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], 
     """
     settings = TextSettings.model_validate(facts["settings"])
     if settings.kind == "encoder":
-        return EncodedText.from_facts(settings, facts, device)
+        encoded = EncodedText.from_facts(settings, facts, device)
+        return JoinedText.beside(encoded, text_from_parts(arrays, facts["terms"])) if settings.tfidf else encoded
     if facts["version"] != VERSION:
         raise ValueError(f"terms of version {facts['version']!r}, but this version of fedalc makes {VERSION}")
     idf = _checked_idf(arrays["idf"]) if settings.idf else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from fedalc.core.settings import Count, Settings
 from fedalc.errors import either
@@ -59,6 +59,9 @@ class TextSettings(Settings):
     """With epsilon: a document counts in at most this many buckets, drawn at random."""
     encoder: str | None = None
     """Folder of a sentence encoder (docs/text.md). Sets kind = "encoder"."""
+    tfidf: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """With a sentence encoder: weight of the terms (as for kind = "vocabulary") beside its output, each scaled to
+    length 1. 0: the encoder alone."""
     batch: Count = 32
     """Texts that a sentence encoder takes at a time."""
     device: str = "cpu"
@@ -71,14 +74,21 @@ class TextSettings(Settings):
             return {"kind": "encoder", **values}
         return values
 
+    @property
+    def of_terms(self) -> TextSettings:
+        """The settings of the terms beside a sentence encoder."""
+        return self.model_copy(update={"kind": "vocabulary", "encoder": None, "tfidf": 0.0})
+
     @model_validator(mode="after")
-    def _check(self) -> TextSettings:
+    def _check(self, info: ValidationInfo) -> TextSettings:
         if (self.kind == "encoder") != (self.encoder is not None):
             raise ValueError(
                 f'kind = "encoder" needs the folder of one: {_FOLDER}'
                 if self.encoder is None
                 else f"an encoder's folder goes with kind = encoder, not {self.kind}"
             )
+        if self.tfidf and self.encoder is None and not (info.context or {}).get("values_only"):
+            raise ValueError(f"tfidf is the weight of terms beside a sentence encoder: it needs {_FOLDER}")
         if self.epsilon is not None and self.kind != "hashing":
             raise ValueError(
                 'epsilon needs kind = "hashing": noise hides in how many documents a term is, not that there is one'
