@@ -65,7 +65,7 @@ class SecureSums(Engine):
             )
         if (seconds := len(self.parties) ** 3 * CUBE) > SLOW:
             warnings.warn(
-                f"secure sums over {len(self.parties)} simulated parties take about {seconds:.0f} s each for the shares "
+                f"secure sums over {len(self.parties)} simulated parties take about {seconds:.0f} s each for shares "
                 "alone. Data with a folder per party, or fewer parties, is faster (docs/secure-sums.md)",
                 stacklevel=2,
             )
