@@ -31,6 +31,7 @@ from fedalc.models.model import Model
 ALONE = 768  # record visits, from which a client with dense layers works alone
 FOLD = 256  # record visits, after which it puts its steps into its own matrices
 MOST_RECORDS = 6000  # of a client: it needs records × records numbers
+PART = 0.5  # of the memory budget for a group's records and steps; products of it take as much at most
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,7 @@ class LockstepEngine(ClientsEngine):
         labels = self.federation.label_of[participants]
         weights = self.method.weights(counts, labels)
         total = Total(model, weights)
-        work = [
-            self._work(place, client, chance, round_number) for place, client in enumerate(participants.tolist())
-        ]
+        work = [self._work(place, client, chance, round_number) for place, client in enumerate(participants.tolist())]
         copies = model.W.new_empty(len(participants), model.W.shape[1])
         together = [one for one in work if not too_large(one)]
         for group in watched("clients", self._groups(together, encoder), len(together), len):
@@ -99,7 +98,7 @@ class LockstepEngine(ClientsEngine):
             alone = self._alone(one, encoder)
             records = len((group or [one])[0].instances)
             more = (group or [one])[0].visits * depth + records * (first + records * (one.steps > 1))
-            if group and (alone or (numbers + more) * size > self.settings.memory_budget):
+            if group and (alone or (numbers + more) * size > PART * self.settings.memory_budget):
                 yield group
                 group, numbers = [], 0
             group.append(one)
@@ -129,9 +128,7 @@ class LockstepEngine(ClientsEngine):
             pair, own = instance[step.client, step.place], label[step.client]
             row = rows[step.client]
             each = [
-                self.method.loss(
-                    torch.linalg.vecdot(g[:, part], row[:, part]), g[:, part].square().sum(1), own, pair
-                )
+                self.method.loss(torch.linalg.vecdot(g[:, part], row[:, part]), g[:, part].square().sum(1), own, pair)
                 for part in self.method.parts
             ]
             if self.method.set_loss is not None:
