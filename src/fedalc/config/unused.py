@@ -67,7 +67,10 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
         {"text.kind": ("vocabulary", "hashing"), "text.tfidf": MORE},
     ),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),
-    ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
+    (
+        "client.momentum",
+        {"engine": ("lockstep", "clients", "flower")},
+    ),  # it lasts for one round, and fused has one step per round
     ("client.margin", {"client.loss": ("hinge",)}),
     ("client.set_size", {"client.loss": ALL_LABELS}),
     ("client.label_power client.label_offset", {"client.loss": ("square",)}),
