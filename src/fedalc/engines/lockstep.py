@@ -12,6 +12,7 @@ made of one sparse matrix and dense layers (pictures, users' modules, sub-models
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,19 +20,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
+from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
 from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.traffic import Ledger
+from fedalc.methods import Method
 from fedalc.models.encoders import Chance, SparseRows
+from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
 ALONE = 768  # record visits, from which a client with dense layers works alone
 FOLD = 256  # record visits, after which it puts its steps into its own matrices
 MOST_RECORDS = 6000  # of a client: it needs records × records numbers
-PART = 0.5  # of the memory budget for a group's records and steps; products of it take as much at most
+PART = 0.3  # of the memory budget for a group; as much is kept for later rounds
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,10 @@ class Work:
 
 
 class LockstepEngine(ClientsEngine):
+    def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
+        super().__init__(federation, method, settings)
+        self._known: dict[bytes, Tensor] = {}
+
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         encoder = model.encoder
         fits = type(encoder).forward is TextEncoder.forward and isinstance(encoder, TextEncoder)
@@ -98,6 +107,7 @@ class LockstepEngine(ClientsEngine):
             alone = self._alone(one, encoder)
             records = len((group or [one])[0].instances)
             more = (group or [one])[0].visits * depth + records * (first + records * (one.steps > 1))
+            more += max(map(len, one.batches[0])) * 3 * self.federation.label_count * (self.method.set_loss is not None)
             if group and (alone or (numbers + more) * size > PART * self.settings.memory_budget):
                 yield group
                 group, numbers = [], 0
@@ -152,6 +162,21 @@ class LockstepEngine(ClientsEngine):
         total.add([one.place for one in group], steps, held)
         return steps, losses
 
+    def _likeness(
+        self, pairs: np.ndarray, design: SparseRows | Design, where: tuple[np.ndarray, ...], shape: tuple[int, int]
+    ) -> Tensor:
+        """Return X_u X_uᵀ of the clients in a group. They are kept for later rounds, as far as the memory goes."""
+        record, client, place = where
+        of_features = self.settings.encoder.input_dropout == 0
+        group = hashlib.sha256(pairs.tobytes() + client.tobytes()).digest()
+        if of_features and group in self._known:
+            return self._known[group]
+        found = torch.from_numpy(likeness(design, record, client, place, shape))
+        kept = sum(one.nbytes for one in self._known.values())
+        if of_features and kept + found.nbytes <= PART * self.settings.memory_budget:
+            self._known[group] = found
+        return found
+
     def _held(
         self, encoder: TextEncoder, group: list[Work], chance: Chance, W: Tensor, first: Tensor
     ) -> tuple[HeldRecords, Tensor, Tensor | None]:
@@ -167,7 +192,7 @@ class LockstepEngine(ClientsEngine):
         shape = (len(group), max(counts))
         like = None
         if group[0].steps > 1:
-            like = torch.from_numpy(likeness(design, record, client, place, shape)).to(W)
+            like = self._likeness(pairs, design, (record, client, place), shape).to(W)
         tensors = [torch.from_numpy(array).to(W.device) for array in (record, client, place)]
         held = HeldRecords(design @ first, rows.keys, *tensors, like, shape, self.settings.client.momentum > 0)
         instance = torch.zeros(shape, dtype=torch.int64, device=W.device)
