@@ -99,7 +99,7 @@ class LockstepEngine(ClientsEngine):
 
     def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
         """Yield clients with similar numbers of steps together, as many as fit into memory; and large ones alone."""
-        depth = sum(sum(layer.weight.shape) for layer in encoder.layers)  # type: ignore[arg-type]
+        depth = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
         first, size = encoder.embedding.shape[1], encoder.embedding.element_size()
         group: list[Work] = []
         numbers = 0
@@ -193,15 +193,15 @@ class LockstepEngine(ClientsEngine):
         like = None
         if group[0].steps > 1:
             like = self._likeness(pairs, design, (record, client, place), shape).to(W)
-        tensors = [torch.from_numpy(array).to(W.device) for array in (record, client, place)]
-        held = HeldRecords(design @ first, rows.keys, *tensors, like, shape, self.settings.client.momentum > 0)
+        of_pair = tuple(torch.from_numpy(array).to(W.device) for array in (record, client, place))
+        held = HeldRecords(design @ first, rows.keys, of_pair, like, shape, self.settings.client.momentum > 0)
         instance = torch.zeros(shape, dtype=torch.int64, device=W.device)
-        instance[tensors[1], tensors[2]] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
+        instance[held.client, held.place] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
         if self.federation.parts is None:
             return held, instance, None
         parts = W.new_zeros(shape)
         of_pairs = [self.federation.parts_of(one.client, one.instances) for one in group]
-        parts[tensors[1], tensors[2]] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
+        parts[held.client, held.place] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
         return held, instance, parts
 
 
@@ -252,7 +252,7 @@ def steps_of(group: list[Work], device: torch.device) -> list[Step]:
         client = np.repeat(np.arange(len(now)), sizes)
         slot = np.concatenate([np.arange(size) for size in sizes])
         place = np.concatenate([batch for batch, _ in now])
-        tensors = [torch.from_numpy(array.astype(np.int64)).to(device) for array in (client, slot, place)]
         first = np.repeat([first for _, first in now], sizes)
-        steps.append(Step(len(now), *tensors, max(sizes), torch.from_numpy(first).to(device)))
+        arrays = (client.astype(np.int64), slot.astype(np.int64), place.astype(np.int64), first)
+        steps.append(Step(len(now), max(sizes), *(torch.from_numpy(array).to(device) for array in arrays)))
     return steps
