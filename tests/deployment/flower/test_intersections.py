@@ -56,6 +56,7 @@ def watched(parties: Nodes, folder: Path, method: str = "fedalc", **more: Any) -
 
 
 @pytest.mark.usefixtures("openmined")
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["fedalc", "fedalc-fixed"])
 def test_training_is_that_of_the_join_and_of_the_simulation(
     method: str, parties: Nodes, train: Split, tmp_path: Path
@@ -79,6 +80,7 @@ def test_training_is_that_of_the_join_and_of_the_simulation(
 
 
 @pytest.mark.usefixtures("openmined")
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "secure"), [("fedalc", "off"), ("fedalc-fixed", "off"), ("fedalc-fixed", "on")])
 def test_training_is_its_simulation(method: str, secure: str, parties: Nodes, train: Split, tmp_path: Path) -> None:
     """With weights that N enters; with held-out records, which no intersection is about, and with secure sums."""
@@ -302,6 +304,14 @@ def test_digests_are_not_sent_in_such_a_run(after_a_run: LocalGrid, parties: Nod
         assert reply.has_error() and "in a run that collects by psi" in reply.error.reason
 
 
+def test_a_party_may_refuse_every_join(parties: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server says how it collects. A party that sends no digests takes part in no run that joins them."""
+    firm = {node: config | {"no-digests": True} for node, config in parties.items()}
+    with pytest.raises(FedalcError, match="no party's label sets could be used"):
+        run(LocalGrid(firm), tmp_path / "run", asked("fedalc", PSI | {"collection.by": "join"}))
+    assert "which this party does not send (--no-digests)" in capsys.readouterr().out
+
+
 def test_points_that_are_none_and_points_twice(
     after_a_run: LocalGrid, parties: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +335,7 @@ def test_points_that_are_none_and_points_twice(
 
 
 @pytest.mark.usefixtures("openmined")
+@pytest.mark.long
 def test_a_lost_answer_is_asked_for_again(parties: Nodes, tmp_path: Path) -> None:
     grid, lost = LocalGrid(parties), []
 
@@ -345,6 +356,7 @@ def test_a_lost_answer_is_asked_for_again(parties: Nodes, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("openmined")
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [REQUESTS, ANSWERS, COUNTS])
 def test_a_party_that_sends_nonsense_ends_the_run_by_name(
     kind: str, parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

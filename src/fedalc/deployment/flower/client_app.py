@@ -182,6 +182,11 @@ def _digests(message: Message, context: Context, on_held_out: bool) -> RecordDic
     party, settings, question = read_question(message, context)
     if settings.collection.by != "join":
         raise BadMessage(f"asks for digests of instances, in a run that collects by {settings.collection.by}")
+    if context.node_config.get("no-digests"):
+        raise BadMessage(
+            "asks for digests of instances, which this party does not send (--no-digests); use --collection psi or "
+            "sums, and leave out --rank-held-out on"
+        )
     _, out = apart(party, settings, question["share"])
     rows = np.flatnonzero(out == on_held_out)
     if not len(rows):
