@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -120,18 +120,16 @@ class Intersecting:
             if not compare_digest(claimed, self._tag("request", batch, sizes, points)):
                 raise BadMessage(f"relays a request that {batch.asking[:40]} has not made in this run")
             self._unchanged(f"psi answered {batch.asking}", claimed)
-            own, again = [], []
+            found = []
             for pair, part in zip(self._timely(batch), np.split(points, np.cumsum(sizes)[:-1]), strict=True):
                 if len(np.unique(part, axis=0)) != len(part):
                     raise BadMessage(f"relays points of {batch.asking[:40]} of which two are the same")
                 try:
-                    found = psi.answer(self._secret_for(batch, pair), part, self.sets[pair[1]])
+                    found.append(psi.answer(self._secret_for(batch, pair), part, self.sets[pair[1]]))
                 except ValueError:
                     raise BadMessage(f"relays what are no points, of {batch.asking[:40]}") from None
-                own.append(found[0])
-                again.append(found[1])
-            lengths = np.array([len(part) for part in own], dtype=np.int64)
-            setup, answered = np.concatenate(own), np.concatenate(again)
+            lengths = np.array([len(own) for own, _ in found], dtype=np.int64)
+            setup, answered = (np.concatenate(parts) for parts in zip(*found, strict=True))
             tags.append(self._tag("answer", batch, claimed, lengths, setup, answered))
             reply[f"{ANSWER}{number}"] = pack({"sizes": lengths, "own": setup, "points": answered})
         reply[RECORD] = ConfigRecord({"tags": tags})
@@ -180,8 +178,7 @@ class Intersecting:
                 raise BadMessage("asks for a pair of labels twice, or not of this party's with another's")
             self.limits.check("points", sum(len(self.sets[label]) for label in own))
             batches.append(batch)
-        if batches:
-            self.limits.check("intersections", sum(len(batch.own) for batch in batches))
+        self.limits.check("intersections", max(1, sum(len(batch.own) for batch in batches)))
         return batches
 
     def _tagged(self, asks: bool) -> list[tuple[_Batch, bytes]]:
@@ -210,9 +207,7 @@ class Intersecting:
         record = self.context.state.get(_SEED)
         if not isinstance(record, ConfigRecord):
             record = self.context.state[_SEED] = ConfigRecord({"seed": secrets.token_bytes(32)})
-        seed = record["seed"]
-        assert isinstance(seed, bytes)
-        return seed
+        return cast(bytes, record["seed"])
 
     def _unchanged(self, what: str, *parts: bytes) -> None:
         """Refuse what differs from what the run said before. A single part is kept as it is."""
