@@ -89,7 +89,6 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ),
     ("collection.records collection.collisions", {"collection.by": ("sums",)}),
     ("collection.most_labels", {"collection.by": ("psi",)}),
-    ("collection.most_labels", {"engine": ("flower",)}),
     ("collection.quantum", {"collection.identity": ("embedding",)}),
     ("privacy.epsilon privacy.delta privacy.noise", {"privacy.mechanism": SET}),
     ("privacy.labels_per_instance", {"privacy.mechanism": ("counts", "sums")}),
