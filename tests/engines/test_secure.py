@@ -141,6 +141,12 @@ def test_two_parties_are_refused() -> None:
         fedalc.train(data=data, method="fedavg-fixed", rounds=1, secure_sums={"on": True})
 
 
+def test_many_parties_are_slow_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalc.engines.secure.CUBE", 1.0)
+    with pytest.warns(UserWarning, match="secure sums over 4 simulated parties take about 64 s each"):
+        fedalc.train(data=small_dataset(labels=4), method="fedavg-fixed", rounds=1, secure_sums={"on": True})
+
+
 def test_overflow_says_which_setting() -> None:
     with pytest.raises(FedalcError, match=r"secure_sums\.bits: overflow.*use fewer bits"):
         trained(1, {"on": True, "bits": 60}, **CASES["one round"])

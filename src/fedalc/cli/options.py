@@ -50,8 +50,9 @@ Task = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
-        help="fused: all clients at once, exact and fast; clients: client by client",
-        autocompletion=_completing(["fused", "clients"]),
+        help="fused: one step of all clients at once, exact and fast; lockstep: so for any local schedule; "
+        "clients: client by client",
+        autocompletion=_completing(["fused", "lockstep", "clients"]),
     ),
 ]
 Encoder = Annotated[

@@ -82,8 +82,9 @@ class Experiment(Settings):
     task: Literal["classification", "verification"] = "classification"
     """What is measured and chosen by. verification: labels are persons, whose claimed identity is accepted or refused
     (docs/verification.md)."""
-    engine: Literal["fused", "clients", "flower"] = "fused"
-    """Where it is computed. fused: all clients at once, exact and fast. clients: client by client. flower: real parties
+    engine: Literal["fused", "lockstep", "clients", "flower"] = "fused"
+    """Where it is computed. fused: one step of all clients at once, exact and fast. lockstep: any local schedule, the
+    steps of many clients at once. clients: client by client, to compare with. flower: real parties
     (docs/deployment.md)."""
     clients: Literal["labels", "users", "parties"] = "labels"
     """labels: a client per label. users: a client per label and user, if the data has users. parties: a client per

@@ -57,7 +57,10 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("text.batch text.device", {"text.kind": ("encoder",)}),
     ("text.words text.characters text.lowercase text.sublinear text.idf", {"text.kind": ("vocabulary", "hashing")}),
     ("client.row_learning_rate", {"method": Fact("trains_rows")}),
-    ("client.momentum", {"engine": ("clients", "flower")}),  # it lasts for one round, and fused has one step per round
+    (
+        "client.momentum",
+        {"engine": ("lockstep", "clients", "flower")},
+    ),  # it lasts for one round, and fused has one step per round
     ("client.margin", {"client.loss": ("hinge",)}),
     ("client.set_size", {"client.loss": ALL_LABELS}),
     ("client.label_power client.label_offset", {"client.loss": ("square",)}),

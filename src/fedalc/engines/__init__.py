@@ -7,12 +7,17 @@ from fedalc.data.federation import Federation
 from fedalc.engines.base import Engine, RoundResult
 from fedalc.engines.by_party import PartyByParty
 from fedalc.engines.fused import FusedEngine
+from fedalc.engines.lockstep import LockstepEngine
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.secure import SecureSums
 from fedalc.errors import ConfigError
 from fedalc.methods import Method
 
-ENGINES: dict[str, type[ClientsEngine] | type[FusedEngine]] = {"clients": ClientsEngine, "fused": FusedEngine}
+ENGINES: dict[str, type[ClientsEngine] | type[FusedEngine]] = {
+    "fused": FusedEngine,
+    "lockstep": LockstepEngine,
+    "clients": ClientsEngine,
+}
 
 
 def make_engine(settings: Experiment, federation: Federation, method: Method) -> Engine:

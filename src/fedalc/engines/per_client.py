@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -44,26 +45,43 @@ class ClientsEngine(Engine):
         change = [torch.zeros_like(p) for p in model.theta]
         copies = model.W.new_empty(len(participants), model.W.shape[1])
         statistics = [torch.zeros_like(s) for s in model.statistics]
-        local = Model(copy.deepcopy(model.encoder).train(), model.W)
-        loss = 0.0
-        everyone = zip(participants.tolist(), weights.tolist(), strict=True)
-        for place, (client, weight) in enumerate(watched("clients", everyone, len(participants))):
-            with torch.no_grad():
-                for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
-                    mine.copy_(server)
-            copies[place], client_loss = self._local_work(local, client, chance, round_number)
-            loss += weight * client_loss
-            with torch.no_grad():
-                for total, mine, server in zip(change, local.theta, model.theta, strict=True):
-                    total.add_(torch.sub(server, mine, out=mine), alpha=weight)  # overwrites the client's θ
-                for total, mine in zip(statistics, local.statistics, strict=True):
-                    total.add_(mine, alpha=weight)
+        everyone = list(enumerate(participants.tolist()))
+        loss = self._add_clients(model, everyone, weights, chance, round_number, change, statistics, copies)
         rows = no_rows(model.W)
         if self.method.trains_rows:
             rows = mean_rows(torch.from_numpy(labels).to(model.W.device), copies, weights)
         sent, users = model.theta + model.statistics, self.federation.sender_count(participants)
         traffic = Ledger.of_round(sent, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(change, *rows, loss, traffic, statistics=statistics)
+
+    def _add_clients(
+        self,
+        model: Model,
+        clients: Sequence[tuple[int, int]],
+        weights: Tensor,
+        chance: Chance,
+        round_number: int,
+        change: list[Tensor],
+        statistics: list[Tensor],
+        copies: Tensor,
+    ) -> float:
+        """Add the weighted changes of these clients, put their rows into `copies`, and return their weighted loss.
+        `clients`: place among the round's participants, and number."""
+        local = Model(copy.deepcopy(model.encoder).train(), model.W)
+        loss = 0.0
+        for place, client in watched("clients", clients, len(clients)):
+            with torch.no_grad():
+                for mine, server in zip(local.theta + local.statistics, model.theta + model.statistics, strict=True):
+                    mine.copy_(server)
+            copies[place], client_loss = self._local_work(local, client, chance, round_number)
+            weight = weights[place].item()
+            loss += weight * client_loss
+            with torch.no_grad():
+                for total, mine, server in zip(change, local.theta, model.theta, strict=True):
+                    total.add_(torch.sub(server, mine, out=mine), alpha=weight)  # overwrites the client's θ
+                for total, mine in zip(statistics, local.statistics, strict=True):
+                    total.add_(mine, alpha=weight)
+        return loss
 
     def curvature(
         self, model: Model, direction: Tensor, participants: np.ndarray, round_number: int = 0

@@ -7,6 +7,7 @@ in every sum, so that every sum is over the same ones; without a participant a p
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -44,6 +45,8 @@ from fedalc.secure_sums import (
 )
 
 LEAST_PARTIES = 3
+CUBE = 1.2e-5  # seconds of Shamir's scheme for a sum over n parties, divided by n³ (docs/results/secure_sums.md)
+SLOW = 5.0
 
 
 class SecureSums(Engine):
@@ -59,6 +62,12 @@ class SecureSums(Engine):
             raise ConfigError(
                 f"a sum over {len(self.parties)} parties shows single ones; at least {LEAST_PARTIES} are needed",
                 "secure_sums.on",
+            )
+        if (seconds := len(self.parties) ** 3 * CUBE) > SLOW:
+            warnings.warn(
+                f"secure sums over {len(self.parties)} simulated parties take about {seconds:.0f} s each for shares "
+                "alone. Data with a folder per party, or fewer parties, is faster (docs/secure-sums.md)",
+                stacklevel=2,
             )
         secret = secrets.token_bytes(64)  # the parties' key has no other use in a simulation
         self._identities = {party: Identity(f"party {party:09}", "simulation", secret) for party in self.parties}

@@ -1,4 +1,4 @@
-"""The engines compute the same: `clients` is literal, `fused` has to equal it in float64."""
+"""The engines compute the same: `clients` is literal, `fused` and `lockstep` have to equal it in float64."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ def start_training(settings: Mapping[str, Any], train: Split, engine: str) -> Fe
     return simulated(resolved, train, knowledge_for(resolved, train))
 
 
-def assert_engines_equal(settings: Mapping[str, Any], train: Split, rounds: int = 4) -> None:
-    """Assert that `fused` and `clients` give the same losses, θ, W, averaged weights and bytes."""
-    fused, literal = (start_training(settings, train, engine) for engine in ("fused", "clients"))
-    start = [tensor.detach().clone() for tensor in fused.model.theta]
+def assert_engines_equal(
+    settings: Mapping[str, Any], train: Split, rounds: int = 4, engines: tuple[str, str] = ("fused", "clients")
+) -> None:
+    """Assert that two engines give the same losses, θ, W, averaged weights and bytes."""
+    ours, literal = (start_training(settings, train, engine) for engine in engines)
+    start = [tensor.detach().clone() for tensor in ours.model.theta]
+    between = f"between the engines {' and '.join(engines)}"
     for number in range(1, rounds + 1):
-        losses = fused.run_round(), literal.run_round()
+        losses = ours.run_round(), literal.run_round()
         assert np.isclose(*losses, rtol=TOLERANCE), f"round {number}: the losses are {losses[0]} and {losses[1]}"
-        assert_same(fused.model.theta, literal.model.theta, f"θ after round {number}")
-        assert_same([fused.model.W], [literal.model.W], f"W after round {number}")
-    assert_same(fused.averaged_model().values, literal.averaged_model().values, "the averaged weights")
-    assert fused.ledger == literal.ledger, f"the engines count {fused.ledger} and {literal.ledger}"
-    moved = max(
-        float((before - now).detach().abs().max()) for before, now in zip(start, fused.model.theta, strict=True)
-    )
+        assert_same(ours.model.theta, literal.model.theta, f"θ after round {number}", between)
+        assert_same([ours.model.W], [literal.model.W], f"W after round {number}", between)
+    assert_same(ours.averaged_model().values, literal.averaged_model().values, "the averaged weights", between)
+    assert ours.ledger == literal.ledger, f"the engines count {ours.ledger} and {literal.ledger}"
+    moved = max(float((before - now).detach().abs().max()) for before, now in zip(start, ours.model.theta, strict=True))
     assert moved > 1e-3, "the encoder has not learned anything, so the engines' equality says nothing"
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], what: str) -> None:
+def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], what: str, between: str) -> None:
     for one, other in zip(ours, theirs, strict=True):
         difference = float((one - other).detach().abs().max()) if one.numel() else 0.0
         close = torch.allclose(one, other, rtol=TOLERANCE, atol=1e-12)
-        assert close, f"{what} differs by {difference:.1e} between the engines fused and clients"
+        assert close, f"{what} differs by {difference:.1e} {between}"

@@ -175,6 +175,7 @@ WRONG = {
     "name,labels\nx,a\ny,b\n": r"no column looks like text or numbers",
     "labels,size\na,1\nb,\n": r"a\.csv:3: column 'size': is empty; fill in missing values, or leave these records out$",
     "labels,size\na,1\nb,nan\n": r"a\.csv:3: column 'size': nan is not a finite",
+    "labels,size,age\na,1,2\nb,2,old\n" + "c,3,4\n" * 20: r"a\.csv: column 'age' holds numbers, but also 'old'",
     "labels;size\na;1\nb;2\n" + "c;2\n" * 1000 + "d;1,5\n":
         r"a\.csv:1004: column 'size': '1,5' is not a number; write 1\.5",
     "text,rude,spam\nsome long words in a row,0,1\n" + "some long words in a row,1,0\n" * 1000 + "x,1,2\n":
@@ -197,6 +198,7 @@ WRONG_LINES = {
     LINES + "{\n": r"a\.jsonl:2: not JSON, column 2: .*Each line should hold one object$",
     LINES + "3\n": r"a\.jsonl:2: expected an object, \{…\}, found '3'$",
     "[1]": r"a\.jsonl: record 1: expected an object",
+    "[1, 2]\n3\n": r"a\.jsonl: not JSON, line 2, .*\. A file that begins with \[ should be one list of objects",
     LINES + "[" * 100_000 + "\n": r"a\.jsonl:2: nested more than 64 levels deep",
     LINES + '{"text": "b", "labels": "\xff"}\n': r"a\.jsonl:2: is not UTF-8 text; save it as UTF-8",
     '{"x": [1, 2], "labels": "a"}\n{"x": [1], "labels": "a"}\n': r"no column looks like text or numbers",

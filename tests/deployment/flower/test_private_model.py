@@ -551,6 +551,19 @@ def test_without_secure_sums_it_is_refused(config: dict[str, Any]) -> None:
         read_run_config({"method": "fedalc-oneshot", "num-parties": 3, **config, "set": lines}, 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("privacy.noise_dropouts=3", "privacy.noise_dropouts: 3 parties share the noise"),
+        ("selection.validation=0.2", "selection.validation: the server has no records"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anybody_waits(line: str, words: str) -> None:
+    lines = f"privacy.mechanism=sums\nprivacy.epsilon=1.0\n{line}"
+    with pytest.raises(ConfigError, match=words):
+        read_run_config({"method": "fedalc-oneshot", "num-parties": 3, "set": lines}, 1)
+
+
 # --- what the run folder has ---
 
 

@@ -85,7 +85,8 @@ class JsonSource(Source):
         try:
             records = parse_json(bytes(text).removeprefix(b"\xef\xbb\xbf"))
         except Unreadable as error:
-            raise DataError(str(error), self.path) from None
+            wanted = "A file that begins with [ should be one list of objects; others hold an object on each line"
+            raise DataError(f"{error}. {wanted}", self.path) from None
         for number, record in enumerate(records, 1):
             if not isinstance(record, dict):
                 raise DataError(f"record {number}: expected an object, {{…}}, found {str(record)[:40]!r}", self.path)

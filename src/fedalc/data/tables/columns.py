@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalc.data.formats.table_settings import AUTO, TableSettings
-from fedalc.data.tables.cells import Kind, as_text, average_length, is_free_text, is_missing, kind_of
+from fedalc.data.tables.cells import Kind, as_text, average_length, is_free_text, is_missing, is_number, kind_of
 from fedalc.errors import DataError, either
 
 BODIES = (
@@ -34,6 +34,8 @@ SPLIT_OF = {
 STRANGERS = ("stranger", "strangers")
 """Values of a split column: records of nobody who is enrolled, to test verification with."""
 _BOTH = "table={'text_columns': …, 'label_columns': …}"
+_FEW_OTHERS = 0.1
+"""Largest share of other cells in a column that should be numbers."""
 _NAMED = 12
 """Columns named in a message."""
 
@@ -203,6 +205,7 @@ class _Finder:
         numbers = [name for name in self._free(found) if self._kind(name) in ("numbers", "flags")]
         numbers = [name for name in numbers if name.strip().lower() not in _NUMBERING]
         if numbers and (found.labels or not self._need_labels):
+            self._refuse_mixed(texts)
             return replace(found, features=tuple(numbers))
         if numbers:
             raise DataError(
@@ -213,6 +216,18 @@ class _Finder:
             f"{_option('feature_columns')}. {_there_are(self.names)}",
             self.place,
         )
+
+    def _refuse_mixed(self, texts: set[str]) -> None:
+        """Refuse a column of numbers with a few other cells: it would be left out without a word."""
+        for name in sorted(texts, key=self.names.index):
+            there = [cell for cell in self.sample[name] if not is_missing(cell)]
+            others = [cell for cell in there if not is_number(cell)]
+            if len(others) <= _FEW_OTHERS * len(there):
+                raise DataError(
+                    f"column {name!r} holds numbers, but also {as_text(others[0])[:40]!r}. Correct it, "
+                    f"or say which columns to learn from: {_option('feature_columns')}",
+                    self.place,
+                )
 
     def _is_text(self, body: str, texts: set[str]) -> bool:
         return any(name.strip().lower() == body and name in texts for name in self.names)

@@ -206,6 +206,12 @@ def _experiment(values: Mapping[str, Any]) -> Experiment:
             f"which alone is too little. Use --parties {LEAST_PARTIES} or more, and leave out --no-secure-sums",
             "privacy.mechanism",
         )
+    if settings.privacy.covers_records and settings.privacy.noise_dropouts >= values["num-parties"]:
+        raise ConfigError(
+            f"{values['num-parties']} parties share the noise (--parties): use less than that", "privacy.noise_dropouts"
+        )
+    if _sets(values, "selection.validation"):
+        raise ConfigError("the server has no records; parties hold out --held-out-share", "selection.validation")
     for field in ("key", "correlations"):
         if getattr(settings.collection, field) is not None:
             raise ConfigError(
@@ -262,11 +268,15 @@ def _without_join(values: Mapping[str, Any], settings: Experiment, resolved: Cal
 
 def _says(values: Mapping[str, Any], setting: str) -> bool:
     """Return whether the settings that the user gives name this one."""
-    if any(part.partition("=")[0].strip() == setting for part in _separated(values["set"])):
+    if _sets(values, setting):
         return True
     table = tomllib.loads(Path(values["settings"]).read_text(encoding="utf-8")) if values["settings"] else {}
     section, _, name = setting.partition(".")
     return name in table.get(section, {})
+
+
+def _sets(values: Mapping[str, Any], setting: str) -> bool:
+    return any(part.partition("=")[0].strip() == setting for part in _separated(values["set"]))
 
 
 def _separated(overrides: str) -> list[str]:

@@ -86,6 +86,10 @@ class SparseRows:
         empty = csr_matrix((1, self.feature_count), dtype=np.float32)
         return SparseRows(empty, np.zeros(1), self.dtype, self.keys.device)
 
+    @property
+    def is_dense(self) -> bool:
+        return self._dense is not None
+
     def dense(self) -> Tensor:
         """Return instances × features as a dense tensor, for users' encoders. Not cached."""
         if self._dense is not None:

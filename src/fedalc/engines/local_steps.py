@@ -1,0 +1,291 @@
+"""The local steps of several clients at once, exactly, without a copy of θ for each.
+
+A client's θ after some steps is what the server sent, plus what its own records have added:
+
+    first matrix:  θ_u = a θ - X_uᵀ C_u           X_u: the client's records, C_u: a row for each of them
+    dense layers:  θ_u = a θ - Σ_i k_i B_iᵀ A_i     A_i, B_i: inputs of the layer and slopes of its outputs in step i
+
+So the product of a batch with θ_u is the product with θ, which all clients share, and a small correction:
+
+    X_b θ_u = a X_b θ - (X_b X_uᵀ) C_u             A_b θ_uᵀ = a A_b θᵀ - Σ_i k_i (A_b A_iᵀ) B_i
+
+The products with θ are one product for the batches of all clients. a and k_i depend on the rate, the weight decay, the
+momentum and the number of steps only (`Coefficients`). After its last step, a client adds its part of the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedalc.config.schema import ClientSettings
+from fedalc.models.class_embeddings import unit_rows
+from fedalc.models.encoders import Chance, SparseRows
+from fedalc.models.encoders.sparse_rows import Design
+from fedalc.models.encoders.text import TextEncoder
+
+Slope = Callable[[Tensor, "Step", Tensor], tuple[Tensor, Tensor | None]]
+"""From the encoder's outputs of a step's records and the clients' rows, the slopes by both (None: rows are fixed)."""
+
+
+@dataclass
+class Coefficients:
+    """θ_u = a θ - Σ_i k_i ∇_i and momentum v = a' θ + Σ_i m_i ∇_i, over the slots of all steps so far."""
+
+    settings: ClientSettings
+    a: float = 1.0
+    a_velocity: float = 0.0
+    k: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    m: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def step(self, slots: int) -> None:
+        """Take a step along the gradient in the last `slots` slots."""
+        rate, decay, momentum = self.settings.learning_rate, self.settings.weight_decay, self.settings.momentum
+        self.m = np.concatenate([momentum * self.m - decay * self.k, np.ones(slots)])
+        self.k = np.concatenate([self.k, np.zeros(slots)]) + rate * self.m
+        self.a_velocity = momentum * self.a_velocity + decay * self.a
+        self.a -= rate * self.a_velocity
+
+
+@dataclass(frozen=True)
+class Step:
+    """The records of one step of the clients that still work: the first ones of the group."""
+
+    clients: int
+    client: Tensor  # of each record: its client's place in the group
+    slot: Tensor  # and its place in the client's batch
+    place: Tensor  # and among the client's records
+    width: int  # the largest batch
+    first_epoch: Tensor  # of each record: whether it is in its client's first epoch
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """Return clients × slots × numbers, with zeros where a batch is shorter."""
+        out = rows.new_zeros(self.clients * self.width, rows.shape[1])
+        out[self._flat] = rows
+        return out.view(self.clients, self.width, -1)
+
+    def flat(self, padded: Tensor) -> Tensor:
+        return padded.reshape(-1, padded.shape[2])[self._flat]
+
+    @property
+    def _flat(self) -> Tensor:
+        return self.client * self.width + self.slot
+
+
+class Layer:
+    """A dense layer of all clients: their inputs and slopes of all steps, and a bias for each client."""
+
+    def __init__(self, layer: torch.nn.Linear, clients: int, slots: int) -> None:
+        self.weight, self.folded = layer.weight.detach(), False
+        self.inputs = self.weight.new_zeros(clients, slots, self.weight.shape[1])
+        self.slopes = self.weight.new_zeros(clients, slots, self.weight.shape[0])
+        self.bias = layer.bias.detach().repeat(clients, 1)
+        self.bias_velocity = torch.zeros_like(self.bias)
+
+    def forward(self, x: Tensor, step: Step, used: int, a: float, k: Tensor) -> Tensor:
+        padded = step.padded(x)
+        self.inputs[: step.clients, used : used + step.width] = padded
+        out = torch.addmm(self.bias[step.client], x, self.weight.T, alpha=a)
+        if used:
+            past = slice(used)
+            like = torch.bmm(padded, self.inputs[: step.clients, past].mT).mul_(k)
+            out -= step.flat(torch.bmm(like, self.slopes[: step.clients, past]))
+        return out
+
+    def backward(self, slope: Tensor, step: Step, used: int, a: float, k: Tensor) -> Tensor:
+        padded = step.padded(slope)
+        self.slopes[: step.clients, used : used + step.width] = padded
+        out = torch.mm(slope, self.weight).mul_(a)
+        if used:
+            past = slice(used)
+            like = torch.bmm(padded, self.slopes[: step.clients, past].mT).mul_(k)
+            out -= step.flat(torch.bmm(like, self.inputs[: step.clients, past]))
+        return out
+
+    def move_bias(self, step: Step, used: int, settings: ClientSettings) -> None:
+        bias, velocity = self.bias[: step.clients], self.bias_velocity[: step.clients]
+        gradient = self.slopes[: step.clients, used : used + step.width].sum(1)
+        velocity.mul_(settings.momentum).add_(gradient).add_(bias, alpha=settings.weight_decay)
+        bias.sub_(velocity, alpha=settings.learning_rate)
+
+    def fold(self, used: int, a: float, k: Tensor) -> None:
+        """Give the only client a matrix of its own, with all steps so far in it."""
+        change = (self.slopes[0, :used] * k.unsqueeze(1)).T @ self.inputs[0, :used]
+        self.weight, self.folded = torch.mul(self.weight, a).sub_(change), True
+
+
+class LocalSteps:
+    """A group of clients with an encoder of sparse features. They stand in the order of their numbers of steps, most
+    first, so that those that still work are the first ones.
+
+    Memory: for each client and record visit a row of inputs and slopes for each dense layer; for each client
+    records × records and records × width of the first matrix.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        rows: Tensor,
+        settings: ClientSettings,
+        chance: Chance,
+        steps: list[Step],
+        trains_rows: bool,
+        fold_at: int | None = None,
+    ) -> None:
+        self.encoder, self.settings, self.chance, self.steps = encoder, settings, chance, steps
+        self.rows, self.trains_rows, self.fold_at = rows.clone(), trains_rows, fold_at
+        self.row_velocity = torch.zeros_like(self.rows)
+        self.coefficients = Coefficients(settings)
+        most = max((step.width for step in steps), default=0)
+        slots = sum(step.width for step in steps) if fold_at is None else fold_at + most
+        self.layers = [Layer(layer, len(rows), slots) for layer in encoder.layers]  # type: ignore[arg-type]
+        self.final_a = rows.new_ones(len(rows))
+        self.final_k = rows.new_zeros(len(rows), slots)
+
+    def run(self, held: HeldRecords, slope: Slope) -> None:
+        """Take all steps. `held`: the clients' records, in which their parts of the first matrix's change remain."""
+        used = 0
+        for number, step in enumerate(self.steps):
+            now = self.coefficients
+            if self.fold_at is not None and used >= self.fold_at:
+                for layer in self.layers:
+                    layer.fold(used, now.a, self._k())
+                held.fold(now.a)
+                now = self.coefficients = Coefficients(self.settings)
+                used = 0
+            if len(step.client):
+                self._take(step, used, held, slope)
+            else:
+                held.add(None, step, self.settings)
+            now.step(step.width if self.layers else 0)
+            used += step.width if self.layers else 0
+            last = number + 1 == len(self.steps)
+            working = 0 if last else self.steps[number + 1].clients
+            self.final_a[working : step.clients] = now.a
+            self.final_k[working : step.clients, :used] = self._k()
+
+    def _k(self) -> Tensor:
+        return torch.from_numpy(self.coefficients.k).to(self.rows)
+
+    def _take(self, step: Step, used: int, held: HeldRecords, slope: Slope) -> None:
+        a, k = self.coefficients.a, self._k()
+        h = held.product(step, a)
+        keys, passed = held.keys(step), []
+        for depth, layer in enumerate(self.layers):
+            before = h.requires_grad_()
+            if depth or self.encoder.relu_first:
+                h = torch.relu(h)
+            h = self.chance.drop(h, keys, self.encoder.first_layer + depth)
+            passed.append((before, h))
+            h = layer.forward(h.detach(), step, used, a, k)
+        h.requires_grad_()
+        g = unit_rows(h) if self.encoder.unit else h
+        by_output, by_rows = slope(g.detach(), step, self.rows)
+        (pull,) = torch.autograd.grad(g, h, by_output) if self.encoder.unit else (by_output,)
+        for layer, (before, after) in zip(reversed(self.layers), reversed(passed), strict=True):
+            below = layer.backward(pull, step, used, a, k)
+            layer.move_bias(step, used, self.settings)
+            pull = below if before is after else torch.autograd.grad(after, before, below)[0]
+        held.add(pull, step, self.settings)
+        if by_rows is not None:
+            self._move_rows(step, by_rows)
+
+    def _move_rows(self, step: Step, gradient: Tensor) -> None:
+        rows, velocity = self.rows[: step.clients], self.row_velocity[: step.clients]
+        velocity.mul_(self.settings.momentum).add_(gradient[: step.clients])
+        rows.copy_(unit_rows(rows - self.settings.row_rate * velocity))
+
+
+class HeldRecords:
+    """The first matrix: the clients' records X_u, their products with θ and with each other, and C_u."""
+
+    def __init__(
+        self,
+        product: Tensor,
+        keys: Tensor,
+        record: Tensor,
+        client: Tensor,
+        place: Tensor,
+        likeness: Tensor | None,
+        shape: tuple[int, int],
+        momentum: bool,
+    ) -> None:
+        """`product`: of the records and θ, with its graph. `record`, `client` and `place` of each pair: the row of the
+        product, its client, and its place among the client's records. `likeness`: X_u X_uᵀ of each client; None if no
+        client takes a second step. `shape`: clients, and the most records of one."""
+        self.product_of_all, self._keys, start = product, keys, product.detach()
+        self.start = start
+        self.record, self.client, self.place, self.likeness = record, client, place, likeness
+        self.of_place = torch.zeros(shape, dtype=torch.int64, device=start.device)
+        self.of_place[client, place] = record
+        self.added = start.new_zeros(*shape, start.shape[1])
+        self.velocity = torch.zeros_like(self.added) if momentum else None
+        self.shrunk = 1.0  # of a client whose matrix was folded
+        self.moved = False
+
+    def keys(self, step: Step) -> Tensor:
+        return self._keys[self.of_place[step.client, step.place]]
+
+    def product(self, step: Step, a: float) -> Tensor:
+        h = self.start[self.of_place[step.client, step.place]] * (a * self.shrunk)
+        if self.moved:
+            assert self.likeness is not None
+            like = step.padded(self.likeness[step.client, step.place])
+            h -= step.flat(torch.bmm(like, self.added[: step.clients]))
+        return h
+
+    def add(self, slope: Tensor | None, step: Step, settings: ClientSettings) -> None:
+        """Take a step of the first matrix along the slopes of its outputs."""
+        added, rate, decay = self.added[: step.clients], settings.learning_rate, settings.weight_decay
+        if self.velocity is None:
+            if decay:
+                added.mul_(1 - rate * decay)
+            if slope is not None:
+                self.added[step.client, step.place] += rate * slope
+        else:
+            velocity = self.velocity[: step.clients]
+            velocity.mul_(settings.momentum).sub_(added, alpha=decay)
+            if slope is not None:
+                self.velocity[step.client, step.place] += slope
+            added.add_(velocity, alpha=rate)
+        self.moved = True
+
+    def fold(self, a: float) -> None:
+        self.shrunk *= a
+
+
+def likeness(
+    design: SparseRows | Design, record: np.ndarray, client: np.ndarray, place: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
+    """Return X_u X_uᵀ of each client, as clients × records × records, from the rows of all records."""
+    matrix, columns = _parts(design)
+    out = np.zeros((*shape, shape[1]), dtype=columns.dtype)
+    if matrix is not None:
+        matrix = matrix[record]
+        first = np.repeat(client, np.diff(matrix.indptr)).astype(np.int64) * matrix.shape[1]
+        apart = csr_matrix(
+            (matrix.data, first + matrix.indices, matrix.indptr), (matrix.shape[0], shape[0] * matrix.shape[1])
+        )
+        products = (apart @ apart.T).tocoo()  # records of different clients have no column in common
+        out[client[products.row], place[products.row], place[products.col]] = products.data
+    if columns.shape[1]:
+        padded = np.zeros((*shape, columns.shape[1]), dtype=columns.dtype)
+        padded[client, place] = columns[record]
+        out += padded @ padded.transpose(0, 2, 1)
+    return out
+
+
+def _parts(design: SparseRows | Design) -> tuple[csr_matrix | None, np.ndarray]:
+    """Return the sparse and the dense columns of a design."""
+    rows = design.rows if isinstance(design, Design) else design
+    if rows is None or rows.is_dense:
+        return None, design.dense().cpu().numpy()
+    arrays = tuple(part.cpu().numpy() for part in (rows.rows.weight, rows.rows.index, rows.rows.starts))
+    matrix = csr_matrix(arrays, (len(rows), rows.feature_count))
+    beside = design.columns.cpu().numpy() if isinstance(design, Design) else matrix.data[:0].reshape(len(rows), 0)
+    return matrix, beside

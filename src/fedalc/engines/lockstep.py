@@ -1,0 +1,233 @@
+"""Engine `lockstep`: any local schedule, with the steps of many clients side by side. Equal to `clients`, and faster.
+
+All clients of a round start from the same θ. `local_steps` has how their first, second, … steps are taken at once, with
+one product by θ for all of them. Here clients are put into groups that fit into memory, and their changes are added up.
+
+Clients with many steps leave the shared θ behind: their corrections would cost more than a matrix of their own. Such a
+client works alone, and its corrections go into its own matrices from time to time.
+
+Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients. Encoders that are not
+made of one sparse matrix and dense layers (pictures, users' modules, sub-models) run as in `clients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalc.core.progress_events import watched
+from fedalc.engines.base import RoundResult, mean_rows, no_rows
+from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
+from fedalc.engines.per_client import ClientsEngine
+from fedalc.engines.traffic import Ledger
+from fedalc.models.encoders import Chance, SparseRows
+from fedalc.models.encoders.text import TextEncoder
+from fedalc.models.model import Model
+
+ALONE = 768  # record visits, from which a client with dense layers works alone
+FOLD = 256  # record visits, after which it puts its steps into its own matrices
+MOST_RECORDS = 6000  # of a client: it needs records × records numbers
+PART = 0.5  # of the memory budget for a group's records and steps; products of it take as much at most
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client does in a round."""
+
+    place: int  # among the participants
+    client: int
+    instances: np.ndarray
+    batches: list[list[np.ndarray]]  # of each epoch: places in `instances`
+
+    @property
+    def steps(self) -> int:
+        return sum(map(len, self.batches))
+
+    @property
+    def visits(self) -> int:
+        return sum(len(batch) for epoch in self.batches for batch in epoch)
+
+
+class LockstepEngine(ClientsEngine):
+    def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
+        encoder = model.encoder
+        fits = type(encoder).forward is TextEncoder.forward and isinstance(encoder, TextEncoder)
+        if self.settings.privacy.mechanism == "updates" or not fits or encoder.shortcut is not None or encoder.mixed:
+            return super().run(model, participants, chance, round_number)
+        counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
+        labels = self.federation.label_of[participants]
+        weights = self.method.weights(counts, labels)
+        total = Total(model, weights)
+        work = [self._work(place, client, chance, round_number) for place, client in enumerate(participants.tolist())]
+        copies = model.W.new_empty(len(participants), model.W.shape[1])
+        together = [one for one in work if not too_large(one)]
+        for group in watched("clients", self._groups(together, encoder), len(together), len):
+            steps, losses = self._run(model, encoder, group, chance, round_number, total)
+            at = [one.place for one in group]
+            copies[at] = steps.rows
+            total.loss += float((weights[at].double() * losses).sum())
+        others = [(one.place, one.client) for one in work if too_large(one)]
+        if others:
+            total.loss += self._add_clients(model, others, weights, chance, round_number, total.change, [], copies)
+        rows = no_rows(model.W)
+        if self.method.trains_rows:
+            rows = mean_rows(torch.from_numpy(labels).to(model.W.device), copies, weights)
+        users = self.federation.sender_count(participants)
+        traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows, users)
+        return RoundResult(total.change, *rows, total.loss, traffic)
+
+    def _work(self, place: int, client: int, chance: Chance, round_number: int) -> Work:
+        batches, instances = [], np.empty(0, dtype=np.int64)
+        for epoch in range(self.settings.client.epochs):
+            found = self._batches(client, chance, epoch, round_number)
+            instances = np.sort(np.concatenate(found)) if epoch == 0 else instances
+            batches.append([np.searchsorted(instances, batch) for batch in found])
+        return Work(place, client, instances, batches)
+
+    def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
+        """Yield clients with similar numbers of steps together, as many as fit into memory; and large ones alone."""
+        depth = sum(sum(layer.weight.shape) for layer in encoder.layers)  # type: ignore[arg-type]
+        first, size = encoder.embedding.shape[1], encoder.embedding.element_size()
+        group: list[Work] = []
+        numbers = 0
+        for one in sorted(work, key=lambda one: (-one.steps, -len(one.instances))):
+            alone = self._alone(one, encoder)
+            records = len((group or [one])[0].instances)
+            more = (group or [one])[0].visits * depth + records * (first + records * (one.steps > 1))
+            if group and (alone or (numbers + more) * size > PART * self.settings.memory_budget):
+                yield group
+                group, numbers = [], 0
+            group.append(one)
+            numbers += more
+            if alone:
+                yield group
+                group, numbers = [], 0
+        if group:
+            yield group
+
+    def _alone(self, work: Work, encoder: TextEncoder) -> bool:
+        return len(encoder.layers) > 0 and work.visits > ALONE and self.settings.client.momentum == 0
+
+    def _run(
+        self, model: Model, encoder: TextEncoder, group: list[Work], chance: Chance, round_number: int, total: Total
+    ) -> tuple[LocalSteps, Tensor]:
+        """Run a group, add its change to the total, and return its steps and the loss of each client."""
+        settings, W = self.settings.client, model.W
+        label = torch.from_numpy(self.federation.label_of[[one.client for one in group]]).to(W.device)
+        counted = W.new_tensor([settings.sample * self.federation.counts[one.client] for one in group])
+        held, instance, parts = self._held(encoder, group, chance, W, total.first)
+        losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
+
+        def slope(g: Tensor, step: Step, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+            g.requires_grad_()
+            rows = rows.detach().requires_grad_(self.method.trains_rows)
+            pair, own = instance[step.client, step.place], label[step.client]
+            row = rows[step.client]
+            each = [
+                self.method.loss(torch.linalg.vecdot(g[:, part], row[:, part]), g[:, part].square().sum(1), own, pair)
+                for part in self.method.parts
+            ]
+            if self.method.set_loss is not None:
+                each.append(self._rest(g, W, own, pair, round_number))
+            whole = torch.stack(each).sum(0)
+            if parts is not None:
+                whole = whole * parts[step.client, step.place]
+            counts = whole.detach() * step.first_epoch / counted[step.client]
+            losses.index_add_(0, step.client, counts.double())
+            size = counted if settings.sample < 1 else torch.bincount(step.client, minlength=len(group)).to(W)
+            wanted = (g, rows) if self.method.trains_rows else (g,)
+            by = torch.autograd.grad((whole / size[step.client]).sum(), wanted)
+            return by[0], by[1] if self.method.trains_rows else None
+
+        alone = self._alone(group[0], encoder)
+        steps = LocalSteps(
+            encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
+            FOLD if alone else None,
+        )  # fmt: skip
+        steps.run(held, slope)
+        total.add([one.place for one in group], steps, held)
+        return steps, losses
+
+    def _held(
+        self, encoder: TextEncoder, group: list[Work], chance: Chance, W: Tensor, first: Tensor
+    ) -> tuple[HeldRecords, Tensor, Tensor | None]:
+        """Return the group's records, the instance of each client's places, and its part (`Federation.parts`)."""
+        counts = [len(one.instances) for one in group]
+        client = np.repeat(np.arange(len(group)), counts)
+        place = np.concatenate([np.arange(count) for count in counts])
+        pairs = np.concatenate([one.instances for one in group])
+        instances, record = np.unique(pairs, return_inverse=True)
+        rows = self._rows(instances, W)
+        assert isinstance(rows, SparseRows)
+        design = encoder.design(chance.drop_features(rows, None, encoder.first_layer))
+        shape = (len(group), max(counts))
+        like = None
+        if group[0].steps > 1:
+            like = torch.from_numpy(likeness(design, record, client, place, shape)).to(W)
+        tensors = [torch.from_numpy(array).to(W.device) for array in (record, client, place)]
+        held = HeldRecords(design @ first, rows.keys, *tensors, like, shape, self.settings.client.momentum > 0)
+        instance = torch.zeros(shape, dtype=torch.int64, device=W.device)
+        instance[tensors[1], tensors[2]] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
+        if self.federation.parts is None:
+            return held, instance, None
+        parts = W.new_zeros(shape)
+        of_pairs = [self.federation.parts_of(one.client, one.instances) for one in group]
+        parts[tensors[1], tensors[2]] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
+        return held, instance, parts
+
+
+def too_large(work: Work) -> bool:
+    return len(work.instances) > MOST_RECORDS and work.steps > 1
+
+
+class Total:
+    """Σ p_u (θ - θ_u), as groups of clients add their parts."""
+
+    def __init__(self, model: Model, weights: Tensor) -> None:
+        assert isinstance(model.encoder, TextEncoder)
+        self.theta, self.weights, self.loss = [tensor.detach() for tensor in model.theta], weights, 0.0
+        self.change = [torch.zeros_like(tensor) for tensor in self.theta]
+        self.first = self.theta[0].detach().requires_grad_()  # its gradient is Σ p_u X_uᵀ C_u
+        self.first.grad = self.change[0]
+
+    def add(self, places: list[int], steps: LocalSteps, held: HeldRecords) -> None:
+        weight = self.weights[places]
+        shrunk = 1 - steps.final_a * held.shrunk
+        of_first = weight[held.client].unsqueeze(1) * held.added[held.client, held.place]
+        added = of_first.new_zeros(len(held.start), of_first.shape[1]).index_add_(0, held.record, of_first)
+        torch.autograd.backward(held.product_of_all, added)
+        assert self.first.grad is self.change[0]
+        lost = float((weight * shrunk).sum())
+        if lost:
+            self.change[0].add_(self.theta[0], alpha=lost)
+        for number, layer in enumerate(steps.layers):
+            matrix, bias = 1 + 2 * number, 2 + 2 * number
+            factor = (steps.final_k * weight.unsqueeze(1)).view(-1, 1)
+            inputs, slopes = (part.reshape(factor.shape[0], -1) for part in (layer.inputs, layer.slopes))
+            self.change[matrix].addmm_((slopes * factor).T, inputs)
+            if layer.folded:  # of one client, which works alone
+                moved = self.theta[matrix] - layer.weight * steps.final_a
+                self.change[matrix].add_(moved, alpha=float(weight))
+            elif lost:
+                self.change[matrix].add_(self.theta[matrix], alpha=lost)
+            self.change[bias].add_((weight.unsqueeze(1) * (self.theta[bias] - layer.bias)).sum(0))
+
+
+def steps_of(group: list[Work], device: torch.device) -> list[Step]:
+    """Return the group's steps: of each client that still works, its next batch."""
+    batches = [[(batch, number == 0) for number, epoch in enumerate(one.batches) for batch in epoch] for one in group]
+    steps = []
+    for number in range(len(batches[0])):
+        now = [one[number] for one in batches if number < len(one)]
+        sizes = [len(batch) for batch, _ in now]
+        client = np.repeat(np.arange(len(now)), sizes)
+        slot = np.concatenate([np.arange(size) for size in sizes])
+        place = np.concatenate([batch for batch, _ in now])
+        tensors = [torch.from_numpy(array.astype(np.int64)).to(device) for array in (client, slot, place)]
+        first = np.repeat([first for _, first in now], sizes)
+        steps.append(Step(len(now), *tensors, max(sizes), torch.from_numpy(first).to(device)))
+    return steps

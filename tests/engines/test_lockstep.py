@@ -1,0 +1,148 @@
+"""Engine `lockstep` equals the literal `clients` in float64: every method, loss, encoder and schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from fedalc.config.schema import ClientSettings
+from fedalc.core.registry import METHODS
+from fedalc.data.dataset import Split
+from fedalc.engines import lockstep
+from fedalc.engines.local_steps import Coefficients, likeness
+from fedalc.engines.per_client import ClientsEngine
+from fedalc.models.encoders import SparseRows
+from fedalc.testing import assert_engines_equal
+from tests.engines.test_equality import BY_STEPS, CONSTANT, RANDOM, SMALL, TRAIN
+from tests.problems import changed, random_split
+
+LINEAR = {"name": "linear"}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "one step": {},
+    "epochs": {"epochs": 3},
+    "minibatches": {"batch_size": 4},
+    "both": {"epochs": 2, "batch_size": 3},
+    "momentum and decay": {"epochs": 2, "batch_size": 3, "momentum": 0.7, "weight_decay": 0.2},
+}
+BOTH = SCHEDULES["both"]
+ENCODERS = [LINEAR, CONSTANT, RANDOM, {"embedding": None}, {"output": "raw"}]
+ENCODERS += [{"dropout": 0.4}, {"input_dropout": 0.3}]
+
+
+def assert_equal(rounds: int = 2, train: Split = TRAIN, **changes: Any) -> None:
+    client = {"learning_rate": 0.1} | changes.pop("client", {})
+    server = {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0} | changes.pop("server", {})
+    settings = changed(SMALL, {"client": client, "server": server, **changes})
+    assert_engines_equal(settings, train, rounds, ("lockstep", "clients"))
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("method", BY_STEPS)
+def test_every_method_and_schedule(method: str, schedule: str) -> None:
+    assert_equal(method=method, client=SCHEDULES[schedule])
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("schedule", ["both", "momentum and decay"])
+@pytest.mark.parametrize("encoder", ENCODERS, ids=str)
+def test_every_encoder_of_features(encoder: dict[str, Any], schedule: str) -> None:
+    assert_equal(method="fedalc", encoder=encoder, client=SCHEDULES[schedule])
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("encoder", [LINEAR, {}], ids=["linear", "mlp"])
+@pytest.mark.parametrize("loss", ["square", "logistic", "squared-hinge", "softmax", "softmax-per-label"])
+def test_every_loss(loss: str, encoder: dict[str, Any]) -> None:
+    assert_equal(method="fedalc-exact", encoder=encoder, client={"loss": loss, "learning_rate": 0.02, **BOTH})
+
+
+@pytest.mark.parametrize("schedule", ["both", "momentum and decay"])
+def test_clients_that_work_alone(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They put their steps into matrices of their own, several times."""
+    monkeypatch.setattr(lockstep, "ALONE", 5)
+    monkeypatch.setattr(lockstep, "FOLD", 4)
+    assert_equal(method="fedalc", client=SCHEDULES[schedule])
+    assert_equal(method="fedalc", client={"epochs": 3, "batch_size": 3, "weight_decay": 0.2})
+
+
+def test_clients_with_too_many_records_run_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "MOST_RECORDS", 15)
+    literal, seen = ClientsEngine._local_work, []
+    monkeypatch.setattr(ClientsEngine, "_local_work", lambda *of: (seen.append(of[2]), literal(*of))[1])
+    assert_equal(1, method="fedalc", client=BOTH)
+    counts = np.asarray(TRAIN.labels.getnnz(axis=0))
+    assert sorted(seen) == sorted([*np.flatnonzero(counts > 15), *range(7)]) and len(seen) < 14
+
+
+@pytest.mark.parametrize("part", [0.002, 0.02])
+def test_groups_that_fit_into_the_memory_budget(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "PART", part)  # of 1 MiB
+    found, groups = [], lockstep.LockstepEngine._groups
+    monkeypatch.setattr(
+        lockstep.LockstepEngine,
+        "_groups",
+        lambda *of: found.extend(groups(*of)) or iter(found),  # type: ignore[func-returns-value]
+    )
+    assert_equal(1, method="fedalc", client=BOTH, memory_budget=1 << 20)
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize("participation", [0.3, 0.7])
+def test_some_clients_a_round(participation: float) -> None:
+    assert_equal(3, method="fedalc", client=BOTH, server={"participation": participation, "weights": "samples"})
+
+
+def test_a_sample_of_the_records() -> None:
+    """A client may have none in a round."""
+    assert_equal(4, method="fedalc", client={"sample": 0.1, "weight_decay": 0.3})
+
+
+def test_several_clients_of_a_label() -> None:
+    users = [f"user {number % 3}" for number in range(len(TRAIN))]
+    train = Split(TRAIN.features, TRAIN.labels, users=users)
+    assert_equal(train=train, method="fedalc", clients="users", client=BOTH)
+
+
+def test_dense_features() -> None:
+    dense = csr_matrix(np.random.default_rng(5).standard_normal((50, 20)).astype(np.float32))
+    assert_equal(train=Split(dense, TRAIN.labels), method="fedalc", client=BOTH)
+
+
+@pytest.mark.parametrize("encoder", [{"shortcut": True, "output": "raw"}, {"precision": "full", "hidden": ()}], ids=str)
+def test_encoders_that_run_one_by_one_are_equal_too(encoder: dict[str, Any]) -> None:
+    assert_equal(method="fedavg-fixed", encoder=encoder, client=BOTH)
+
+
+def test_a_single_record_for_each_client() -> None:
+    split = random_split(7, 20, 7, seed=3)
+    own = Split(split.features, csr_matrix(np.eye(7, dtype=np.float32)))
+    assert_equal(train=own, method="fedalc", client={"epochs": 3})
+
+
+def test_coefficients_are_those_of_sgd() -> None:
+    """For a single number with gradients 1, 2, 4: θ after three steps of torch's SGD."""
+    settings = ClientSettings(learning_rate=0.3, momentum=0.6, weight_decay=0.2)
+    theta = torch.tensor([5.0], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([theta], lr=0.3, momentum=0.6, weight_decay=0.2)
+    found, gradients = Coefficients(settings), np.array([1.0, 2.0, 4.0])
+    for gradient in gradients:
+        theta.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+        found.step(1)
+    assert theta.item() == pytest.approx(found.a * 5.0 - found.k @ gradients, rel=1e-14)
+
+
+def test_likeness_by_hand() -> None:
+    """Two clients: one with records (1, 0) and (1, 2), one with (1, 2) alone."""
+    rows = SparseRows(csr_matrix(np.array([[1.0, 0, 0, 0, 0], [1.0, 2, 0, 0, 0]])), np.arange(2), torch.float64, "cpu")
+    found = likeness(rows, np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([0, 1, 0]), (2, 2))
+    assert found.tolist() == [[[1, 1], [1, 5]], [[5, 0], [0, 0]]]
+
+
+def test_no_method_is_left_out() -> None:
+    assert set(BY_STEPS) == {name for name in METHODS if not METHODS[name].one_round}
