@@ -1,10 +1,11 @@
 """What set sizes without a join cost (docs/results/set-sizes.md): precision, bytes and time.
 
-    FEDALC_DATA=… python benchmarks/set_sizes.py quality | cost | psi  [demo bibtex eurlex15k …]
+    FEDALC_DATA=… python benchmarks/set_sizes.py quality | cost | psi | parties  [demo bibtex eurlex15k …]
 
 quality: test set, one round of `fedalc-oneshot`, preset `strong`, all records of train; sums under three keys.
 cost: bytes of the collection by join and by sums, and processor seconds of the simulation.
 psi: n and c of FedALC by private set intersection (needs the extra `psi`), and what it took.
+parties: the same between three real parties, all in this process (needs the extras `psi` and `flower`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MOST_PAIRS, SAMPLED = 5000, 400
 
 
 def main() -> None:
-    parts: dict[str, Callable[[Dataset], None]] = {"quality": quality, "cost": cost, "psi": psi}
+    parts: dict[str, Callable[[Dataset], None]] = {"quality": quality, "cost": cost, "psi": psi, "parties": parties}
     part, *names = sys.argv[1:] or ["cost"]
     for name in names or ["demo", "bibtex"]:
         print(f"\n{name}", flush=True)
@@ -109,6 +110,53 @@ def psi(data: Dataset) -> None:
     sent = known.bytes_up
     _row("", f"{1e3 * seconds / pairs:.1f} ms and {sent / pairs / 1e3:.1f} kB each; {sent / 1e6:,.1f} MB in all")
     _row("", f"equal to the join; N {known.labels.instances} by a sum, {joined.instances} by the join")
+
+
+def parties(data: Dataset, count: int = 3) -> None:
+    """Print what private set intersection between parties takes; labels are dealt to them in turn."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from flwr.app import Context, Message, RecordDict
+
+    from fedalc.deployment.flower.census import Census
+    from fedalc.deployment.flower.client_app import app
+    from fedalc.deployment.flower.server_app import app as server_app
+    from fedalc.deployment.local import write_party
+    from tests.deployment.flower.local_grid import LocalGrid
+
+    seconds: dict[str, list[float]] = {}
+
+    def timed(message: Message, context: Context) -> Message:
+        began = time.process_time()
+        reply = app(message, context)
+        seconds.setdefault(message.metadata.message_type, []).append(time.process_time() - began)
+        return reply
+
+    labels, names = np.flatnonzero(data.train.labels.getnnz(axis=0)), data.label_names
+    with tempfile.TemporaryDirectory() as folder:
+        here, nodes = Path(folder), {}
+        Key(bytes(range(40))).write(here / "key")
+        for node in range(1, count + 1):
+            own = labels[node - 1 :: count].tolist()
+            written = write_party(here / f"party {node}", data.train, own, [names[label] for label in own])
+            nodes[node] = {"data": str(written), "key": str(here / "key"), "client": f"party {node}"}
+        config: dict[str, Any] = {"method": "fedalc", "num-server-rounds": 1, "held-out-share": 0.0, "run-id": "psi"}
+        config |= {"num-parties": count, "secure-sums": "off", "set": "encoder.dim=8"}
+        found = {}
+        for by in ("psi", "join"):
+            config |= {"collection": by, "run-folder": str(here / by)}
+            server_app(LocalGrid(nodes, timed), Context(1, 1, {}, RecordDict(), config))  # type: ignore[arg-type]
+            census = Census.load(here / by)
+            assert census is not None and census.knowledge is not None
+            found[by] = census.knowledge
+    ours, joined = found["psi"].labels, found["join"].labels
+    assert isinstance(ours, Correlations) and isinstance(joined, Correlations)
+    assert (ours.together != joined.together).nnz == 0 and (ours.counts == joined.counts).all()
+    _row(f"{count} parties", f"{found['psi'].collection['intersections']:,} intersections, equal to the join")
+    for kind in ("psi_requests", "psi_answers", "psi_counts"):
+        _row(kind, ", ".join(f"{each:.1f}" for each in seconds[f"query.{kind}"]) + " processor seconds at each party")
+    for by, known in found.items():
+        _row(by, f"{known.bytes_up / 1e6:.2f} MB up, {known.bytes_down / 1e6:.2f} MB down, of all parties")
+    _row("N", f"{ours.instances} by a bitmap, {joined.instances} by the join")
 
 
 def sampled_psi(data: Dataset, joined: Correlations, labels: np.ndarray, pairs: int) -> None:

@@ -222,6 +222,7 @@ IDLE = [
     ("method=fedalc", "collection.quantum", "0.1", "0.5"),
     ("method=fedalc-oneshot", "collection.records", "100", "200"),
     ("method=fedalc-oneshot", "collection.collisions", "0.1", "0.2"),
+    ("method=fedalc", "collection.most_labels", "5", "6"),
     ("method=fedalc", "privacy.delta", "0.1", "0.01"),
     ("method=fedalc privacy.mechanism=none", "privacy.epsilon", "1", "9"),
     ("method=fedalc privacy.mechanism=counts privacy.noise=seeded", "privacy.clip", "1", "9"),

@@ -212,6 +212,9 @@ def party(
     require_secure_sums: Annotated[
         bool, typer.Option("--require-secure-sums", help="take part only in runs with secure sums")
     ] = False,
+    no_digests: Annotated[
+        bool, typer.Option("--no-digests", help="send no digests of records: refuse runs that join them")
+    ] = False,
     epsilon_budget: Annotated[
         float | None,
         typer.Option(
@@ -249,6 +252,7 @@ def party(
             allow=";".join(allow) if allow else None,
             without_run_id=without_run_id or None,
             require_secure_sums=require_secure_sums or None,
+            no_digests=no_digests or None,
             epsilon_budget=epsilon_budget,
             state=str(folder.resolve()),
         ),
@@ -330,8 +334,9 @@ def run(
     collection: Annotated[
         str | None,
         typer.Option(
-            help="how the server learns about label sets: join, all of them, or sums, set sizes only, for methods that "
-            "need no pairs of labels (default: sums with secure sums, where it fits; docs/set-sizes.md)"
+            help="how the server learns about label sets: join, all of them; sums, set sizes only, for methods that "
+            "need no pairs of labels; psi, pairs of labels only, for few labels (default: sums with secure sums, where "
+            "it fits, otherwise join; docs/set-sizes.md)"
         ),
     ] = None,
     wait: Annotated[float | None, typer.Option(help="seconds to wait for the parties (default: 600)")] = None,

@@ -402,7 +402,11 @@ def _check_how_collected(settings: Experiment) -> None:
             f"noise needs label sets cut to privacy.labels_per_instance, and nobody has these with {by}; use join, or "
             "leave out epsilon",
         ),
-        (by == "sums" or settings.engine != "flower", "real parties collect by join or sums; psi is for simulations"),
+        (
+            by == "sums" or settings.engine != "flower" or settings.clients != "parties",
+            "psi with real parties needs labels that one party has; with shared labels (clients = parties) a party "
+            "would find out which of its records others have. Use join",
+        ),
     ):
         if not possible:
             raise ConfigError(problem, "collection.by")

@@ -287,6 +287,8 @@ class CollectionSettings(Settings):
     """join: the server joins digests and has all label sets. sums: it adds up bucket counts and has none, for methods
     that do not need to know which labels occur together; with real parties under secure sums. psi: it learns only how
     often each pair of labels occurs together, by private set intersection, for few labels (docs/set-sizes.md)."""
+    most_labels: Count = 300
+    """psi with real parties: refuse a run with more labels. Time and bytes grow with labels²."""
     records: Count | None = None
     """sums: a bound on the number of records, for the size of the tables. none: the number of records of all labels
     together."""

@@ -101,6 +101,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
         },
     ),
     ("collection.records collection.collisions", {"collection.by": ("sums",)}),
+    ("collection.most_labels", {"collection.by": ("psi",)}),
     ("collection.quantum", {"collection.identity": ("embedding",)}),
     ("privacy.epsilon privacy.delta privacy.noise", {"privacy.mechanism": SET}),
     ("privacy.labels_per_instance", {"privacy.mechanism": ("counts", "sums")}),

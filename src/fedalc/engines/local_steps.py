@@ -57,10 +57,10 @@ class Step:
     """The records of one step of the clients that still work: the first ones of the group."""
 
     clients: int
+    width: int  # the largest batch
     client: Tensor  # of each record: its client's place in the group
     slot: Tensor  # and its place in the client's batch
     place: Tensor  # and among the client's records
-    width: int  # the largest batch
     first_epoch: Tensor  # of each record: whether it is in its client's first epoch
 
     def padded(self, rows: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class LocalSteps:
         self.coefficients = Coefficients(settings)
         most = max((step.width for step in steps), default=0)
         slots = sum(step.width for step in steps) if fold_at is None else fold_at + most
-        self.layers = [Layer(layer, len(rows), slots) for layer in encoder.layers]  # type: ignore[arg-type]
+        self.layers = [Layer(layer, len(rows), slots) for layer in encoder.dense_layers]
         self.final_a = rows.new_ones(len(rows))
         self.final_k = rows.new_zeros(len(rows), slots)
 
@@ -208,21 +208,20 @@ class HeldRecords:
         self,
         product: Tensor,
         keys: Tensor,
-        record: Tensor,
-        client: Tensor,
-        place: Tensor,
+        of_pair: tuple[Tensor, ...],
         likeness: Tensor | None,
         shape: tuple[int, int],
         momentum: bool,
     ) -> None:
-        """`product`: of the records and θ, with its graph. `record`, `client` and `place` of each pair: the row of the
-        product, its client, and its place among the client's records. `likeness`: X_u X_uᵀ of each client; None if no
-        client takes a second step. `shape`: clients, and the most records of one."""
+        """`product`: of the records and θ, with its graph. `of_pair`: the row of the product of each pair, its client,
+        and its place among the client's records. `likeness`: X_u X_uᵀ of each client; None if no client takes a second
+        step. `shape`: clients, and the most records of one."""
         self.product_of_all, self._keys, start = product, keys, product.detach()
         self.start = start
-        self.record, self.client, self.place, self.likeness = record, client, place, likeness
+        self.record, self.client, self.place = of_pair
+        self.likeness = likeness
         self.of_place = torch.zeros(shape, dtype=torch.int64, device=start.device)
-        self.of_place[client, place] = record
+        self.of_place[self.client, self.place] = self.record
         self.added = start.new_zeros(*shape, start.shape[1])
         self.velocity = torch.zeros_like(self.added) if momentum else None
         self.shrunk = 1.0  # of a client whose matrix was folded

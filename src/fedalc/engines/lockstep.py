@@ -12,6 +12,7 @@ made of one sparse matrix and dense layers (pictures, users' modules, sub-models
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,19 +20,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
+from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
 from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.traffic import Ledger
+from fedalc.methods import Method
 from fedalc.models.encoders import Chance, SparseRows
+from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
 ALONE = 768  # record visits, from which a client with dense layers works alone
 FOLD = 256  # record visits, after which it puts its steps into its own matrices
 MOST_RECORDS = 6000  # of a client: it needs records × records numbers
-PART = 0.5  # of the memory budget for a group's records and steps; products of it take as much at most
+PART = 0.3  # of the memory budget for a group; as much is kept for later rounds
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,10 @@ class Work:
 
 
 class LockstepEngine(ClientsEngine):
+    def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
+        super().__init__(federation, method, settings)
+        self._known: dict[bytes, Tensor] = {}
+
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         encoder = model.encoder
         fits = type(encoder).forward is TextEncoder.forward and isinstance(encoder, TextEncoder)
@@ -90,7 +99,7 @@ class LockstepEngine(ClientsEngine):
 
     def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
         """Yield clients with similar numbers of steps together, as many as fit into memory; and large ones alone."""
-        depth = sum(sum(layer.weight.shape) for layer in encoder.layers)  # type: ignore[arg-type]
+        depth = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
         first, size = encoder.embedding.shape[1], encoder.embedding.element_size()
         group: list[Work] = []
         numbers = 0
@@ -98,6 +107,7 @@ class LockstepEngine(ClientsEngine):
             alone = self._alone(one, encoder)
             records = len((group or [one])[0].instances)
             more = (group or [one])[0].visits * depth + records * (first + records * (one.steps > 1))
+            more += max(map(len, one.batches[0])) * 3 * self.federation.label_count * (self.method.set_loss is not None)
             if group and (alone or (numbers + more) * size > PART * self.settings.memory_budget):
                 yield group
                 group, numbers = [], 0
@@ -152,6 +162,21 @@ class LockstepEngine(ClientsEngine):
         total.add([one.place for one in group], steps, held)
         return steps, losses
 
+    def _likeness(
+        self, pairs: np.ndarray, design: SparseRows | Design, where: tuple[np.ndarray, ...], shape: tuple[int, int]
+    ) -> Tensor:
+        """Return X_u X_uᵀ of the clients in a group. They are kept for later rounds, as far as the memory goes."""
+        record, client, place = where
+        of_features = self.settings.encoder.input_dropout == 0
+        group = hashlib.sha256(pairs.tobytes() + client.tobytes()).digest()
+        if of_features and group in self._known:
+            return self._known[group]
+        found = torch.from_numpy(likeness(design, record, client, place, shape))
+        kept = sum(one.nbytes for one in self._known.values())
+        if of_features and kept + found.nbytes <= PART * self.settings.memory_budget:
+            self._known[group] = found
+        return found
+
     def _held(
         self, encoder: TextEncoder, group: list[Work], chance: Chance, W: Tensor, first: Tensor
     ) -> tuple[HeldRecords, Tensor, Tensor | None]:
@@ -167,16 +192,16 @@ class LockstepEngine(ClientsEngine):
         shape = (len(group), max(counts))
         like = None
         if group[0].steps > 1:
-            like = torch.from_numpy(likeness(design, record, client, place, shape)).to(W)
-        tensors = [torch.from_numpy(array).to(W.device) for array in (record, client, place)]
-        held = HeldRecords(design @ first, rows.keys, *tensors, like, shape, self.settings.client.momentum > 0)
+            like = self._likeness(pairs, design, (record, client, place), shape).to(W)
+        of_pair = tuple(torch.from_numpy(array).to(W.device) for array in (record, client, place))
+        held = HeldRecords(design @ first, rows.keys, of_pair, like, shape, self.settings.client.momentum > 0)
         instance = torch.zeros(shape, dtype=torch.int64, device=W.device)
-        instance[tensors[1], tensors[2]] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
+        instance[held.client, held.place] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
         if self.federation.parts is None:
             return held, instance, None
         parts = W.new_zeros(shape)
         of_pairs = [self.federation.parts_of(one.client, one.instances) for one in group]
-        parts[tensors[1], tensors[2]] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
+        parts[held.client, held.place] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
         return held, instance, parts
 
 
@@ -227,7 +252,7 @@ def steps_of(group: list[Work], device: torch.device) -> list[Step]:
         client = np.repeat(np.arange(len(now)), sizes)
         slot = np.concatenate([np.arange(size) for size in sizes])
         place = np.concatenate([batch for batch, _ in now])
-        tensors = [torch.from_numpy(array.astype(np.int64)).to(device) for array in (client, slot, place)]
         first = np.repeat([first for _, first in now], sizes)
-        steps.append(Step(len(now), *tensors, max(sizes), torch.from_numpy(first).to(device)))
+        arrays = (client.astype(np.int64), slot.astype(np.int64), place.astype(np.int64), first)
+        steps.append(Step(len(now), max(sizes), *(torch.from_numpy(array).to(device) for array in arrays)))
     return steps

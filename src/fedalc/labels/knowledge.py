@@ -137,7 +137,7 @@ def learn_labels(
         senders = numbered(train.users) if settings.clients == "users" and train.users is not None else parties
         if settings.collection.by == "sums":
             return _by_sums(settings, train, names, shared, senders, hasher)
-        return _by_psi(settings, train, shared, senders)
+        return _by_psi(settings, train, shared, senders, hasher)
     collection = collect(settings.collection, train.features, train.labels, names, shared, parties)
     return protected(settings, collection, looks, phase)
 
@@ -159,9 +159,11 @@ def _by_sums(
     return LabelKnowledge(known, counted.set_sizes, holders, up, down, counted.facts)
 
 
-def _by_psi(settings: Experiment, train: Split, shared: SharedEncoder, senders: np.ndarray | None) -> LabelKnowledge:
+def _by_psi(
+    settings: Experiment, train: Split, shared: SharedEncoder, senders: np.ndarray | None, hasher: Hasher | None
+) -> LabelKnowledge:
     """Return n and c, from intersections of each two labels."""
-    known, sent, facts = intersect(settings.collection, train.features, train.labels, shared, senders)
+    known, sent, facts = intersect(settings.collection, train.features, train.labels, shared, senders, hasher)
     return LabelKnowledge(known, bytes_up=sent, bytes_down=sent, collection=facts)  # the server passes messages on
 
 

@@ -279,7 +279,6 @@ SUMS = "collection.by=sums"
         ({"method": "fedalc"}, "trains class embeddings|learns from how often labels occur together"),
         ({"method": "fedalc-fixed"}, "learns from how often labels occur together"),
         ({"set": f"{SUMS};privacy.epsilon=1"}, "noise needs label sets"),
-        ({"set": "collection.by=psi;client.set_size=expected"}, "psi is for simulations"),
         (
             {"set": f"{SUMS};clients=parties;client.set_size=expected", "rank-held-out": "on"},
             "a hit at several parties would count for each",

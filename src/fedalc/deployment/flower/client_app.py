@@ -26,8 +26,9 @@ from fedalc.deployment.flower.compared_rows import read_compared_rows
 from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
-from fedalc.deployment.flower.party_buckets import by_sums, counted_buckets
+from fedalc.deployment.flower.party_buckets import counted_buckets
 from fedalc.deployment.flower.party_budget import spend_documents
+from fedalc.deployment.flower.party_intersections import Intersecting, check_intersects
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
@@ -97,7 +98,8 @@ def hello(message: Message, context: Context) -> RecordDict:
         "features": party.holding.split.features.shape[1],
         "names": list(party.holding.names) if party.shares_names else [],
     }
-    if by_sums(settings):  # with the join it comes with the digests
+    check_intersects(party, settings)
+    if settings.collection.by != "join":  # with the join it comes with the digests
         kind = Identity(party.collection, shared_encoder(settings)).name(party.content)
         introduction["protocol"] = json.dumps(asdict(party.hasher.protocol(kind)))
     return RecordDict({"introduction": ConfigRecord(introduction)})
@@ -141,6 +143,27 @@ def bucket_counts(message: Message, context: Context) -> RecordDict:
     return counted_buckets(message, context)
 
 
+@app.query("psi_requests")
+@answers
+def psi_requests(message: Message, context: Context) -> RecordDict:
+    """Send points of its records for other parties to intersect with theirs, and counts of its own labels."""
+    return Intersecting(message, context).requests()
+
+
+@app.query("psi_answers")
+@answers
+def psi_answers(message: Message, context: Context) -> RecordDict:
+    """Answer other parties' points, and send a masked bitmap of its records."""
+    return Intersecting(message, context).answers()
+
+
+@app.query("psi_counts")
+@answers
+def psi_counts(message: Message, context: Context) -> RecordDict:
+    """Send how many records its labels share with labels of others, from their answers."""
+    return Intersecting(message, context).counts()
+
+
 @app.query("label_sets")
 @answers
 def label_sets(message: Message, context: Context) -> RecordDict:
@@ -157,8 +180,13 @@ def held_out_records(message: Message, context: Context) -> RecordDict:
 
 def _digests(message: Message, context: Context, on_held_out: bool) -> RecordDict:
     party, settings, question = read_question(message, context)
-    if by_sums(settings):
-        raise BadMessage("asks for digests of instances, in a run that collects by sums")
+    if settings.collection.by != "join":
+        raise BadMessage(f"asks for digests of instances, in a run that collects by {settings.collection.by}")
+    if context.node_config.get("no-digests"):
+        raise BadMessage(
+            "asks for digests of instances, which this party does not send (--no-digests); use --collection psi or "
+            "sums, and leave out --rank-held-out on"
+        )
     _, out = apart(party, settings, question["share"])
     rows = np.flatnonzero(out == on_held_out)
     if not len(rows):

@@ -22,7 +22,7 @@ class Introduction:
     """`labels` are pseudonyms; `counts` and `held_out` count instances; `names` is empty or has one per label.
 
     A party that `has_texts`, whose features parties have yet to agree on, says only its name. `protocol`: how it hashes
-    its instances, in a run without digests of them (`collection.by = "sums"`)."""
+    its instances, in a run without digests of them (`collection.by` sums, psi)."""
 
     client: str
     labels: list[bytes]

@@ -140,6 +140,9 @@ def _ranks(asked: str, settings: Experiment, share: float) -> bool:
         'a hit at several parties would count for each (collection.by = "sums" needs client.set_size = "exact")': (
             settings.collection.by == "sums" and settings.clients == "parties" and settings.client.set_size != "exact"
         ),
+        'it needs digests of held-out records, and parties send none (collection.by = "psi")': (
+            settings.collection.by == "psi"
+        ),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if asked == "on" and reason is not None:
@@ -151,6 +154,8 @@ def _ranks(asked: str, settings: Experiment, share: float) -> bool:
 def _searching(asked: str, settings: Experiment, share: float) -> Experiment:
     """Return the settings of a search, with a metric that parties can measure."""
     metric = ranked_by(settings)
+    if settings.collection.by == "psi":
+        raise ConfigError("the search ranks held-out records, which psi does not count; use join or sums", "tune")
     if asked == "off" or share == 0 or metric is None:
         raise ConfigError(
             "the search needs parties that rank labels for held-out records: leave out --held-out and "
@@ -233,7 +238,7 @@ def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experim
     try:
         plain = resolved() if asked == "auto" else None
     except ConfigError as error:  # sums of counts need them
-        if values["num-parties"] < LEAST_PARTIES or not str(error).startswith("collection.by"):
+        if values["num-parties"] < LEAST_PARTIES or "need secure sums" not in str(error):
             raise
         plain = None
     if plain is not None and (_says(values, "secure_sums.on") or values["num-parties"] < LEAST_PARTIES):

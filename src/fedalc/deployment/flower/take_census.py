@@ -1,7 +1,7 @@
 """Before round 1: ask who takes part, with which labels and, if the method uses it, which labels co-occur.
 
 The server sees pseudonyms of labels and keyed digests of instances, and joins equal ones. With `collection.by = "sums"`
-it sees no digest, but sums of masked counts (`bucket_census`).
+it sees no digest, but sums of masked counts (`bucket_census`), with "psi" counts of pairs (`intersections`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedalc.deployment.flower.census import Census, question, who_is_in
 from fedalc.deployment.flower.collecting import collect
 from fedalc.deployment.flower.connections import Parties, TooFew
 from fedalc.deployment.flower.held_out_records import HeldOutRecords
+from fedalc.deployment.flower.intersections import PairCensus
 from fedalc.deployment.flower.introductions import Introduction
 from fedalc.deployment.flower.masked_sums import Unfinished
 from fedalc.deployment.flower.roster import Roster
@@ -68,6 +69,8 @@ def take_census(
             "client.sample",
         )
     came, text = introduced(parties, settings, run, charge)
+    if settings.collection.by == "psi" and len({who.client for who in came.values()}) < len(came):
+        raise FedalcError("two parties have the same name, and private set intersection goes by names (--client)")
     known = few_enough_labels(parties, distinct_names(came), most_labels)
     known = same_features(parties, known)
     known = enough_drawn(parties, settings, known)
@@ -83,6 +86,8 @@ def take_census(
         parties.say(who_is_in(roster))
         ranking = _held_out_records(parties, settings, share, run, known, roster) if ranks else None
         return Census(roster, None, {}, share, run, ranking, search, text=text)
+    if settings.collection.by == "psi":
+        return replace(_by_psi(parties, settings, share, run, known), text=text)
     messages = _label_sets(parties, settings, share, run, known)
     known = {node: who for node, who in known.items() if node in messages}
     if not known:
@@ -170,6 +175,17 @@ def _by_sums(
             elif len(heard) >= LEAST_PARTIES:
                 known = {node: who for node, who in known.items() if node in heard}
     raise TooFew(f"the parties' counts could not be added up in {ATTEMPTS} attempts; the log says why")
+
+
+def _by_psi(parties: Parties, settings: Experiment, share: float, run: str, known: dict[int, Introduction]) -> Census:
+    """Let the parties intersect their labels. Afterwards all of them are in the run."""
+    protocol, known = same_protocol(parties, known)
+    trained = {label for who in known.values() for label, n in zip(who.labels, who.counts, strict=True) if n}
+    roster, _ = make_roster(parties, known, False, trained)
+    census = Census(roster, None, {}, share, run)
+    census = replace(census, knowledge=PairCensus(parties, census, settings).knowledge(protocol))
+    parties.say(who_is_in(roster))
+    return census
 
 
 def _label_sets(

@@ -198,8 +198,8 @@ def for_parties(settings: Experiment) -> str:
         sent["text"] = every["text"]
     if settings.clients != "labels":
         sent["clients"] = settings.clients
-    if settings.collection.by == "sums":
-        sent["collection"] = {"by": "sums"}
+    if settings.collection.by != "join":
+        sent["collection"] = {"by": settings.collection.by}
     if settings.embeddings.secret:
         sent["embeddings"] = {"secret": True}
     if settings.secure_sums.on:

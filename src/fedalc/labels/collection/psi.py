@@ -3,13 +3,16 @@
 For each pair of labels at different parties, one party learns from the other how many instances they share, and nothing
 about which (openmined-psi: elliptic-curve Diffie-Hellman, cardinality only), and tells the server. The server passes
 their messages on. Each pair of labels has fresh keys, so that messages about different pairs cannot be linked.
+
+`intersect` simulates it. Real parties (`deployment.flower.party_intersections`) take the steps one by one: `ask`,
+`answer`, `shared_count`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -21,6 +24,8 @@ from fedalc.config.schema import CollectionSettings
 from fedalc.core.progress_events import watched
 from fedalc.errors import FedalcError
 from fedalc.labels.collection.buckets import FEWEST_BUCKETS, Tables
+from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.held_pairs import record_places
 from fedalc.labels.collection.identity import SharedEncoder
 from fedalc.labels.collection.simulate import hashed
 from fedalc.labels.collection.sums import Exchange, Held, added, simulated_hasher
@@ -29,6 +34,8 @@ from fedalc.labels.correlations import Correlations, count_type
 SECONDS_PER_POINT, SECONDS_PER_PAIR = 1e-4, 8e-3
 """About how long one core takes for one instance in one of the four steps of an intersection, and for new keys."""
 _LONG = 3600.0
+POINT_BYTES = 33
+INSTALL = "pip install 'fedalc[psi]'"
 
 Sets = dict[int, dict[int, frozenset[str]]]
 """The digests of each party's instances with each label: label → party → digests."""
@@ -48,12 +55,14 @@ def intersect(
     labels: csr_matrix,
     encoder: SharedEncoder,
     senders: np.ndarray | None = None,
+    hasher: Hasher | None = None,
 ) -> tuple[Correlations, int, dict[str, Any]]:
     """Return N (estimated by a sum, as with `by = "sums"`), n and c, the bytes that parties sent, and facts.
 
-    `senders`: the party of each instance. Without it each label is a party of its own.
+    `senders`: the party of each instance. Without it each label is a party of its own. `hasher`: that of real parties,
+    on which the estimate of N depends.
     """
-    hasher = simulated_hasher(settings, encoder.seed)
+    hasher = hasher or simulated_hasher(settings, encoder.seed)
     digests, kind = hashed(settings, hasher, features, encoder)
     held = Held.of(digests, labels, senders)
     names, sets = [digest.tobytes().hex() for digest in held.digests], defaultdict[int, dict[int, set[str]]](dict)
@@ -62,15 +71,25 @@ def intersect(
         sets[label].setdefault(owner, set()).add(names[record])
     frozen = {u: {owner: frozenset(own) for owner, own in owners_of.items()} for u, owners_of in sets.items()}
     counts, together, traffic = pair_counts(frozen, labels.shape[1])
-    exchange, tables = Exchange(), Tables(1, max(len(held.label), FEWEST_BUCKETS))
-    places = tables.places(hasher, "records", map(bytes, held.digests))[held.record]
+    exchange, tables = Exchange(), bitmap_for(len(held.label))
+    places = record_places(tables, hasher, held.digests)[held.record]
     records = tables.records(added(tables, places, np.ones(len(places), dtype=np.uint64), 1, held, exchange))
-    instances = max(round(records), int(counts.max(initial=0)))
-    known = Correlations(instances, counts, together.astype(count_type(instances)))
+    known = estimated(records, counts, together)
     facts = {"by": "psi", "algorithm": settings.algorithm, "identity": kind, "digest_bytes": settings.digest_bytes}
-    facts |= {"intersections": traffic.intersections, "records": instances}
+    facts |= {"intersections": traffic.intersections, "records": known.instances}
     parties = len(np.unique(owners))
     return known, traffic.bytes + 8 * exchange.sent * parties, facts
+
+
+def bitmap_for(pairs: int) -> Tables:
+    """Return the one table from whose empty buckets N is estimated. `pairs`: of a record and a label."""
+    return Tables(1, max(pairs, FEWEST_BUCKETS))
+
+
+def estimated(records: float, counts: np.ndarray, together: csr_matrix) -> Correlations:
+    """Return the correlations with an estimated number of records, which is at least that of the commonest label."""
+    instances = max(round(records), int(counts.max(initial=0)))
+    return Correlations(instances, counts, together.astype(count_type(instances)))
 
 
 def pair_counts(sets: Sets, label_count: int) -> tuple[np.ndarray, csr_matrix, Traffic]:
@@ -126,7 +145,7 @@ def _run(asking: frozenset[str], answering: frozenset[str], reveal: bool, traffi
     """
     if not asking or not answering:
         return []
-    psi = _library()
+    psi = library()
     client, server = psi.client.CreateWithNewKey(reveal), psi.server.CreateWithNewKey(reveal)
     request = client.CreateRequest(sorted(asking))
     setup = server.CreateSetupMessage(1e-9, len(asking), sorted(answering), psi.DataStructure.RAW)
@@ -138,11 +157,55 @@ def _run(asking: frozenset[str], answering: frozenset[str], reveal: bool, traffi
     return range(client.GetIntersectionSize(setup, response))
 
 
-def _library() -> Any:
+def ask(secret: bytes, elements: Sequence[str]) -> np.ndarray:
+    """Return the asking party's points, one for each element. The same secret gives the same points."""
+    request = library().client.CreateFromKey(_scalar(secret), False).CreateRequest(sorted(elements))
+    return _matrix(request.encrypted_elements)
+
+
+def answer(secret: bytes, asked: np.ndarray, elements: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the answering party's own points, and the asking party's multiplied once more; both sorted. ValueError for
+    what are no points of the curve."""
+    psi = library()
+    server = psi.server.CreateFromKey(_scalar(secret), False)
+    request = psi.Request(reveal_intersection=False, encrypted_elements=_list(asked))
+    try:
+        answered = server.ProcessRequest(request).encrypted_elements
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    setup = server.CreateSetupMessage(1e-9, len(asked), sorted(elements), psi.DataStructure.RAW)
+    return _matrix(setup.raw.encrypted_elements), _matrix(answered)
+
+
+def shared_count(secret: bytes, own: np.ndarray, answered: np.ndarray) -> int:
+    """At the asking party: return how many elements both have. `own`, `answered`: as `answer` returns them."""
+    psi = library()
+    setup, response = psi.ServerSetup(), psi.Response(encrypted_elements=_list(answered))
+    setup.raw.encrypted_elements.extend(_list(own))
+    try:
+        return int(psi.client.CreateFromKey(_scalar(secret), False).GetIntersectionSize(setup, response))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _scalar(secret: bytes) -> bytes:
+    """Return 32 random bytes as a number below the order of the curve, which is a little below 2^256."""
+    return bytes([secret[0] & 0x7F]) + secret[1:]
+
+
+def _matrix(points: Sequence[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(points), np.uint8).reshape(-1, POINT_BYTES)
+
+
+def _list(points: np.ndarray) -> list[bytes]:
+    return [point.tobytes() for point in points]
+
+
+def library() -> Any:
     try:
         import private_set_intersection.python as psi
     except ImportError:
-        raise FedalcError("private set intersection needs openmined-psi: pip install 'fedalc[psi]'") from None
+        raise FedalcError(f"private set intersection needs openmined-psi: {INSTALL}") from None
     return psi
 
 

@@ -57,6 +57,10 @@ class TextEncoder(Encoder):
         """Return the number of rows of the first matrix."""
         return feature_count
 
+    @property
+    def dense_layers(self) -> list[nn.Linear]:
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+
     def for_features(self, features: Tensor) -> TextEncoder:
         part, rows = copy.copy(self), self.rows_for(features)
         part.features = features
