@@ -71,7 +71,9 @@ def test_clients_that_work_alone(schedule: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_clients_with_too_many_records_run_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockstep, "MOST_RECORDS", 15)
+    monkeypatch.setattr(
+        lockstep.LockstepEngine, "_numbers", lambda self, work, encoder: np.inf if len(work.instances) > 15 else 0
+    )
     literal, seen = ClientsEngine._local_work, []
     monkeypatch.setattr(ClientsEngine, "_local_work", lambda *of: (seen.append(of[2]), literal(*of))[1])
     assert_equal(1, method="fedalc", client=BOTH)
@@ -79,17 +81,25 @@ def test_clients_with_too_many_records_run_as_in_the_reference(monkeypatch: pyte
     assert sorted(seen) == sorted([*np.flatnonzero(counts > 15), *range(7)]) and len(seen) < 14
 
 
-@pytest.mark.parametrize("part", [0.002, 0.02])
+@pytest.mark.parametrize("part", [0.02, 0.04])
 def test_groups_that_fit_into_the_memory_budget(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lockstep, "PART", part)  # of 1 MiB
-    found, groups = [], lockstep.LockstepEngine._groups
+    found, groups, sizes, steps = [], lockstep.LockstepEngine._groups, [], lockstep.LocalSteps.run
+
+    def measured(self: lockstep.LocalSteps, held: Any, slope: Any) -> None:
+        arrays = [held.added, held.start, held.likeness]
+        arrays += [part for layer in self.layers for part in (layer.inputs, layer.slopes)]
+        sizes.append(sum(array.nbytes for array in arrays))
+        steps(self, held, slope)
+
+    monkeypatch.setattr(lockstep.LocalSteps, "run", measured)
     monkeypatch.setattr(
         lockstep.LockstepEngine,
         "_groups",
         lambda *of: found.extend(groups(*of)) or iter(found),  # type: ignore[func-returns-value]
     )
     assert_equal(1, method="fedalc", client=BOTH, memory_budget=1 << 20)
-    assert len(found) > 1
+    assert len(found) > 1 and 0 < max(sizes) <= part * (1 << 20)
 
 
 @pytest.mark.parametrize("participation", [0.3, 0.7])
@@ -113,9 +123,24 @@ def test_dense_features() -> None:
     assert_equal(train=Split(dense, TRAIN.labels), method="fedalc", client=BOTH)
 
 
-@pytest.mark.parametrize("encoder", [{"shortcut": True, "output": "raw"}, {"precision": "full", "hidden": ()}], ids=str)
-def test_encoders_that_run_one_by_one_are_equal_too(encoder: dict[str, Any]) -> None:
-    assert_equal(method="fedavg-fixed", encoder=encoder, client=BOTH)
+def test_an_encoder_that_runs_one_by_one_is_equal_too() -> None:
+    assert_equal(method="fedavg-fixed", encoder={"shortcut": True, "output": "raw"}, client=BOTH)
+
+
+def test_a_group_in_which_nobody_has_drawn_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weight decay moves all of θ all the same."""
+    groups = lockstep.LockstepEngine._groups
+    monkeypatch.setattr(lockstep.LockstepEngine, "_groups", lambda *of: ([one] for some in groups(*of) for one in some))
+    client = {"sample": 0.1, "weight_decay": 0.3}
+    assert_equal(4, method="fedalc", encoder={"start": "framework"}, client=client)
+    assert_equal(4, method="fedalc", encoder=LINEAR, client=client)
+
+
+def test_pairs_that_several_parties_have() -> None:
+    """Each party counts its part of them."""
+    parties = [f"party {number % 3}" for number in range(len(TRAIN))]
+    train = Split(TRAIN.features, TRAIN.labels, parties=parties)
+    assert_equal(train=train, method="fedavg-fixed", clients="parties", client=BOTH)
 
 
 def test_a_single_record_for_each_client() -> None:

@@ -50,8 +50,8 @@ Task = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
-        help="fused: one step of all clients at once, exact and fast; lockstep: so for any local schedule; "
-        "clients: client by client",
+        help="fused: one step of all clients at once; lockstep: any local schedule, many clients at once; "
+        "clients: client by client. All are exact",
         autocompletion=_completing(["fused", "lockstep", "clients"]),
     ),
 ]

@@ -1,8 +1,8 @@
 """Runs another engine party by party, so that a robust rule can combine the changes (`fedalc.engines.aggregation`).
 
-The engines `fused` and `clients` add up the changes of all clients at once. Here they run the clients of one party at a
-time: the mean over these is what a real party sends (engine `flower`). The cost is a step of θ's size per party, where
-`fused` alone needs one step for all.
+The other engines add up the changes of all clients at once. Here they run the clients of one party at a time: the mean
+over these is what a real party sends (engine `flower`). The cost is a step of θ's size per party, where `fused` alone
+needs one step for all.
 """
 
 from __future__ import annotations

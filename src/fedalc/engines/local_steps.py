@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -162,6 +163,8 @@ class LocalSteps:
                 self._take(step, used, held, slope)
             else:
                 held.add(None, step, self.settings)
+                for layer in self.layers:
+                    layer.move_bias(step, used, self.settings)
             now.step(step.width if self.layers else 0)
             used += step.width if self.layers else 0
             last = number + 1 == len(self.steps)
@@ -261,17 +264,15 @@ class HeldRecords:
 def likeness(
     design: SparseRows | Design, record: np.ndarray, client: np.ndarray, place: np.ndarray, shape: tuple[int, int]
 ) -> np.ndarray:
-    """Return X_u X_uᵀ of each client, as clients × records × records, from the rows of all records."""
+    """Return X_u X_uᵀ of each client, as clients × records × records, from the rows of all records. Pairs are in the
+    order of clients, and those of a client in the order of places."""
     matrix, columns = _parts(design)
     out = np.zeros((*shape, shape[1]), dtype=columns.dtype)
     if matrix is not None:
-        matrix = matrix[record]
-        first = np.repeat(client, np.diff(matrix.indptr)).astype(np.int64) * matrix.shape[1]
-        apart = csr_matrix(
-            (matrix.data, first + matrix.indices, matrix.indptr), (matrix.shape[0], shape[0] * matrix.shape[1])
-        )
-        products = (apart @ apart.T).tocoo()  # records of different clients have no column in common
-        out[client[products.row], place[products.row], place[products.col]] = products.data
+        starts = np.searchsorted(client, np.arange(shape[0] + 1))
+        for number, (start, stop) in enumerate(pairwise(starts.tolist())):
+            own = matrix[record[start:stop]]
+            out[number, : stop - start, : stop - start] = (own @ own.T).toarray()
     if columns.shape[1]:
         padded = np.zeros((*shape, columns.shape[1]), dtype=columns.dtype)
         padded[client, place] = columns[record]

@@ -6,8 +6,9 @@ one product by θ for all of them. Here clients are put into groups that fit int
 Clients with many steps leave the shared θ behind: their corrections would cost more than a matrix of their own. Such a
 client works alone, and its corrections go into its own matrices from time to time.
 
-Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients. Encoders that are not
-made of one sparse matrix and dense layers (pictures, users' modules, sub-models) run as in `clients`.
+Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients. A client that needs
+more runs as in `clients`, and so do encoders that are not made of one sparse matrix and dense layers (pictures, users'
+modules, sub-models).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -28,14 +30,13 @@ from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.traffic import Ledger
 from fedalc.methods import Method
-from fedalc.models.encoders import Chance, SparseRows
+from fedalc.models.encoders import Chance, Encoder, SparseRows
 from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
 ALONE = 768  # record visits, from which a client with dense layers works alone
 FOLD = 256  # record visits, after which it puts its steps into its own matrices
-MOST_RECORDS = 6000  # of a client: it needs records × records numbers
 PART = 0.3  # of the memory budget for a group; as much is kept for later rounds
 
 
@@ -60,12 +61,11 @@ class Work:
 class LockstepEngine(ClientsEngine):
     def __init__(self, federation: Federation, method: Method, settings: Experiment) -> None:
         super().__init__(federation, method, settings)
-        self._known: dict[bytes, Tensor] = {}
+        self._kept: dict[bytes, Tensor] = {}
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         encoder = model.encoder
-        fits = type(encoder).forward is TextEncoder.forward and isinstance(encoder, TextEncoder)
-        if self.settings.privacy.mechanism == "updates" or not fits or encoder.shortcut is not None or encoder.mixed:
+        if self.settings.privacy.mechanism == "updates" or not fits(encoder):
             return super().run(model, participants, chance, round_number)
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         labels = self.federation.label_of[participants]
@@ -73,13 +73,15 @@ class LockstepEngine(ClientsEngine):
         total = Total(model, weights)
         work = [self._work(place, client, chance, round_number) for place, client in enumerate(participants.tolist())]
         copies = model.W.new_empty(len(participants), model.W.shape[1])
-        together = [one for one in work if not too_large(one)]
+        most = self._most_numbers(encoder)
+        large = {one.place for one in work if self._numbers(one, encoder) > most}
+        together = [one for one in work if one.place not in large]
         for group in watched("clients", self._groups(together, encoder), len(together), len):
             steps, losses = self._run(model, encoder, group, chance, round_number, total)
             at = [one.place for one in group]
             copies[at] = steps.rows
             total.loss += float((weights[at].double() * losses).sum())
-        others = [(one.place, one.client) for one in work if too_large(one)]
+        others = [(one.place, one.client) for one in work if one.place in large]
         if others:
             total.loss += self._add_clients(model, others, weights, chance, round_number, total.change, [], copies)
         rows = no_rows(model.W)
@@ -99,16 +101,13 @@ class LockstepEngine(ClientsEngine):
 
     def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
         """Yield clients with similar numbers of steps together, as many as fit into memory; and large ones alone."""
-        depth = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
-        first, size = encoder.embedding.shape[1], encoder.embedding.element_size()
+        most = self._most_numbers(encoder)
         group: list[Work] = []
-        numbers = 0
+        numbers = 0.0
         for one in sorted(work, key=lambda one: (-one.steps, -len(one.instances))):
             alone = self._alone(one, encoder)
-            records = len((group or [one])[0].instances)
-            more = (group or [one])[0].visits * depth + records * (first + records * (one.steps > 1))
-            more += max(map(len, one.batches[0])) * 3 * self.federation.label_count * (self.method.set_loss is not None)
-            if group and (alone or (numbers + more) * size > PART * self.settings.memory_budget):
+            more = self._numbers((group or [one])[0], encoder)  # arrays are as long as the first client needs
+            if group and (alone or numbers + more > most):
                 yield group
                 group, numbers = [], 0
             group.append(one)
@@ -118,6 +117,18 @@ class LockstepEngine(ClientsEngine):
                 group, numbers = [], 0
         if group:
             yield group
+
+    def _numbers(self, work: Work, encoder: TextEncoder) -> float:
+        """Return how many numbers a client needs in memory."""
+        layers = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
+        records, batch = len(work.instances), max(map(len, work.batches[0]))
+        visits = min(work.visits, FOLD + batch) if self._alone(work, encoder) else work.visits
+        of_records = (5 if self.settings.client.momentum else 4) * encoder.embedding.shape[1]
+        labels = self.federation.label_count if self.method.set_loss is not None else 0
+        return visits * layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
+
+    def _most_numbers(self, encoder: TextEncoder) -> float:
+        return PART * self.settings.memory_budget / encoder.embedding.element_size()
 
     def _alone(self, work: Work, encoder: TextEncoder) -> bool:
         return len(encoder.layers) > 0 and work.visits > ALONE and self.settings.client.momentum == 0
@@ -167,14 +178,17 @@ class LockstepEngine(ClientsEngine):
     ) -> Tensor:
         """Return X_u X_uᵀ of the clients in a group. They are kept for later rounds, as far as the memory goes."""
         record, client, place = where
-        of_features = self.settings.encoder.input_dropout == 0
+        settings = self.settings
+        comes_again = (
+            settings.encoder.input_dropout == 0 and settings.client.sample == settings.server.participation == 1
+        )
         group = hashlib.sha256(pairs.tobytes() + client.tobytes()).digest()
-        if of_features and group in self._known:
-            return self._known[group]
+        if group in self._kept:
+            return self._kept[group]
         found = torch.from_numpy(likeness(design, record, client, place, shape))
-        kept = sum(one.nbytes for one in self._known.values())
-        if of_features and kept + found.nbytes <= PART * self.settings.memory_budget:
-            self._known[group] = found
+        kept = sum(one.nbytes for one in self._kept.values())
+        if comes_again and kept + found.nbytes <= PART * settings.memory_budget:
+            self._kept[group] = found
         return found
 
     def _held(
@@ -205,8 +219,12 @@ class LockstepEngine(ClientsEngine):
         return held, instance, parts
 
 
-def too_large(work: Work) -> bool:
-    return len(work.instances) > MOST_RECORDS and work.steps > 1
+def fits(encoder: Encoder) -> TypeGuard[TextEncoder]:
+    """Return whether an encoder is one sparse matrix and dense layers with biases, and nothing else."""
+    if not isinstance(encoder, TextEncoder) or type(encoder).forward is not TextEncoder.forward:
+        return False
+    with_bias = [layer for layer in encoder.dense_layers if layer.bias is not None]
+    return len(with_bias) == len(encoder.layers) and encoder.shortcut is None and not encoder.mixed
 
 
 class Total:
@@ -232,7 +250,7 @@ class Total:
         for number, layer in enumerate(steps.layers):
             matrix, bias = 1 + 2 * number, 2 + 2 * number
             factor = (steps.final_k * weight.unsqueeze(1)).view(-1, 1)
-            inputs, slopes = (part.reshape(factor.shape[0], -1) for part in (layer.inputs, layer.slopes))
+            inputs, slopes = layer.inputs.flatten(0, 1), layer.slopes.flatten(0, 1)
             self.change[matrix].addmm_((slopes * factor).T, inputs)
             if layer.folded:  # of one client, which works alone
                 moved = self.theta[matrix] - layer.weight * steps.final_a

@@ -96,6 +96,8 @@ class TrialCounts:
         return thresholds
 
     def _by_genuine(self, share: float, label_count: int) -> np.ndarray:
+        if not len(self.bins):  # nothing is known of anybody: accept nobody
+            return np.full(label_count, EDGES[-1])
         scores, weights = middles(self.bins), self.genuine
         total = max(float(weights.sum()), 1e-9)
         mean = float(scores @ weights) / total
@@ -138,6 +140,8 @@ class TrialCounts:
 def _edge_above(bins: np.ndarray, weights: np.ndarray, far: float) -> int:
     """Return the lowest edge with at most the share `far` of the weights in the bins above it."""
     at = np.bincount(bins, weights, len(EDGES) + 1)
+    if at.sum() == 0:  # nothing is known of impostors: accept nobody
+        return len(EDGES) - 1
     beyond = at[::-1].cumsum()[::-1][1:]  # of edge e: what is in bins above it
     return int(np.argmax(beyond <= far * at.sum() * (1 + 1e-12))) if beyond[-1] <= far * at.sum() else len(EDGES) - 1
 

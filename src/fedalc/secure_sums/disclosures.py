@@ -58,7 +58,7 @@ def allowed_part(lists: Lists, present: Iterable[str]) -> list[str]:
 
 class Disclosures:
     """`known`: for each kind of vector, the lists of parties whose sum was unmasked. The caller keeps it. `most_lists`:
-    how many lists the party accepts that single out fewer than three parties, the first list included."""
+    a list that singles out fewer than three parties is refused if there are this many already."""
 
     def __init__(self, known: MutableMapping[str, list[list[str]]], most_lists: int = 1) -> None:
         self.known = known

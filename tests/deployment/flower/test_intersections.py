@@ -150,6 +150,8 @@ def test_bitmaps_show_empty_buckets_of_all_parties_together(parties: Nodes, trai
     sent = [reply.content for reply in grid.replies if reply.metadata.message_type == ANSWERS]
     bitmaps = [unpack(content, "bitmap", {"numbers": ("uint64", (None,))})["numbers"] for content in sent]
     assert len(bitmaps) == 4
+    nonzero = sum(bitmaps)[sum(bitmaps) != 0]
+    assert 0.3 < (nonzero % 2).mean() < 0.7  # no parity of how many have a record in a bucket
     for some in (bitmaps[:1], bitmaps[:3], bitmaps[1:]):
         partial = np.sum(some, axis=0, dtype=np.uint64)
         assert (partial == 0).sum() == 0 and abs((partial >> np.uint64(63)).mean() - 0.5) < 0.05

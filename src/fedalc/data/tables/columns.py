@@ -219,7 +219,7 @@ class _Finder:
 
     def _refuse_mixed(self, texts: set[str]) -> None:
         """Refuse a column of numbers with a few other cells: it would be left out without a word."""
-        for name in sorted(texts, key=self.names.index):
+        for name in (name for name in self.names if name in texts and name.strip().lower() not in _NUMBERING):
             there = [cell for cell in self.sample[name] if not is_missing(cell)]
             others = [cell for cell in there if not is_number(cell)]
             if len(others) <= _FEW_OTHERS * len(there):

@@ -52,8 +52,8 @@ class PairCensus:
         self.roster = census.roster
         self.settings = settings
         self.traffic = Ledger()
-        self.pairs = self._shared_out()
-        self.together = np.zeros((self.roster.label_count, self.roster.label_count), dtype=np.int64)
+        self.pairs: dict[tuple[int, int], np.ndarray] = {}
+        self.together = np.zeros((0, 0), dtype=np.int64)
         self.keys: dict[int, tuple[bytes, bytes]] = {}
         self.relayed: dict[tuple[int, int], tuple[ArrayRecord, bytes]] = {}  # (asking, answering) → points and tag
         self.bitmap = np.zeros(0, dtype=np.uint64)
@@ -69,6 +69,7 @@ class PairCensus:
             )
         if len(self.roster.parties) < 2:
             raise TooFew("private set intersection needs two parties")
+        self.pairs, self.together = self._shared_out(), np.zeros((count, count), dtype=np.int64)
         intersections = sum(len(pairs) for pairs in self.pairs.values())
         self.parties.say(f"asking {len(self.roster.parties)} parties to intersect {intersections} pairs of labels")
         self._ask("query.psi_requests", self._peers(0), {}, self._read_requests)
@@ -94,10 +95,11 @@ class PairCensus:
         pairs = np.stack(np.triu_indices(self.roster.label_count, 1), axis=1)
         pairs = pairs[owner[pairs[:, 0]] != owner[pairs[:, 1]]]
         pairs = np.where((count[pairs[:, 0]] > count[pairs[:, 1]])[:, None], pairs[:, ::-1], pairs)
-        found: dict[tuple[int, int], np.ndarray] = {}
-        for asking, answering in sorted({(int(a), int(b)) for a, b in owner[pairs]}):
-            found[asking, answering] = pairs[(owner[pairs] == (asking, answering)).all(axis=1)]
-        return found
+        batch = owner[pairs[:, 0]] * len(self.roster.parties) + owner[pairs[:, 1]]
+        order = np.argsort(batch, kind="stable")
+        batches, starts = np.unique(batch[order], return_index=True)
+        found = np.split(pairs[order], starts[1:])
+        return {divmod(int(one), len(self.roster.parties)): part for one, part in zip(batches, found, strict=True)}
 
     def _peers(self, side: int) -> dict[int, list[tuple[int, int]]]:
         """Return the batches of each party: those in which it asks (side 0), or answers (1)."""

@@ -239,7 +239,7 @@ class Intersecting:
         self._unchanged("psi list", everyone)
         numbers = np.zeros(tables.size, dtype=np.uint64)
         add_mask(numbers, derived(self._seed, "psi numbers", everyone))
-        numbers |= np.uint64(1)
+        numbers[numbers == 0] = 1
         occupied = np.zeros(tables.size, dtype=bool)
         occupied[record_places(tables, self.party.hasher, self.held.digests)[np.unique(self.held.record)]] = True
         numbers[~occupied] = 0
