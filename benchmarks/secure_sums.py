@@ -45,7 +45,7 @@ def measured(count: int, length: int) -> dict[str, Any]:
     names = [f"party {number:03}" for number in range(count)]
     parties = {name: PartySum(Identity(name, "bench", bytes(64)), 1) for name in names}
     server, first, party, at_server = ServerSum("bench", 1), names[count // 2], Clock(), Clock()
-    up = down = 0
+    up, down, known = 0, 0, {name: Disclosures({}) for name in names}
 
     def each(step: str, ask: Any, add: Any) -> int:
         """Do a step with every party; only the first one's time is counted. Return the bytes of its answer."""
@@ -56,7 +56,7 @@ def measured(count: int, length: int) -> dict[str, Any]:
             size = len(answer) if name == first else size
         return size
 
-    up += each("keys", lambda name: parties[name].make_keys(), server.add_keys)
+    up += each("keys", lambda name: parties[name].make_keys(known[name]), server.add_keys)
     roster = server.roster()
     up += each("shares", lambda name: parties[name].deal_shares(roster), server.add_deal)
     question = Question(b"theta", b"theta", length, BITS)
@@ -65,14 +65,14 @@ def measured(count: int, length: int) -> dict[str, Any]:
     for name in names:
         dealt = at_server("masked", server.dealt_to, name)
         if name == first:
-            masked, complaints = party("masked", parties[name].mask, dealt, question, vector)
+            masked, complaints = party("masked", parties[name].mask, dealt, question, vector, known[name])
             up, down = up + masked.nbytes + len(complaints), down + len(dealt)
             at_server("masked", server.add_masked, name, masked, complaints)
         else:  # the others open their shares as they should, and mask nothing
-            parties[name].mask(dealt, Question(b"theta", b"theta", 0, BITS), np.zeros(0))
+            parties[name].mask(dealt, Question(b"theta", b"theta", 0, BITS), np.zeros(0), known[name])
             parties[name]._question = question.digest
             at_server("masked", server.add_masked, name, nothing, Parties(()).to_bytes())
-    survivors, known = server.survivors(), {name: Disclosures({}) for name in names}
+    survivors = server.survivors()
     up += each("agree", lambda name: parties[name].agree(survivors, known[name]), server.add_agreement)
     agreements = server.agreements()
     up += each("unmask", lambda name: parties[name].reveal(agreements, known[name]), server.add_shares)

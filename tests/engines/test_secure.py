@@ -82,14 +82,14 @@ def test_the_bytes_are_those_that_travel() -> None:
     masked, off = (trained(1, {"on": on}, **CASES["adam"]) for on in (True, False))
     numbers, parties = sum(p.numel() for p in masked.model.theta), 4
     up = masked.ledger.up - parties * 8 * (numbers + 3)  # weight, loss, and the one that shows whether masks cancel
-    # Of each party: keys, boxes and hashes of shares, no complaint, a tag, one share of each dealer, nobody disagrees.
+    # Of each party: keys and an empty history, boxes and hashes of shares, no complaint, a tag, one share of each dealer, nobody disagrees.
     name = len("party 000000000")
-    keys = 4 + name + 4 * 32
-    assert up == parties * (keys + (4 + 3 * 48) + (4 + 4 * 64) + 4 + 32 + (4 + 4 * 17) + 4)
+    keys, history = 4 + name + 5 * 32, 4 + len("{}")
+    assert up == parties * (keys + history + (4 + 3 * 48) + (4 + 4 * 64) + 4 + 32 + (4 + 4 * 17) + 4)
     rows = len(masked.federation.clients) * masked.model.W.numel() * 8
     theta = parties * 8 * numbers
     # To each party: the roster, dealers with boxes and hashes, survivors, agreements.
-    lists = (8 + 4 * keys) + (4 + 4 * 4) + (4 + 3 * 48) + (4 + 3 * 64) + (4 + 4 * 4) + (4 + 4 * 36)
+    lists = (8 + 4 * keys + 4 + history) + (4 + 4 * 4) + (4 + 3 * 48) + (4 + 3 * 64) + (4 + 4 * 4) + (4 + 4 * 36)
     assert masked.ledger.down == rows + theta + parties * lists
     assert off.ledger.up == theta
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedalc.secure_sums import Refused
-from fedalc.secure_sums.messages import Agreements, Deal, Dealt, Keys, Parties, Revealed, Roster
+from fedalc.secure_sums.messages import (
+    Agreements,
+    Announcement,
+    Deal,
+    Dealt,
+    Keys,
+    Parties,
+    Revealed,
+    Roster,
+    history_digest,
+)
 
-KEYS = Keys("Klinik Süd", b"s" * 32, b"m" * 32, b"c" * 32, b"t" * 32)
+KEYS = Keys("Klinik Süd", b"s" * 32, b"m" * 32, b"c" * 32, b"h" * 32, b"t" * 32)
 MESSAGES: list[tuple[Any, Callable[[bytes], Any]]] = [
-    (KEYS, Keys.from_bytes),
+    (Announcement(replace(KEYS, history=history_digest(b"{}")), b"{}"), Announcement.from_bytes),
     (Roster(2, (KEYS, KEYS, KEYS)), Roster.from_bytes),
     (Deal((b"b" * 48,) * 2, (b"h" * 64,) * 3), lambda content: Deal.from_bytes(content, 3)),
     (Dealt((0, 2, 5), (b"b" * 48,) * 2, (b"h" * 64,) * 2), Dealt.from_bytes),

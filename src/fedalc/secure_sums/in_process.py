@@ -30,7 +30,7 @@ class InProcess:
     def total(self, question: Question, vector_of: Callable[[str], np.ndarray]) -> np.ndarray:
         """Return the sum as uint64. A party that refuses is left out, and `server.problems` says why."""
         server, parties = self.server, self.parties
-        self.each("keys", parties, lambda name: parties[name].make_keys(), server.add_keys)
+        self.each("keys", parties, lambda name: parties[name].make_keys(self.disclosures[name]), server.add_keys)
         roster = server.roster()
         self.each("shares", parties, lambda name: parties[name].deal_shares(self.to(name, roster)), server.add_deal)
         dealers = server.begin_masking(question)
@@ -45,7 +45,7 @@ class InProcess:
 
     def mask(self, name: str, question: Question, vector_of: Callable[[str], np.ndarray]) -> None:
         dealt = self.to(name, self.server.dealt_to(name))
-        masked, complaints = self.parties[name].mask(dealt, question, vector_of(name))
+        masked, complaints = self.parties[name].mask(dealt, question, vector_of(name), self.disclosures[name])
         self.up += masked.nbytes + len(complaints)
         self.server.add_masked(name, masked, complaints)
 

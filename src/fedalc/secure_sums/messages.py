@@ -19,6 +19,7 @@ BOX_BYTES = 2 * SEED_BYTES + 16  # two shares and the authenticator
 LEAST_PARTIES = 3
 MOST_PARTIES = 1_000
 LONGEST_NAME = 1_000  # bytes
+LONGEST_HISTORY = 1 << 20  # bytes
 
 
 class Reader:
@@ -73,21 +74,23 @@ def _ascending(indices: tuple[int, ...], what: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Keys:
-    """A party's keys for one sum. `tag` binds them to its name and the sum, under the parties' secret."""
+    """A party's keys for one sum. `tag` binds them to its name and the sum, under the parties' secret. `history`: a
+    digest of the lists of parties that it knows (`Disclosures`)."""
 
     name: str
     sealing: bytes
     masking: bytes
     commitment: bytes  # to the seed of its own mask
+    history: bytes
     tag: bytes
 
     @property
     def bound(self) -> tuple[bytes, ...]:
-        return self.name.encode(), self.sealing, self.masking, self.commitment
+        return self.name.encode(), self.sealing, self.masking, self.commitment, self.history
 
     def to_bytes(self) -> bytes:
         name = self.name.encode()
-        return _number(len(name)) + name + self.sealing + self.masking + self.commitment + self.tag
+        return _number(len(name)) + name + self.sealing + self.masking + self.commitment + self.history + self.tag
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -95,24 +98,41 @@ class Keys:
             name = reader.take(reader.number(LONGEST_NAME)).decode()
         except UnicodeDecodeError:
             raise Refused("keys with a name that cannot be read") from None
-        return cls(
-            name, reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(HASH_BYTES), reader.take(HASH_BYTES)
-        )
+        sizes = (KEY_BYTES, KEY_BYTES, HASH_BYTES, HASH_BYTES, HASH_BYTES)
+        return cls(name, *(reader.take(size) for size in sizes))
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a party sends first: its keys, and the lists that it knows, as JSON."""
+
+    keys: Keys
+    history: bytes
+
+    def to_bytes(self) -> bytes:
+        return self.keys.to_bytes() + _number(len(self.history)) + self.history
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = Reader(content, "the keys")
-        keys = cls.read(reader)
+        sent = cls(Keys.read(reader), reader.take(reader.number(LONGEST_HISTORY)))
         reader.end()
-        return keys
+        if history_digest(sent.history) != sent.keys.history:
+            raise Refused("keys with another history than their own")
+        return sent
+
+
+def history_digest(history: bytes) -> bytes:
+    return digest("history", history)
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Who takes part in a sum, and how many of them are needed to unmask it."""
+    """Who takes part in a sum, how many of them are needed to unmask it, and the lists that they know."""
 
     threshold: int
     members: tuple[Keys, ...]
+    histories: tuple[bytes, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -123,13 +143,15 @@ class Roster:
         return digest("session", run.encode(), seq.to_bytes(8, "little"), self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        return _number(self.threshold) + _several(member.to_bytes() for member in self.members)
+        histories = (_number(len(history)) + history for history in self.histories)
+        return _number(self.threshold) + _several(member.to_bytes() for member in self.members) + _several(histories)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = Reader(content, "the roster")
         threshold = reader.number(MOST_PARTIES)
-        roster = cls(threshold, reader.several(Keys.read, 4 + 2 * KEY_BYTES + 2 * HASH_BYTES))
+        members = reader.several(Keys.read, 4 + 2 * KEY_BYTES + 3 * HASH_BYTES)
+        roster = cls(threshold, members, reader.several(lambda part: part.take(part.number(LONGEST_HISTORY)), 4))
         reader.end()
         return roster
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 
-from fedalc.secure_sums.disclosures import Disclosures
+from fedalc.secure_sums.disclosures import NOISED, Disclosures, Known, together
 from fedalc.secure_sums.fixed_point import encoded
 from fedalc.secure_sums.messages import (
     LEAST_PARTIES,
     Agreements,
+    Announcement,
     Deal,
     Dealt,
     Keys,
     Parties,
     Revealed,
     Roster,
+    history_digest,
 )
 from fedalc.secure_sums.primitives import (
     SEED_BYTES,
@@ -74,7 +76,7 @@ class Question:
     @property
     def compared_with(self) -> str:
         """Return which sums may not differ from this one by few parties. Noised ones: those of the same subject."""
-        return f"{self.kind} {self.subject.hex()}" if self.everyone else self.kind
+        return f"{NOISED}{self.kind} {self.subject.hex()}" if self.everyone else self.kind
 
     @property
     def digest(self) -> bytes:
@@ -86,13 +88,11 @@ def question_digest(kind: str, *parts: bytes) -> bytes:
     return digest(f"question/{kind}", *parts)
 
 
-def keys_of(identity: Identity, seq: int, seeds: dict[str, bytes]) -> Keys:
+def keys_of(identity: Identity, seq: int, seeds: dict[str, bytes], history: bytes) -> Keys:
     commitment = digest("self mask", identity.name.encode(), seeds["self"])
     sealing, masking = (public_key(seeds[purpose], purpose) for purpose in (SEALING, MASKING))
-    bound = Keys(identity.name, sealing, masking, commitment, b"").bound
-    return Keys(
-        identity.name, sealing, masking, commitment, tag(identity.secret, "keys", *_sum(identity.run, seq), *bound)
-    )
+    keys = Keys(identity.name, sealing, masking, commitment, history_digest(history), b"")
+    return replace(keys, tag=tag(identity.secret, "keys", *_sum(identity.run, seq), *keys.bound))
 
 
 def _sum(run: str, seq: int) -> tuple[bytes, bytes]:
@@ -118,6 +118,20 @@ def _indices(indices: Sequence[int]) -> bytes:
     return b"".join(index.to_bytes(4, "little") for index in indices)
 
 
+def read_history(content: bytes) -> Known:
+    """Read the lists of parties that a party knows."""
+    try:
+        known = json.loads(content)
+        kinds = list(known.items())
+        good = all(type(name) is str for _, lists in kinds for each in lists for name in [*each, ""])
+        good = good and all(type(each) is list for _, lists in kinds for each in lists)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        good = False
+    if not good or any(type(lists) is not list for _, lists in kinds):
+        raise Refused("a party says in a way that cannot be read which lists of parties it knows")
+    return dict(kinds)
+
+
 class PartySum:
     """Between two messages, `saved` gives all that the next one needs. It holds secrets: it stays with the party, and
     is deleted after the sum."""
@@ -127,6 +141,7 @@ class PartySum:
         self.seq = seq
         self._step = 0
         self._seeds: dict[str, bytes] = {}
+        self._history = b""  # what this party knew when it drew its keys
         self.disagreeing: tuple[str, ...] = ()  # parties that were told something else than this one, or lie
         self._roster = Roster(0, ())
         self._index, self._session = -1, b""  # this party's place in the roster, and what all messages are bound to
@@ -139,12 +154,13 @@ class PartySum:
 
     # --- the five steps ---
 
-    def make_keys(self) -> bytes:
-        """Step 1. Draw fresh keys for this sum."""
+    def make_keys(self, disclosures: Disclosures) -> bytes:
+        """Step 1. Draw fresh keys for this sum, and say which lists of parties this one knows."""
         self._begin("keys")
         check_installed()
         self._seeds = {purpose: secrets.token_bytes(SEED_BYTES) for purpose in (SEALING, MASKING, "self")}
-        return keys_of(self.identity, self.seq, self._seeds).to_bytes()
+        self._history = json.dumps(disclosures.history(), sort_keys=True).encode()
+        return Announcement(keys_of(self.identity, self.seq, self._seeds, self._history), self._history).to_bytes()
 
     def deal_shares(self, roster: bytes) -> bytes:
         """Step 2. Check everyone's keys, and deal shares of both seeds."""
@@ -163,12 +179,17 @@ class PartySum:
         hashes = (share_hashes(session, self._index, peer, shares[peer]) for peer in range(count))
         return Deal(tuple(boxes), tuple(hashes)).to_bytes()
 
-    def mask(self, dealt: bytes, question: Question, vector: np.ndarray) -> tuple[np.ndarray, bytes]:
+    def mask(
+        self, dealt: bytes, question: Question, vector: np.ndarray, disclosures: Disclosures
+    ) -> tuple[np.ndarray, bytes]:
         """Step 3. Return the masked vector, with a one behind it that shows whether masks cancel, and the list of
         parties whose shares for this party are not what they should be. If a number does not fit, the vector is random,
         so that the sum is too, and the one says so: the server learns how many parties overflowed, and not which."""
         self._begin("masked")
         bad = self._open(Dealt.from_bytes(dealt))
+        disclosures.before_masking(
+            question.compared_with, self._names(self._dealers), self._known(), once=question.everyone
+        )
         if vector.size != question.length:
             raise Refused(f"its vector has {vector.size} numbers, and the question says {question.length}")
         masked = np.ones(question.length + 1, np.uint64)
@@ -204,7 +225,9 @@ class PartySum:
                 "too little of it would be left"
             )
         self._survivors = listed
-        disclosures.check(self._compared_with, self._survivor_names, once=self._everyone)
+        if not self._everyone:
+            names = self._names(self._dealers), self._names(listed)
+            disclosures.before_unmasking(self._compared_with, *names, self._known())
         return tag(self.identity.secret, "agree", *self._agreed_on(self._index))
 
     def reveal(self, agreements: bytes, disclosures: Disclosures) -> bytes:
@@ -221,8 +244,9 @@ class PartySum:
                 f"unmask{others}",
                 self.disagreeing[0] if bad else "",
             )
-        disclosures.note(self._compared_with, self._survivor_names, once=self._everyone)
-        survivors = set(self._survivors)
+        survivors, listed = set(self._survivors), self._names(self._survivors)
+        if not (self._everyone or disclosures.enough_know(self._compared_with, listed, self._names(good))):
+            raise Refused(f"shows {len(good)} agreements, not of more than half of the parties of an earlier sum")
         shares = (self._shares.get(dealer) for dealer in self._dealers)
         given = tuple(
             None if both is None else both[0] if dealer in survivors else both[1]
@@ -270,7 +294,11 @@ class PartySum:
                     "from another sum, changed on the way, or of a party with another key",
                     member.name,
                 )
-        own = keys_of(identity, self.seq, self._seeds)
+        told = {history_digest(history) for history in roster.histories}
+        if {member.history for member in roster.members} != told or len(told) != len(roster.histories):
+            raise Refused("the roster does not say which lists of parties its members know")
+        self._known()
+        own = keys_of(identity, self.seq, self._seeds, self._history)
         if own not in roster.members:
             raise Refused("the roster does not have this party's own keys as they were sent")
         keys = [key for member in roster.members for key in (member.sealing, member.masking)]
@@ -305,9 +333,12 @@ class PartySum:
         self._roster, self._session = roster, roster.session(self.identity.run, self.seq)
         self._index = names.index(self.identity.name) if self.identity.name in names else -1
 
-    @property
-    def _survivor_names(self) -> list[str]:
-        return [self._roster.members[index].name for index in self._survivors]
+    def _names(self, indices: Sequence[int]) -> list[str]:
+        return [self._roster.members[index].name for index in indices]
+
+    def _known(self) -> Known:
+        """Return the lists that the parties of this sum know together."""
+        return together(map(read_history, self._roster.histories))
 
     def _box_key(self, peer: int, outgoing: bool) -> bytes:
         """Return the key of the one message to or from a peer."""
@@ -327,6 +358,7 @@ class PartySum:
             {
                 "seq": self.seq,
                 "step": self._step,
+                "history": self._history.decode(),
                 "seeds": {purpose: seed.hex() for purpose, seed in self._seeds.items()},
                 "roster": self._roster.to_bytes().hex(),
                 "shares": {str(dealer): [share.hex() for share in both] for dealer, both in self._shares.items()},
@@ -344,6 +376,7 @@ class PartySum:
         party = cls(identity, state["seq"])
         party._step = state["step"]
         party._seeds = {purpose: bytes.fromhex(seed) for purpose, seed in state["seeds"].items()}
+        party._history = state["history"].encode()
         party._take(Roster.from_bytes(bytes.fromhex(state["roster"])))
         party._shares = {
             int(dealer): (bytes.fromhex(first), bytes.fromhex(second))

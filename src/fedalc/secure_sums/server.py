@@ -16,6 +16,7 @@ from fedalc.secure_sums.messages import (
     LEAST_PARTIES,
     MOST_PARTIES,
     Agreements,
+    Announcement,
     Deal,
     Dealt,
     Keys,
@@ -60,6 +61,7 @@ class ServerSum:
         self.problems: dict[str, str] = {}
         self._wanted = threshold
         self._keys: dict[str, Keys] = {}
+        self._histories: dict[bytes, bytes] = {}
         self._roster = Roster(0, ())
         self._session = b""
         self._index: dict[str, int] = {}
@@ -75,10 +77,10 @@ class ServerSum:
 
     def add_keys(self, name: str, content: bytes) -> None:
         """`name`: the party that sent them, as the server knows it."""
-        keys = Keys.from_bytes(content)
-        if keys.name != name:
-            raise Refused(f"sends keys of {keys.name[:70]!r}", name)
-        self._keys[name] = keys
+        sent = Announcement.from_bytes(content)
+        if sent.keys.name != name:
+            raise Refused(f"sends keys of {sent.keys.name[:70]!r}", name)
+        self._keys[name], self._histories[sent.keys.history] = sent.keys, sent.history
 
     def roster(self) -> bytes:
         """Return the list that every party gets. It is final."""
@@ -87,7 +89,9 @@ class ServerSum:
             if not LEAST_PARTIES <= count <= MOST_PARTIES:
                 raise NotEnough(f"{count} parties sent keys; a secure sum needs {LEAST_PARTIES} to {MOST_PARTIES}")
             threshold = self._wanted if isinstance(self._wanted, int) else threshold_of(self._wanted, count)
-            self._roster = Roster(threshold, tuple(self._keys[name] for name in sorted(self._keys)))
+            members = tuple(self._keys[name] for name in sorted(self._keys))
+            known = sorted({member.history for member in members})
+            self._roster = Roster(threshold, members, tuple(self._histories[history] for history in known))
             self._session = self._roster.session(self.run, self.seq)
             self._index = {name: index for index, name in enumerate(self._roster.names)}
         return self._roster.to_bytes()

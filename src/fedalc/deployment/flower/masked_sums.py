@@ -23,7 +23,7 @@ from fedalc.deployment.flower.sum_messages import MASKED, RECORD, STEP, question
 from fedalc.deployment.flower.wire import BadMessage, config, unpack
 from fedalc.engines.traffic import Ledger
 from fedalc.secure_sums import NotEnough, Refused, ServerSum, decoded
-from fedalc.secure_sums.disclosures import allowed_part, singled_out
+from fedalc.secure_sums.disclosures import allowed_part, minority_of, singled_out
 from fedalc.secure_sums.messages import LEAST_PARTIES
 from fedalc.secure_sums.server import threshold_of
 
@@ -124,6 +124,8 @@ class MaskedSums:
                 f"a sum over {len(server.survivor_names)} parties would, beside earlier ones, show what "
                 f"{' and '.join(few)} sent"
             )
+        if minority_of(lists, server.survivor_names):
+            raise NotEnough("more than half of the parties of every earlier sum are needed")
 
     # --- steps 1 and 2 ---
 

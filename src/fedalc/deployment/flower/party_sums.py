@@ -57,7 +57,7 @@ def answer_step(content: RecordDict, context: Context, run: str, identity: Ident
         reply["revealed"] = sums.step(seq, "unmask", lambda one, known: one.reveal(agreements, known))
     if "keys" in asked:
         seq = config(content, RECORD, {"keys": int})["keys"]
-        reply["keys"] = sums.step(seq, "keys", lambda one, known: one.make_keys())
+        reply["keys"] = sums.step(seq, "keys", lambda one, known: one.make_keys(known))
     if "shares" in asked:
         seq, roster = _read(content, "shares", "roster")
         try:
@@ -109,12 +109,12 @@ class _Sums:
         not by name; a run gets a few of them."""
         overflowed = []
 
-        def mask(party: PartySum) -> tuple[np.ndarray, bytes]:
-            answer = party.mask(dealt, question, vector)
+        def mask(party: PartySum, known: Disclosures) -> tuple[np.ndarray, bytes]:
+            answer = party.mask(dealt, question, vector, known)
             overflowed.append(party.overflowed)
             return answer
 
-        numbers, bad = self.step(seq, "masked", lambda party, known: mask(party))
+        numbers, bad = self.step(seq, "masked", mask)
         if any(overflowed):
             log.warning("numbers do not fit into the fixed point of a secure sum (secure_sums.bits): it has no result")
             check_asked(
@@ -136,9 +136,6 @@ class _Sums:
             known[f"{_STEP}{seq}"] = str(place)
             for old in sorted(done)[:-_KEPT]:
                 del known[f"{_STEP}{old}"]
-        if step not in ("agree", "unmask"):
-            yield Disclosures({})
-            return
         with remembered(self.context, _ALL_RUNS) as known:
             lists = {key: json.loads(value) for key, value in known.items()}
             yield Disclosures(lists, int(self.limits.largest("sum_lists")))
