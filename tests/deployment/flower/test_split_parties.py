@@ -30,7 +30,7 @@ def cheating(patch: pytest.MonkeyPatch, lists: Sequence[Collection[int]]) -> lis
     patch.setattr(MaskedSums, "_check_list", lambda self, server: None)
 
     def split(self: MaskedSums, kind: str, number: int, whom: Collection[int], *more: Any, **others: Any) -> Any:
-        if kind != "train.sums":
+        if not kind.startswith("train"):
             return total(self, kind, number, whom, *more, **others)
         party = {self.names[each]: each for each in whom}
         found = None
