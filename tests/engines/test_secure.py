@@ -82,8 +82,8 @@ def test_the_bytes_are_those_that_travel() -> None:
     masked, off = (trained(1, {"on": on}, **CASES["adam"]) for on in (True, False))
     numbers, parties = sum(p.numel() for p in masked.model.theta), 4
     up = masked.ledger.up - parties * 8 * (numbers + 3)  # weight, loss, and the one that shows whether masks cancel
-    # Of each party: keys and an empty history, boxes and hashes of shares, no complaint, a tag, one share of each dealer,
-    # nobody disagrees.
+    # Of each party: keys and an empty history, boxes and hashes of shares, no complaint, a tag, one share of each
+    # dealer, nobody disagrees.
     name = len("party 000000000")
     keys, history = 4 + name + 5 * 32, 4 + len("{}")
     assert up == parties * (keys + history + (4 + 3 * 48) + (4 + 4 * 64) + 4 + 32 + (4 + 4 * 17) + 4)
