@@ -147,7 +147,7 @@ def test_two_lists_of_survivors_are_never_both_unmasked() -> None:
     refused = 0
     for name in deployment.names[:4]:
         shown = Agreements((0, 1, 2, 3), tuple(tags[other] for other in deployment.names[:4])).to_bytes()
-        with pytest.raises(Refused, match=r"agreements to what this party was told; 4 are needed") as error:
+        with pytest.raises(Refused, match=r"agreements to what this party got; 4 are needed") as error:
             deployment.parties[name].reveal(shown, deployment.disclosures[name])
         assert "lying: party 0" in str(error.value)
         refused += 1

@@ -122,7 +122,7 @@ def small_test(result: Result) -> str | None:
     if not records or labels is None:  # older results do not say
         return None
     if labels <= 1:
-        return "all test records have the same label or none, so the metrics do not show whether labels are told apart"
+        return "all test records have the same label or none, so the metrics say nothing about the model"
     if records < FEWEST_TESTED:
         return f"there are only {records:.0f} test records: each is {100 / records:.1f} points of P@1"
     return None

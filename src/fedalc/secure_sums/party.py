@@ -142,7 +142,7 @@ class PartySum:
         self._step = 0
         self._seeds: dict[str, bytes] = {}
         self._history = b""  # what this party knew when it drew its keys
-        self.disagreeing: tuple[str, ...] = ()  # parties that were told something else than this one, or lie
+        self.disagreeing: tuple[str, ...] = ()  # parties that got something else from the server than this one, or lie
         self._roster = Roster(0, ())
         self._index, self._session = -1, b""  # this party's place in the roster, and what all messages are bound to
         self._shares: dict[int, tuple[bytes, bytes]] = {}  # dealer → shares of its self-mask and its mask key
@@ -240,7 +240,7 @@ class PartySum:
         if len(good) < self._roster.threshold:
             others = f"; told otherwise, or lying: {', '.join(self.disagreeing)}" if bad else ""
             raise Refused(
-                f"shows {len(good)} agreements to what this party was told; {self._roster.threshold} are needed to "
+                f"shows {len(good)} agreements to what this party got; {self._roster.threshold} are needed to "
                 f"unmask{others}",
                 self.disagreeing[0] if bad else "",
             )

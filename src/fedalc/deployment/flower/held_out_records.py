@@ -93,7 +93,7 @@ class HeldOutRecords:
         return self.sizes[self._records(party)].astype(np.uint32)
 
     def told_to(self, party: int, with_sizes: bool) -> dict[str, ArrayRecord]:
-        """Return what a party is told of its own records."""
+        """Return what the server sends a party about its own records."""
         told = {"sizes": pack({"sizes": self.told_sizes(party)})} if with_sizes else {}
         holders = self.holders.get(party)
         return told if holders is None else told | {HOLDERS: pack({HOLDERS: holders})}

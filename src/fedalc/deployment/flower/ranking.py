@@ -148,7 +148,7 @@ class PartyRanking:
         return content
 
     def _more(self, party: int) -> dict[str, ArrayRecord]:
-        """Return what else the party is told."""
+        """Return what else the server sends the party."""
         return {}
 
 
