@@ -185,6 +185,18 @@ def test_a_party_may_allow_more_lists() -> None:
         note("training", "abd")
 
 
+def test_what_a_refusal_says_helps() -> None:
+    """Also after a sum that was masked and never unmasked."""
+    known: dict[str, list[list[str]]] = {"masked training": [["a", "b", "c"]]}
+    with pytest.raises(Refused, match=r"1 of 3 parties .* --allow sum_lists=2$"):
+        Disclosures(known).before_masking(
+            "training", ["a", "d", "e"], {"masked training": [["a", "b", "c"]]}, once=False
+        )
+    allowing = Disclosures(known, most_lists=2)
+    allowing.before_masking("training", ["a", "d", "e"], {"masked training": [["a", "b", "c"]]}, once=False)
+    assert known["masked training"] == [["a", "b", "c"], ["a", "d", "e"]]
+
+
 def test_a_noised_question_is_masked_for_one_list() -> None:
     """Before any vector leaves the party: others could unmask it without it."""
     disclosures = Disclosures({}, most_lists=9)

@@ -149,7 +149,7 @@ class Disclosures:
             raise Refused(
                 f"asks for a sum over {len(set(new) & set(other))} of {len(other)} parties that a sum was over before: "
                 "without more than half of them, nobody could compare all sums. To allow it, start this party with "
-                f"--allow sum_lists={len(self.known.get(kind, [])) + 1}"
+                f"--allow sum_lists={max(len(self.known.get(kind, [])) + 1, 2)}"
             )
 
     def _may_be_new(self, kind: str) -> bool:
