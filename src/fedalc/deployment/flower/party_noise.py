@@ -7,7 +7,6 @@ with all of them. It draws noise once for a question: the mean of several draws 
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from functools import partial
 
@@ -18,8 +17,8 @@ from scipy.sparse import csr_matrix
 
 from fedalc.data.federation import Federation
 from fedalc.deployment.flower.limits import check_memory
-from fedalc.deployment.flower.party_budget import charged, spend
-from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint, remembered
+from fedalc.deployment.flower.party_budget import charged, noise_key, spend
+from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_sums import Masking
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.deployment.flower.work import Work
@@ -130,8 +129,5 @@ def generator(work: Work, question: Question, parties: int) -> SecureGenerator:
     """Return the source of this party's noise: always the same for one question, whatever the round's number, and one
     number of parties."""
     run = work.question["run"]
-    with remembered(work.context, run) as known:
-        if _KEY not in known and charged(work.context.node_config, run) is not None:
-            raise BadMessage("goes on with a run whose noise this party has drawn and forgotten: begin a new one")
-        key = bytes.fromhex(known.setdefault(_KEY, secrets.token_hex(32)))
+    key = noise_key(work.context, run, _KEY, charged(work.context.node_config, run) is not None)
     return SecureGenerator(derived(key, "noise", question.subject, parties.to_bytes(4, "little")))
