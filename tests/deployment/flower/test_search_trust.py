@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Message
 
+from fedalc.deployment.flower import client_app
 from fedalc.deployment.flower.connections import TooFew
-from fedalc.deployment.flower.ranking import RANK
+from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits
+from fedalc.deployment.flower.secure_engine import SecureRanking
 from fedalc.deployment.flower.sum_messages import POWERS, WEIGHTS
 from fedalc.deployment.flower.wire import pack, pack_all_rows
+from fedalc.deployment.flower.work import Work
+from fedalc.models.model import Model
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import Nodes, fails, notes, places, run
 from tests.deployment.flower.test_search import ASKED, parties, small_search, train  # noqa: F401
 
 VICTIM = [1, 2, 3]  # the labels of party 7
+
+
+class Done(Exception):
+    """The server has what it wants."""
+
+
 Cheat = Callable[[Message, np.ndarray], None]
 
 
@@ -70,8 +81,8 @@ def long_rows(message: Message, victim: np.ndarray) -> None:
 def test_no_server_sees_the_hits_of_one_party(
     cheat: Cheat,
     problem: str,
-    parties: Nodes,
-    tmp_path: Path,  # noqa: F811
+    parties: Nodes,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     """All parties get the same question; those whose labels are pushed aside refuse it."""
     victim = places(str(parties[7]["key"]), VICTIM)
@@ -84,3 +95,33 @@ def test_no_server_sees_the_hits_of_one_party(
         run(grid, tmp_path / "run", ASKED | {"secure-sums": "on"})
     refused = {party for _, party, why in notes(tmp_path / "run") if problem in why}
     assert {"party 9", "party 55", "party 101"} <= refused
+
+
+@pytest.mark.long
+def test_what_remains_a_server_that_makes_up_theta(
+    parties: Nodes,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """docs/secure-sums.md, what remains: no party can tell whether θ comes from a training. With one that scores the
+    labels of one party highest, P@1 of the sum is that party's."""
+    victim, hits = places(str(parties[7]["key"]), VICTIM), dict[str, np.ndarray]()
+    found, ranked, compare = list[float](), client_app.ranked, SecureRanking.compare
+
+    def watching(work: Work) -> np.ndarray | None:
+        hits[work.party.name] = counted = ranked(work)
+        return counted
+
+    def with_its_theta(self: SecureRanking, model: Model, *more: Any) -> list[PartyHits]:
+        columns = model.W[torch.from_numpy(victim)].argmax(1)  # rows are axes
+        with torch.no_grad():
+            model.theta[0].zero_()
+            model.theta[0][:, columns[:2]] += torch.tensor([1.0, -1.0])  # one of these two scores is above 0
+        found.extend(one.of[OF_ALL][0] for one in compare(self, model, *more))
+        raise Done
+
+    monkeypatch.setattr(client_app, "ranked", watching)
+    monkeypatch.setattr(SecureRanking, "compare", with_its_theta)
+    with pytest.raises(Done):
+        run(LocalGrid(parties), tmp_path / "run", ASKED | {"secure-sums": "on"})
+    assert found[0] == hits["party 7"][0] > 0 and all(hits[name][0] == 0 for name in hits if name != "party 7")

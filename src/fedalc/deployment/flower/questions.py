@@ -163,8 +163,8 @@ def check_all_labels(party: Party, question: dict[str, Any], out: np.ndarray, on
     needed = (labels[~out].getnnz(axis=0) > 0) & (labels[out == on_held_out].getnnz(axis=0) > 0)
     if missing := int(needed.sum() - needed[own_columns(party, question)].sum()):
         raise BadMessage(
-            f"leaves out {missing} of this party's labels: secure sums and private set intersection are about all of "
-            'them. If another party claims them too, share them (clients = "parties"), or leave them out here (--labels)'
+            f"leaves out {missing} of this party's labels: secure sums and private set intersection need all of them. "
+            'If another party claims them too, share them (clients = "parties"), or leave them out here (--labels)'
         )
 
 
