@@ -1,0 +1,123 @@
+"""`make bench-schedules`: local epochs and minibatches with engine `lockstep` and with the alternatives, in one run.
+
+Jobs: Bibtex, eurlex15k (200 of its clients), and 200 clients with dense inputs; the mlp and a single matrix; one and
+five local epochs; full batches and batches of 32. All take the same steps in the same order from the same start, each
+in a process of its own with one thread. Seconds are processor seconds of a round after a warm-up round. Writes
+docs/results/schedules.json and schedules.md after each cell, and goes on where it stopped (delete the JSON file to
+measure again); exits with 1 if a target is missed.
+
+    FEDALC_DATA=… .venv-peers/bin/python benchmarks/schedules.py [JOB …]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from engines import difference
+from peers.children import Failed, run_child
+from peers.job import SAMPLE, Job, dataset_job, dense_job
+from peers.schedule_bounds import bounds
+from peers.schedule_page import markdown
+
+ROUNDS = 2  # the first is a warm-up
+JOBS = ("bibtex", "eurlex15k", "dense")
+ENCODERS = ("mlp", "linear")
+SCHEDULES: tuple[tuple[int, int | None], ...] = ((1, None), (1, 32), (5, None), (5, 32))
+ORDER = ("lockstep", "plain", "clients", "lockstep", "pfl", "flower", "lockstep")
+TARGETS = {("plain", "mlp"): 1.5, ("plain", "linear"): 5.0, ("pfl", "mlp"): 1.0, ("pfl", "linear"): 1.0}
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "schedules.md"
+OUT = PAGE.with_suffix(".json")
+
+
+def make_job(name: str, encoder: str) -> Job:
+    job = dense_job(encoder) if name == "dense" else dataset_job(name, encoder)
+    return job.sampled(SAMPLE) if name == "eurlex15k" else job
+
+
+def measure(way: str, path: Path) -> dict[str, Any]:
+    try:
+        return run_child("peers", way, str(path), str(ROUNDS))
+    except Failed as error:
+        return {"failed": str(error)}
+
+
+def run_cell(name: str, encoder: str, job: Job, folder: Path) -> dict[str, Any]:
+    """Measure all ways with one job, encoder and schedule."""
+    path = folder / "job.npz"
+    job.save(path)
+    ways = (*ORDER, "fused") if job.epochs == 1 and job.batch is None else ORDER
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    for way in ways:
+        found[way].append(measure(way, path))
+    rows = {way: row_of(way, runs, found["lockstep"][0], encoder) for way, runs in found.items()}
+    ours = rows["lockstep"].get("cpu_seconds")
+    for row in rows.values():
+        row["ratio"] = row["cpu_seconds"] / ours if ours and "cpu_seconds" in row else None
+        row["met"] = row["target"] is None or (row["ratio"] or 0.0) >= row["target"]
+    facts = {"job": name, "encoder": encoder, "epochs": job.epochs, "batch": job.batch, "clients": len(job.counts)}
+    return {**facts, "instances": int(job.counts.sum()), "bounds": bounds(job), "rows": rows}
+
+
+def row_of(way: str, runs: list[dict[str, Any]], reference: dict[str, Any], encoder: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"target": TARGETS.get((way, encoder))}
+    broken = next((one for one in (*runs, reference) if "failed" in one), None)
+    if broken:
+        return row | {"failed": broken["failed"]}
+    return row | {
+        "cpu_seconds": statistics.median([s for one in runs for s in one["cpu_seconds"][1:]]),
+        "seconds": statistics.median([s for one in runs for s in one["seconds"][1:]]),
+        "others": statistics.median([s for one in runs for s in one["others"][1:]]),
+        "memory_mb": max(one["memory_mb"] for one in runs),
+        "differs_by": difference(runs[-1], reference),
+    }
+
+
+def main(names: list[str]) -> int:
+    if not os.environ.get("FEDALC_DATA"):
+        print("FEDALC_DATA is not set: the benchmark needs the datasets bibtex and eurlex15k")
+        return 2
+    os.environ["OMP_NUM_THREADS"] = "1"
+    results = json.loads(OUT.read_text()) if OUT.exists() else {"cells": [], "machine": {}}
+    done = {(cell["job"], cell["encoder"], cell["epochs"], cell["batch"]) for cell in results["cells"]}
+    results |= {
+        "command": "FEDALC_DATA=… make bench-schedules",
+        "rounds": ROUNDS,
+        "versions": {package: version(package) for package in ("fedalc", "torch", "pfl", "flwr")},
+    }
+    with tempfile.TemporaryDirectory(prefix="bench-jobs-") as folder:
+        for name, encoder in product(names, ENCODERS):
+            wanted = [one for one in SCHEDULES if (name, encoder, *one) not in done]
+            job = make_job(name, encoder) if wanted else None
+            for epochs, batch in wanted:
+                assert job is not None
+                machine = run_child("peers.machine")  # again for each cell: it may be shared with other programs
+                cell = run_cell(name, encoder, replace(job, epochs=epochs, batch=batch), Path(folder))
+                results["machine"] = {key: max(value, results["machine"].get(key, 0)) for key, value in machine.items()}
+                results["cells"].append(cell)
+                OUT.write_text(json.dumps(results, indent=1) + "\n")
+                PAGE.write_text(markdown(results))
+                print(name, encoder, epochs, batch, {way: row.get("cpu_seconds") for way, row in cell["rows"].items()})
+    PAGE.write_text(markdown(results))
+    return 0 if all(row["met"] for cell in results["cells"] for row in cell["rows"].values()) else 1
+
+
+if __name__ == "__main__":
+    wanted_jobs = sys.argv[1:] or list(JOBS)
+    if unknown := set(wanted_jobs) - set(JOBS):
+        sys.exit(f"unknown job: {', '.join(sorted(unknown))}. Available: {', '.join(JOBS)}")
+    for ending in (signal.SIGINT, signal.SIGTERM):  # both also end the running measurement
+        signal.signal(ending, signal.default_int_handler)
+    try:
+        sys.exit(main(wanted_jobs))
+    except KeyboardInterrupt:
+        sys.exit(130)
