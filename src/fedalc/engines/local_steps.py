@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -31,7 +32,8 @@ from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 
 Slope = Callable[[Tensor, "Step", Tensor], tuple[Tensor, Tensor | None]]
-"""From the encoder's outputs of a step's records and the clients' rows, the slopes by both (None: rows are fixed)."""
+"""From the encoder's outputs of a step's records, before they are scaled to length 1, and the clients' rows: the slopes
+by both (None: rows are fixed)."""
 
 
 @dataclass
@@ -66,14 +68,21 @@ class Step:
 
     def padded(self, rows: Tensor) -> Tensor:
         """Return clients × slots × numbers, with zeros where a batch is shorter."""
+        if self._is_full:
+            return rows.view(self.clients, self.width, -1)
         out = rows.new_zeros(self.clients * self.width, rows.shape[1])
         out[self._flat] = rows
         return out.view(self.clients, self.width, -1)
 
     def flat(self, padded: Tensor) -> Tensor:
-        return padded.reshape(-1, padded.shape[2])[self._flat]
+        rows = padded.reshape(-1, padded.shape[2])
+        return rows if self._is_full else rows[self._flat]
 
     @property
+    def _is_full(self) -> bool:
+        return len(self.client) == self.clients * self.width
+
+    @cached_property
     def _flat(self) -> Tensor:
         return self.client * self.width + self.slot
 
@@ -116,8 +125,9 @@ class Layer:
 
     def fold(self, used: int, a: float, k: Tensor) -> None:
         """Give the only client a matrix of its own, with all steps so far in it."""
-        change = (self.slopes[0, :used] * k.unsqueeze(1)).T @ self.inputs[0, :used]
-        self.weight, self.folded = torch.mul(self.weight, a).sub_(change), True
+        slopes, inputs = self.slopes[0, :used].mul_(k.unsqueeze(1)).T, self.inputs[0, :used]
+        out = self.weight if self.folded else None
+        self.weight, self.folded = torch.addmm(self.weight, slopes, inputs, beta=a, alpha=-1, out=out), True
 
 
 class LocalSteps:
@@ -180,20 +190,18 @@ class LocalSteps:
         h = held.product(step, a)
         keys, passed = held.keys(step), []
         for depth, layer in enumerate(self.layers):
+            positive = torch.relu_(h) if depth or self.encoder.relu_first else None
             before = h.requires_grad_()
-            if depth or self.encoder.relu_first:
-                h = torch.relu(h)
-            h = self.chance.drop(h, keys, self.encoder.first_layer + depth)
-            passed.append((before, h))
-            h = layer.forward(h.detach(), step, used, a, k)
-        h.requires_grad_()
-        g = unit_rows(h) if self.encoder.unit else h
-        by_output, by_rows = slope(g.detach(), step, self.rows)
-        (pull,) = torch.autograd.grad(g, h, by_output) if self.encoder.unit else (by_output,)
-        for layer, (before, after) in zip(reversed(self.layers), reversed(passed), strict=True):
+            after = self.chance.drop(before, keys, self.encoder.first_layer + depth)
+            passed.append((positive, before, after))
+            h = layer.forward(after.detach(), step, used, a, k)
+        pull, by_rows = slope(h, step, self.rows)
+        for layer, (positive, before, after) in zip(reversed(self.layers), reversed(passed), strict=True):
             below = layer.backward(pull, step, used, a, k)
             layer.move_bias(step, used, self.settings)
-            pull = below if before is after else torch.autograd.grad(after, before, below)[0]
+            if before is not after:
+                (below,) = torch.autograd.grad(after, before, below)
+            pull = below if positive is None else torch.ops.aten.threshold_backward(below, positive.detach(), 0)
         held.add(pull, step, self.settings)
         if by_rows is not None:
             self._move_rows(step, by_rows)
@@ -234,7 +242,9 @@ class HeldRecords:
         return self._keys[self.of_place[step.client, step.place]]
 
     def product(self, step: Step, a: float) -> Tensor:
-        h = self.start[self.of_place[step.client, step.place]] * (a * self.shrunk)
+        h = self.start[self.of_place[step.client, step.place]]
+        if a * self.shrunk != 1:
+            h *= a * self.shrunk
         if self.moved:
             assert self.likeness is not None
             like = step.padded(self.likeness[step.client, step.place])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TypeGuard
 
 import numpy as np
@@ -26,6 +27,8 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
+from fedalc.engines.fused import FusedEngine
+from fedalc.engines.local_losses import LocalLoss
 from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.traffic import Ledger
@@ -35,8 +38,8 @@ from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
-ALONE = 768  # record visits, from which a client with dense layers works alone
-FOLD = 256  # record visits, after which it puts its steps into its own matrices
+ALONE = 384  # record visits, from which a client with dense layers works alone
+FOLD = 128  # record visits, after which it puts its steps into its own matrices
 PART = 0.3  # of the memory budget for a group; as much is kept for later rounds
 
 
@@ -67,6 +70,8 @@ class LockstepEngine(ClientsEngine):
         encoder = model.encoder
         if self.settings.privacy.mechanism == "updates" or not fits(encoder):
             return super().run(model, participants, chance, round_number)
+        if self._one_step:
+            return self._fused.run(model, participants, chance, round_number)
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         labels = self.federation.label_of[participants]
         weights = self.method.weights(counts, labels)
@@ -90,6 +95,17 @@ class LockstepEngine(ClientsEngine):
         users = self.federation.sender_count(participants)
         traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(total.change, *rows, total.loss, traffic)
+
+    @cached_property
+    def _one_step(self) -> bool:
+        """Whether every client takes one full-batch step. Sums of single parties stay sums of their own."""
+        client = self.settings.client
+        full = client.batch_size is None or client.batch_size >= self.federation.counts.max(initial=0)
+        return client.epochs == 1 and full and not self.settings.secure_sums.on
+
+    @cached_property
+    def _fused(self) -> FusedEngine:
+        return FusedEngine(self.federation, self.method, self.settings)
 
     def _work(self, place: int, client: int, chance: Chance, round_number: int) -> Work:
         batches, instances = [], np.empty(0, dtype=np.int64)
@@ -142,36 +158,21 @@ class LockstepEngine(ClientsEngine):
         counted = W.new_tensor([settings.sample * self.federation.counts[one.client] for one in group])
         held, instance, parts = self._held(encoder, group, chance, W, total.first)
         losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
-
-        def slope(g: Tensor, step: Step, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-            g.requires_grad_()
-            rows = rows.detach().requires_grad_(self.method.trains_rows)
-            pair, own = instance[step.client, step.place], label[step.client]
-            row = rows[step.client]
-            each = [
-                self.method.loss(torch.linalg.vecdot(g[:, part], row[:, part]), g[:, part].square().sum(1), own, pair)
-                for part in self.method.parts
-            ]
-            if self.method.set_loss is not None:
-                each.append(self._rest(g, W, own, pair, round_number))
-            whole = torch.stack(each).sum(0)
-            if parts is not None:
-                whole = whole * parts[step.client, step.place]
-            counts = whole.detach() * step.first_epoch / counted[step.client]
-            losses.index_add_(0, step.client, counts.double())
-            size = counted if settings.sample < 1 else torch.bincount(step.client, minlength=len(group)).to(W)
-            wanted = (g, rows) if self.method.trains_rows else (g,)
-            by = torch.autograd.grad((whole / size[step.client]).sum(), wanted)
-            return by[0], by[1] if self.method.trains_rows else None
-
+        rest = partial(self._rest_of, W, round_number)
+        loss = LocalLoss(
+            self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses
+        )
         alone = self._alone(group[0], encoder)
         steps = LocalSteps(
             encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
             FOLD if alone else None,
         )  # fmt: skip
-        steps.run(held, slope)
+        steps.run(held, loss.slopes)
         total.add([one.place for one in group], steps, held)
         return steps, losses
+
+    def _rest_of(self, W: Tensor, round_number: int, g: Tensor, own: Tensor, instance: Tensor) -> Tensor:
+        return self._rest(g, W, own, instance, round_number)
 
     def _likeness(
         self, pairs: np.ndarray, design: SparseRows | Design, where: tuple[np.ndarray, ...], shape: tuple[int, int]
