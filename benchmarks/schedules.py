@@ -1,16 +1,19 @@
 """`make bench-schedules`: local epochs and minibatches with engine `lockstep` and with the alternatives, in one run.
 
 Jobs: Bibtex, eurlex15k (200 of its clients), and 200 clients with dense inputs; the mlp and a single matrix; one and
-five local epochs; full batches and batches of 32. All take the same steps in the same order from the same start, each
+five local epochs; full batches and batches of 32 (the 200 clients have fewer instances). All take the same steps in the same order from the same start, each
 in a process of its own with one thread. Seconds are processor seconds of a round after a warm-up round. Writes
 docs/results/schedules.json and schedules.md after each cell, and goes on where it stopped (delete the JSON file to
 measure again); exits with 1 if a target is missed.
 
-    FEDALC_DATA=… .venv-peers/bin/python benchmarks/schedules.py [JOB …]
+    FEDALC_DATA=… .venv-peers/bin/python benchmarks/schedules.py [--clients N] [JOB …]
+
+`--clients`: take that many clients of Bibtex and eurlex15k, of all sizes, instead of 159 and 200.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -33,15 +36,18 @@ ROUNDS = 2  # the first is a warm-up
 JOBS = ("bibtex", "eurlex15k", "dense")
 ENCODERS = ("mlp", "linear")
 SCHEDULES: tuple[tuple[int, int | None], ...] = ((1, None), (1, 32), (5, None), (5, 32))
-ORDER = ("lockstep", "plain", "clients", "lockstep", "pfl", "flower", "lockstep")
+ORDER = ("lockstep", "plain", "pfl", "lockstep", "clients", "flower")
 TARGETS = {("plain", "mlp"): 1.5, ("plain", "linear"): 5.0, ("pfl", "mlp"): 1.0, ("pfl", "linear"): 1.0}
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "schedules.md"
 OUT = PAGE.with_suffix(".json")
 
 
-def make_job(name: str, encoder: str) -> Job:
-    job = dense_job(encoder) if name == "dense" else dataset_job(name, encoder)
-    return job.sampled(SAMPLE) if name == "eurlex15k" else job
+def make_job(name: str, encoder: str, clients: int | None = None) -> Job:
+    if name == "dense":
+        return dense_job(encoder)
+    job = dataset_job(name, encoder)
+    wanted = clients or (SAMPLE if name == "eurlex15k" else len(job.counts))
+    return job.sampled(wanted) if wanted < len(job.counts) else job
 
 
 def measure(way: str, path: Path) -> dict[str, Any]:
@@ -82,7 +88,7 @@ def row_of(way: str, runs: list[dict[str, Any]], reference: dict[str, Any], enco
     }
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], clients: int | None) -> int:
     if not os.environ.get("FEDALC_DATA"):
         print("FEDALC_DATA is not set: the benchmark needs the datasets bibtex and eurlex15k")
         return 2
@@ -90,34 +96,38 @@ def main(names: list[str]) -> int:
     results = json.loads(OUT.read_text()) if OUT.exists() else {"cells": [], "machine": {}}
     done = {(cell["job"], cell["encoder"], cell["epochs"], cell["batch"]) for cell in results["cells"]}
     results |= {
-        "command": "FEDALC_DATA=… make bench-schedules",
+        "command": "FEDALC_DATA=… make bench-schedules" + (f' SCHEDULES="--clients {clients}"' if clients else ""),
         "rounds": ROUNDS,
         "versions": {package: version(package) for package in ("fedalc", "torch", "pfl", "flwr")},
     }
     with tempfile.TemporaryDirectory(prefix="bench-jobs-") as folder:
         for name, encoder in product(names, ENCODERS):
-            wanted = [one for one in SCHEDULES if (name, encoder, *one) not in done]
-            job = make_job(name, encoder) if wanted else None
+            of_job = SCHEDULES[::2] if name == "dense" else SCHEDULES
+            wanted = [one for one in of_job if (name, encoder, *one) not in done]
+            job = make_job(name, encoder, clients) if wanted else None
             for epochs, batch in wanted:
                 assert job is not None
                 machine = run_child("peers.machine")  # again for each cell: it may be shared with other programs
                 cell = run_cell(name, encoder, replace(job, epochs=epochs, batch=batch), Path(folder))
                 results["machine"] = {key: max(value, results["machine"].get(key, 0)) for key, value in machine.items()}
                 results["cells"].append(cell)
-                OUT.write_text(json.dumps(results, indent=1) + "\n")
+                OUT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
                 PAGE.write_text(markdown(results))
-                print(name, encoder, epochs, batch, {way: row.get("cpu_seconds") for way, row in cell["rows"].items()})
+                print(name, encoder, epochs, batch, {way: row.get("cpu_seconds") for way, row in cell["rows"].items()}, flush=True)
     PAGE.write_text(markdown(results))
     return 0 if all(row["met"] for cell in results["cells"] for row in cell["rows"].values()) else 1
 
 
 if __name__ == "__main__":
-    wanted_jobs = sys.argv[1:] or list(JOBS)
-    if unknown := set(wanted_jobs) - set(JOBS):
-        sys.exit(f"unknown job: {', '.join(sorted(unknown))}. Available: {', '.join(JOBS)}")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
+    arguments = parser.parse_args()
+    if unknown := set(arguments.jobs) - set(JOBS):
+        parser.error(f"unknown job: {', '.join(sorted(unknown))}. Available: {', '.join(JOBS)}")
     for ending in (signal.SIGINT, signal.SIGTERM):  # both also end the running measurement
         signal.signal(ending, signal.default_int_handler)
     try:
-        sys.exit(main(wanted_jobs))
+        sys.exit(main(arguments.jobs or list(JOBS), arguments.clients))
     except KeyboardInterrupt:
         sys.exit(130)
