@@ -1,10 +1,10 @@
 """`make bench-schedules`: local epochs and minibatches with engine `lockstep` and with the alternatives, in one run.
 
 Jobs: Bibtex, eurlex15k (200 of its clients), and 200 clients with dense inputs; the mlp and a single matrix; one and
-five local epochs; full batches and batches of 32 (the 200 clients have fewer instances). All take the same steps in the same order from the same start, each
-in a process of its own with one thread. Seconds are processor seconds of a round after a warm-up round. Writes
-docs/results/schedules.json and schedules.md after each cell, and goes on where it stopped (delete the JSON file to
-measure again); exits with 1 if a target is missed.
+five local epochs; full batches and batches of 32 (the 200 clients have fewer instances). All take the same steps in the
+same order from the same start, each in a process of its own with one thread. Seconds are processor seconds of a round
+after a warm-up round. Writes docs/results/schedules.json and schedules.md after each cell, and goes on where it stopped
+(delete the JSON file to measure again); exits with 1 if a target is missed.
 
     FEDALC_DATA=… .venv-peers/bin/python benchmarks/schedules.py [--clients N] [JOB …]
 
@@ -113,7 +113,14 @@ def main(names: list[str], clients: int | None) -> int:
                 results["cells"].append(cell)
                 OUT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
                 PAGE.write_text(markdown(results))
-                print(name, encoder, epochs, batch, {way: row.get("cpu_seconds") for way, row in cell["rows"].items()}, flush=True)
+                print(
+                    name,
+                    encoder,
+                    epochs,
+                    batch,
+                    {way: row.get("cpu_seconds") for way, row in cell["rows"].items()},
+                    flush=True,
+                )
     PAGE.write_text(markdown(results))
     return 0 if all(row["met"] for cell in results["cells"] for row in cell["rows"].values()) else 1
 

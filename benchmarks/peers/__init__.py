@@ -1,4 +1,4 @@
-"""The same job on fedalc's engines and on the alternatives. `benchmarks/engines.py` and `benchmarks/schedules.py` run them.
+"""The same job on fedalc's engines and on the alternatives, for `benchmarks/engines.py` and `benchmarks/schedules.py`.
 
 The job: the paper's mlp, or one matrix; each client takes one full-batch step of SGD per round on its positives, or
 several epochs and batches, with the loss max(0, 0.9 - gᵀw)² and a fixed row w; θ averaged with weights n_u / Σn, no

@@ -29,7 +29,6 @@ from peers.job import RATE, Job
 from peers.measured import Measured, Stopwatch, norm
 from peers.torch_model import ClientData, Encoder, client_data, epoch
 
-
 TRAINING = 2**31  # the batch size that pfl hands to `User.iter` in training
 
 
@@ -99,9 +98,7 @@ def run(path: Path, rounds: int) -> Measured:
         train_cohort_size=len(users),
         val_cohort_size=None,
     )
-    step = NNTrainHyperParams(
-        local_num_epochs=job.epochs, local_learning_rate=RATE, local_batch_size=TRAINING
-    )
+    step = NNTrainHyperParams(local_num_epochs=job.epochs, local_learning_rate=RATE, local_batch_size=TRAINING)
     clock = Clock(module, instances)
     FederatedAveraging().run(parameters, backend, model, step, callbacks=[clock], send_metrics_to_platform=False)
     clock.measured.theta_norm = norm(parameter.detach().numpy() for parameter in module.parameters())

@@ -36,12 +36,13 @@ LIMITS = """\
 The least that must be computed and moved: operations of the dense layers (three products for each visit of a record)
 and of the sparse one, and bytes, with θ read once per step for all clients. Corrections of later steps are left out, so
 no engine can reach 1. "of the limit" is the larger of operations / peak and bytes / copying, divided by `lockstep`'s
-seconds. "a loop moves": the least for one client after the other, each with a copy of θ. One thread of this machine:
+seconds. "most × plain": the plain loop's seconds divided by the limit, which no engine can exceed. "a loop moves": the
+least for one client after the other, each with a copy of θ. One thread of this machine:
 {peak:.0f} GFLOP/s in matrix products, {copy:.1f} GB/s copying (the best of several measurements during the run; "of the
 limit" is too low if other programs shared the processor).
 
-| job | encoder | epochs | batch | GFLOP | GB | a loop moves, GB | limited by | of the limit |
-|---|---|--:|--:|--:|--:|--:|---|--:|
+| job | encoder | epochs | batch | GFLOP | GB | a loop moves, GB | limited by | of the limit | most × plain |
+|---|---|--:|--:|--:|--:|--:|---|--:|--:|
 """
 
 
@@ -103,9 +104,11 @@ def _limits(results: dict[str, Any]) -> str:
         need, ours = cell["bounds"], cell["rows"]["lockstep"].get("cpu_seconds")
         by = {"products": need["gflop"] / machine["peak_gflops"], "moving": need["gb"] / machine["copy_gbps"]}
         limit = max(by, key=lambda one: by[one])
+        plain = cell["rows"]["plain"].get("cpu_seconds")
         batch, share = cell["batch"] or "full", "–" if ours is None else f"{by[limit] / ours:.2f}"
+        most = "–" if plain is None else f"{plain / by[limit]:.1f}"
         lines.append(
             f"| {JOBS[cell['job']]} | {cell['encoder']} | {cell['epochs']} | {batch} | {need['gflop']:.0f} | "
-            f"{need['gb']:.2f} | {need['gb_of_a_loop']:.1f} | {limit} | {share} |"
+            f"{need['gb']:.2f} | {need['gb_of_a_loop']:.1f} | {limit} | {share} | {most} |"
         )
     return LIMITS.format(peak=machine["peak_gflops"], copy=machine["copy_gbps"]) + "\n".join(lines) + "\n"

@@ -38,45 +38,47 @@ class LocalLoss:
     total: Tensor
 
     def slopes(self, h: Tensor, step: Step, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the slopes by the encoder's outputs (before scaling), and by the clients' rows, if they are trained."""
+        """Return the slopes by the encoder's outputs, before scaling, and by the clients' rows, if they are trained."""
         own, instance = self.label[step.client], self.instance[step.client, step.place]
-        scale, has_direction = _scale(h) if self.unit else (torch.ones_like(h[:, 0]), None)
-        weight = self._weight(step, len(rows))
-        row = rows[step.client]
-        whole, along, of_rows = torch.zeros_like(scale), torch.zeros_like(scale), []
-        of_row, of_h = [], []
+        scale = _scale(h) if self.unit else torch.ones_like(h[:, 0])
+        weight, row = self._weight(step, len(rows)), rows[step.client]
+        whole, along, by_g = torch.zeros_like(scale), torch.zeros_like(scale), None
+        factors = []  # of each part of the dimensions: φ_s and 2 φ_q
         for part in self.method.parts:
-            one = h.shape[1] == len(range(*part.indices(h.shape[1])))
             scores = torch.linalg.vecdot(h[:, part], row[:, part]).mul_(scale).requires_grad_()
-            lengths = has_direction if one and has_direction is not None else h[:, part].square().sum(1) * scale**2
-            lengths = lengths.detach().requires_grad_()
+            lengths = self._lengths(h[:, part], h.shape[1], scale).requires_grad_()
             losses = self.method.loss(scores, lengths, own, instance)
             by_score, by_length = torch.autograd.grad((losses * weight).sum(), (scores, lengths), allow_unused=True)
-            by_length = torch.zeros_like(by_score) if by_length is None else by_length
+            growth = torch.zeros_like(by_score) if by_length is None else 2 * by_length
             whole += losses.detach()
-            along += by_score * scores.detach() + 2 * by_length * lengths.detach()
-            of_row.append(by_score * scale)
-            of_h.append(2 * by_length * scale**2)
-        by_g = None
+            along += by_score * scores.detach() + growth * lengths.detach()
+            factors.append((by_score, growth))
         if self.method.set_loss is not None:
-            by_g, more = self._slope_of_rest(h * scale.unsqueeze(1), own, instance, weight)
-            whole += more
+            by_g, rest = self._slope_of_rest(h * scale.unsqueeze(1), own, instance, weight)
+            whole += rest
             along += torch.linalg.vecdot(by_g, h) * scale
-        for part, factor in zip(self.method.parts, of_row, strict=True):
+        by_rows = []
+        for part, (by_score, growth) in zip(self.method.parts, factors, strict=True):
+            of_row, of_h = (by_score * scale).unsqueeze(1), (growth - along if self.unit else growth) * scale.square()
             if self.method.trains_rows:
-                of_rows.append(_sums(h[:, part] * factor.unsqueeze(1), step, len(rows)))
-            row[:, part].mul_(factor.unsqueeze(1))
-        for part, factor in zip(self.method.parts, of_h, strict=True):
-            if self.unit:
-                factor = factor - along * scale**2
-            if factor.any():
-                row[:, part].addcmul_(h[:, part], factor.unsqueeze(1))
+                by_rows.append(_sums(h[:, part] * of_row, step, len(rows)))
+            row[:, part].mul_(of_row).addcmul_(h[:, part], of_h.unsqueeze(1))
         if by_g is not None:
             row.addcmul_(by_g, scale.unsqueeze(1))
+        self._note(whole, step)
+        return row, torch.cat(by_rows, dim=1) if by_rows else None
+
+    def _lengths(self, h: Tensor, width: int, scale: Tensor) -> Tensor:
+        """Return ‖g‖² of each record, in a part of the dimensions."""
+        if self.unit and h.shape[1] == width:
+            return (scale > 0).to(scale)
+        return h.square().sum(1) * scale.square()
+
+    def _note(self, losses: Tensor, step: Step) -> None:
+        """Add the losses of the first epoch to the clients' totals."""
         if self.parts is not None:
-            whole *= self.parts[step.client, step.place]
-        self.total.index_add_(0, step.client, (whole * step.first_epoch / self.counted[step.client]).double())
-        return row, torch.cat(of_rows, dim=1) if of_rows else None
+            losses = losses * self.parts[step.client, step.place]
+        self.total.index_add_(0, step.client, (losses * step.first_epoch / self.counted[step.client]).double())
 
     def _weight(self, step: Step, clients: int) -> Tensor:
         """Return how much each record counts in its client's step."""
@@ -91,11 +93,11 @@ class LocalLoss:
         return by_g, rest.detach()
 
 
-def _scale(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / ‖h‖, or 0 for rows without a direction, and 1 or 0 accordingly (as `unit_rows`)."""
+def _scale(h: Tensor) -> Tensor:
+    """Return 1 / ‖h‖, or 0 for rows without a direction (as `unit_rows`)."""
     length = torch.linalg.vector_norm(h, dim=1)
     has_direction = length > 1e-12
-    return has_direction / length.where(has_direction, 1.0), has_direction.to(h)
+    return has_direction / length.where(has_direction, 1.0)
 
 
 def _sums(values: Tensor, step: Step, clients: int) -> Tensor:

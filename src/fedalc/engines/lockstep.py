@@ -40,7 +40,7 @@ from fedalc.models.model import Model
 
 ALONE = 384  # record visits, from which a client with dense layers works alone
 FOLD = 128  # record visits, after which it puts its steps into its own matrices
-PART = 0.3  # of the memory budget for a group; as much is kept for later rounds
+PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,7 @@ class LockstepEngine(ClientsEngine):
         held, instance, parts = self._held(encoder, group, chance, W, total.first)
         losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
         rest = partial(self._rest_of, W, round_number)
-        loss = LocalLoss(
-            self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses
-        )
+        loss = LocalLoss(self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses)
         alone = self._alone(group[0], encoder)
         steps = LocalSteps(
             encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
