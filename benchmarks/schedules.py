@@ -8,7 +8,7 @@ after a warm-up round. Writes docs/results/schedules.json and schedules.md after
 
     FEDALC_DATA=… .venv-peers/bin/python benchmarks/schedules.py [--clients N] [JOB …]
 
-`--clients`: take that many clients of Bibtex and eurlex15k, of all sizes, instead of 159 and 200.
+`--clients`: with the mlp, take that many clients of Bibtex and eurlex15k, of all sizes, instead of 159 and 200.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from peers.job import SAMPLE, Job, dataset_job, dense_job
 from peers.schedule_bounds import bounds
 from peers.schedule_page import markdown
 
-ROUNDS = 2  # the first is a warm-up
+ROUNDS = {"mlp": 2, "linear": 4}  # the first is a warm-up
 JOBS = ("bibtex", "eurlex15k", "dense")
 ENCODERS = ("mlp", "linear")
 SCHEDULES: tuple[tuple[int, int | None], ...] = ((1, None), (1, 32), (5, None), (5, 32))
@@ -50,9 +50,9 @@ def make_job(name: str, encoder: str, clients: int | None = None) -> Job:
     return job.sampled(wanted) if wanted < len(job.counts) else job
 
 
-def measure(way: str, path: Path) -> dict[str, Any]:
+def measure(way: str, path: Path, rounds: int) -> dict[str, Any]:
     try:
-        return run_child("peers", way, str(path), str(ROUNDS))
+        return run_child("peers", way, str(path), str(rounds))
     except Failed as error:
         return {"failed": str(error)}
 
@@ -64,7 +64,7 @@ def run_cell(name: str, encoder: str, job: Job, folder: Path) -> dict[str, Any]:
     ways = (*ORDER, "fused") if job.epochs == 1 and job.batch is None else ORDER
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for way in ways:
-        found[way].append(measure(way, path))
+        found[way].append(measure(way, path, ROUNDS[encoder]))
     rows = {way: row_of(way, runs, found["lockstep"][0], encoder) for way, runs in found.items()}
     ours = rows["lockstep"].get("cpu_seconds")
     for row in rows.values():
@@ -104,7 +104,7 @@ def main(names: list[str], clients: int | None) -> int:
         for name, encoder in product(names, ENCODERS):
             of_job = SCHEDULES[::2] if name == "dense" else SCHEDULES
             wanted = [one for one in of_job if (name, encoder, *one) not in done]
-            job = make_job(name, encoder, clients) if wanted else None
+            job = make_job(name, encoder, clients if encoder == "mlp" else None) if wanted else None
             for epochs, batch in wanted:
                 assert job is not None
                 machine = run_child("peers.machine")  # again for each cell: it may be shared with other programs

@@ -40,6 +40,8 @@ from fedalc.models.model import Model
 
 ALONE = 384  # record visits, from which a client with dense layers works alone
 FOLD = 128  # record visits, after which it puts its steps into its own matrices
+SPREAD = 1.5  # the largest client of a group has at most so many times the records of the smallest,
+LEAST = 512  # once a group has so many records: shorter clients are padded
 PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
 
 
@@ -116,21 +118,24 @@ class LockstepEngine(ClientsEngine):
         return Work(place, client, instances, batches)
 
     def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
-        """Yield clients with similar numbers of steps together, as many as fit into memory; and large ones alone."""
+        """Yield clients with similar numbers of steps and records together, as many as fit into memory; and large ones
+        alone."""
         most = self._most_numbers(encoder)
         group: list[Work] = []
-        numbers = 0.0
+        numbers, records = 0.0, 0
         for one in sorted(work, key=lambda one: (-one.steps, -len(one.instances))):
             alone = self._alone(one, encoder)
             more = self._numbers((group or [one])[0], encoder)  # arrays are as long as the first client needs
-            if group and (alone or numbers + more > most):
+            other = records >= LEAST and len(one.instances) * SPREAD < len(group[0].instances)
+            if group and (alone or other or numbers + more > most):
                 yield group
-                group, numbers = [], 0
+                group, numbers, records = [], 0.0, 0
+                more = self._numbers(one, encoder)
             group.append(one)
-            numbers += more
+            numbers, records = numbers + more, records + len(one.instances)
             if alone:
                 yield group
-                group, numbers = [], 0
+                group, numbers, records = [], 0.0, 0
         if group:
             yield group
 
