@@ -6,6 +6,8 @@ one product by θ for all of them. Here clients are put into groups that fit int
 Clients with many steps leave the shared θ behind: their corrections would cost more than a matrix of their own. Such a
 client works alone, and its corrections go into its own matrices from time to time.
 
+If every client takes one full-batch step, the round is that of `fused`.
+
 Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients. A client that needs
 more runs as in `clients`, and so do encoders that are not made of one sparse matrix and dense layers (pictures, users'
 modules, sub-models).
