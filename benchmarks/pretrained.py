@@ -10,18 +10,21 @@ cache: after an interruption the same command continues. Without a JOB, all; the
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pretrained_page import SIDE, page
 
 import fedalc
 from fedalc.config.resolve import experiment
 from fedalc.core.atomic_files import write_text
 from fedalc.data import ImageOptions, load_dataset
+from fedalc.data.catalog.locate import data_root
 from fedalc.data.pretrained.networks import open_network
 from fedalc.data.pretrained.weights import find_weights
 
@@ -34,7 +37,7 @@ SOURCES = {
 }
 METHODS = ("fedavg", "fedavg-fixed", "fedaws", "fedalc", "fedalc-fixed", "fedalc-oneshot")
 KEPT = ("mAP", "P@1", "P@3", "P@5", "nDCG@5")
-ROUNDS = {"voc2012": 100, "coco-val2017": 50}
+ROUNDS = 300
 TIMED = 256  # pictures
 
 Sources = Mapping[str, str]
@@ -58,7 +61,11 @@ TEXTS: dict[str, tuple[str, float | None]] = {
     "reuters21578 tf-idf": ("reuters21578", None),
     "reuters21578 MiniLM": ("reuters21578", 0.0),
     "reuters21578 MiniLM and tf-idf": ("reuters21578", 1.0),
+    "yso, 50,000 texts, tf-idf": ("yso", None),
+    "yso, 50,000 texts, MiniLM": ("yso", 0.0),
+    "yso, 50,000 texts, MiniLM and tf-idf": ("yso", 1.0),
 }
+SAMPLE = {"train": 50_000, "test": 10_000}  # of yso's texts: encoding all of them takes hours
 
 
 def search(name: str, sources: Sources) -> dict[str, Any]:
@@ -71,7 +78,22 @@ def search(name: str, sources: Sources) -> dict[str, Any]:
 def search_texts(name: str, sources: Sources) -> dict[str, Any]:
     """Run the default command on texts."""
     dataset, tfidf = TEXTS[name]
+    if dataset == "yso":
+        dataset = str(sampled(data_root() / "yso"))
     return searched(name, dataset, {} if tfidf is None else {"text": {"encoder": sources["minilm"], "tfidf": tfidf}})
+
+
+def sampled(source: Path) -> Path:
+    """Return a folder with some texts of a folder of TSV files, drawn once and for all, and its labels."""
+    folder = RUNS / f"{source.name}-sample"
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in SAMPLE.items():
+        if not (folder / f"{part}.tsv").exists():
+            head, *lines = gzip.decompress((source / f"{part}.tsv.gz").read_bytes()).decode().splitlines()
+            chosen = np.sort(np.random.default_rng(0).permutation(len(lines))[:count])
+            write_text(folder / f"{part}.tsv", "\n".join([head, *(lines[number] for number in chosen)]) + "\n")
+    write_text(folder / "labels.txt", gzip.decompress((source / "labels.txt.gz").read_bytes()).decode())
+    return folder
 
 
 def searched(name: str, dataset: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +111,7 @@ def searched(name: str, dataset: str, keys: Mapping[str, Any]) -> dict[str, Any]
 def compare(dataset: str, sources: Sources) -> list[dict[str, Any]]:
     """Run the methods on the same features, with the preset `strong`, one seed, the best round by mAP."""
     keys: dict[str, Any] = {"encoder": {"pretrained": sources["mobilenet"]}, "selection": {"metric": "mAP"}}
-    keys["rounds"] = ROUNDS[dataset]
+    keys["rounds"] = ROUNDS
     done = fedalc.compare(METHODS, dataset=dataset, folder=RUNS / f"methods-{dataset}", **keys)
     return [{**kept(result), "method": result["method"], "collapse": result.get("collapse")} for result in done.results]
 

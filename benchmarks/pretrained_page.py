@@ -50,6 +50,8 @@ def head(*cells: str) -> list[str]:
 def chosen(found: Results) -> str:
     """Return in words what a search chose."""
     what = found["chosen"]
+    if not what:
+        return f"no search: {found['method']} with fixed settings"
     return f"{what['client']['loss']}, {what['encoder']['name']}, penalty {what['server']['ridge']:g}"
 
 

@@ -25,6 +25,10 @@ class ConfigError(FedalcError):
         super().__init__(message if field is None else f"{field}: {message}")
 
 
+class NeedsSecureSums(ConfigError):
+    """Settings that are only possible with secure sums (`secure_sums.on`)."""
+
+
 def either(option: str, python: str) -> str:
     """Return what to write on the command line and in Python, for a message that both may show.
 

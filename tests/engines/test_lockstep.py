@@ -66,13 +66,13 @@ def test_every_loss(loss: str, encoder: dict[str, Any]) -> None:
     assert_equal(method=method, encoder=encoder, client={"loss": loss, "learning_rate": 0.02, **BOTH})
 
 
-@pytest.mark.parametrize("schedule", ["both", "momentum and decay"])
-def test_clients_that_work_alone(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They put their steps into matrices of their own, several times."""
-    monkeypatch.setattr(lockstep, "ALONE", 5)
-    monkeypatch.setattr(lockstep, "FOLD", 4)
+@pytest.mark.parametrize("schedule", ["both", "momentum and decay", "epochs"])
+@pytest.mark.parametrize("own", [0.0, 1.0, np.inf], ids=["all", "some", "none"])
+def test_clients_with_dense_matrices_of_their_own(own: float, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "OWN", own)
     assert_equal(method="fedalc", client=SCHEDULES[schedule])
-    assert_equal(method="fedalc", client={"epochs": 3, "batch_size": 3, "weight_decay": 0.2})
+    decay = {"epochs": 3, "batch_size": 3, "weight_decay": 0.2}
+    assert_equal(method="fedalc", encoder={"dropout": 0.4}, client=decay)
 
 
 def test_clients_with_too_many_records_run_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedalc.config.facts import encoder_facts, method_facts, parsed_options, solves_one_objective
 from fedalc.config.schema import LARGEST_SECRET, is_keyed
 from fedalc.core.registry import METRICS
-from fedalc.errors import NO_SEARCH, ConfigError, either
+from fedalc.errors import NO_SEARCH, ConfigError, NeedsSecureSums, either
 
 if TYPE_CHECKING:
     from fedalc.config.experiment import Experiment
@@ -377,7 +377,7 @@ def _check_how_collected(settings: Experiment) -> None:
     """Check what collecting without a join of label sets needs (docs/set-sizes.md)."""
     collection, facts, by = settings.collection, method_facts(settings.method), settings.collection.by
     if by == "sums" and settings.engine == "flower" and not settings.secure_sums.on:  # held-out records are counted too
-        raise ConfigError(
+        raise NeedsSecureSums(
             "without masks each party's counts are a list of its records, which the server can join: sums with real "
             "parties need secure sums, so --parties 3 or more, a method with fixed rows, and no --no-secure-sums",
             "collection.by",

@@ -189,6 +189,9 @@ class ServerSettings(Settings):
     """Evaluate and save a moving average of the weights: the share that the past keeps in each round. 0: off."""
     weights: Literal["uniform", "samples"] = "samples"
     """How clients are weighted: all the same, or by their number of records."""
+    trained_rows: Literal["keep", "discard"] = "keep"
+    """What the server does with the rows of W that clients trained. discard: it goes on from its own W, as the line
+    W̃ = W of the paper's algorithm says (docs/reproduction.md)."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round, drawn at random."""
     aggregation: AggregationName = "mean"

@@ -66,7 +66,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
         "text.words text.characters text.lowercase text.sublinear text.idf",
         {"text.kind": ("vocabulary", "hashing"), "text.tfidf": MORE},
     ),
-    ("client.row_learning_rate", {"method": Fact("trains_rows")}),
+    ("client.row_learning_rate server.trained_rows", {"method": Fact("trains_rows")}),
     (
         "client.momentum",
         {"engine": ("lockstep", "clients", "flower")},

@@ -11,11 +11,14 @@ So the product of a batch with θ_u is the product with θ, which all clients sh
 
 The products with θ are one product for the batches of all clients. a and k_i depend on the rate, the weight decay, the
 momentum and the number of steps only (`Coefficients`). After its last step, a client adds its part of the change.
+
+The corrections of dense layers grow with the steps. Where they would cost more than a matrix for each client, each
+client has one (`OwnLayer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -78,7 +81,7 @@ class Step:
         rows = padded.reshape(-1, padded.shape[2])
         return rows if self._is_full else rows[self._flat]
 
-    @property
+    @cached_property
     def _is_full(self) -> bool:
         return len(self.client) == self.clients * self.width
 
@@ -88,54 +91,97 @@ class Step:
 
 
 class Layer:
-    """A dense layer of all clients: their inputs and slopes of all steps, and a bias for each client."""
+    """A dense layer of all clients. Each has its own bias."""
 
-    def __init__(self, layer: torch.nn.Linear, clients: int, slots: int) -> None:
-        self.weight, self.folded = layer.weight.detach(), False
-        self.inputs = self.weight.new_zeros(clients, slots, self.weight.shape[1])
-        self.slopes = self.weight.new_zeros(clients, slots, self.weight.shape[0])
+    def __init__(self, layer: torch.nn.Linear, clients: int, settings: ClientSettings) -> None:
+        self.settings, self.weight = settings, layer.weight.detach()
         self.bias = layer.bias.detach().repeat(clients, 1)
         self.bias_velocity = torch.zeros_like(self.bias)
 
-    def forward(self, x: Tensor, step: Step, used: int, a: float, k: Tensor) -> Tensor:
-        padded = step.padded(x)
+    def _move_bias(self, slopes: Tensor, step: Step) -> None:
+        bias, velocity = self.bias[: step.clients], self.bias_velocity[: step.clients]
+        velocity.mul_(self.settings.momentum).add_(slopes.sum(1)).add_(bias, alpha=self.settings.weight_decay)
+        bias.sub_(velocity, alpha=self.settings.learning_rate)
+
+
+class SharedLayer(Layer):
+    """All clients multiply with the matrix that the server sent, and keep the inputs and slopes of all their steps."""
+
+    def __init__(self, layer: torch.nn.Linear, clients: int, settings: ClientSettings, slots: int) -> None:
+        super().__init__(layer, clients, settings)
+        self.inputs = self.weight.new_zeros(clients, slots, self.weight.shape[1])
+        self.slopes = self.weight.new_zeros(clients, slots, self.weight.shape[0])
+
+    def forward(self, x: Tensor, step: Step, a: float, k: Tensor) -> Tensor:
+        padded, used = step.padded(x), len(k)
         self.inputs[: step.clients, used : used + step.width] = padded
         out = torch.addmm(self.bias[step.client], x, self.weight.T, alpha=a)
         if used:
-            past = slice(used)
-            like = torch.bmm(padded, self.inputs[: step.clients, past].mT).mul_(k)
-            out -= step.flat(torch.bmm(like, self.slopes[: step.clients, past]))
+            like = torch.bmm(padded, self.inputs[: step.clients, :used].mT).mul_(k)
+            out -= step.flat(torch.bmm(like, self.slopes[: step.clients, :used]))
         return out
 
-    def backward(self, slope: Tensor, step: Step, used: int, a: float, k: Tensor) -> Tensor:
-        padded = step.padded(slope)
+    def backward(self, slope: Tensor, step: Step, a: float, k: Tensor) -> Tensor:
+        padded, used = step.padded(slope), len(k)
         self.slopes[: step.clients, used : used + step.width] = padded
         out = torch.mm(slope, self.weight).mul_(a)
         if used:
-            past = slice(used)
-            like = torch.bmm(padded, self.slopes[: step.clients, past].mT).mul_(k)
-            out -= step.flat(torch.bmm(like, self.inputs[: step.clients, past]))
+            like = torch.bmm(padded, self.slopes[: step.clients, :used].mT).mul_(k)
+            out -= step.flat(torch.bmm(like, self.inputs[: step.clients, :used]))
         return out
 
-    def move_bias(self, step: Step, used: int, settings: ClientSettings) -> None:
-        bias, velocity = self.bias[: step.clients], self.bias_velocity[: step.clients]
-        gradient = self.slopes[: step.clients, used : used + step.width].sum(1)
-        velocity.mul_(settings.momentum).add_(gradient).add_(bias, alpha=settings.weight_decay)
-        bias.sub_(velocity, alpha=settings.learning_rate)
+    def move(self, step: Step, used: int) -> None:
+        self._move_bias(self.slopes[: step.clients, used : used + step.width], step)
 
-    def fold(self, used: int, a: float, k: Tensor) -> None:
-        """Give the only client a matrix of its own, with all steps so far in it."""
-        slopes, inputs = self.slopes[0, :used].mul_(k.unsqueeze(1)).T, self.inputs[0, :used]
-        out = self.weight if self.folded else None
-        self.weight, self.folded = torch.addmm(self.weight, slopes, inputs, beta=a, alpha=-1, out=out), True
+    def add_change(self, change: Tensor, weight: Tensor, a: Tensor, k: Tensor) -> None:
+        """Add Σ p_u (θ - θ_u) of the matrix, where θ_u = a θ - Σ_i k_i B_iᵀ A_i."""
+        factor = (k * weight.unsqueeze(1)).view(-1, 1)
+        change.addmm_((self.slopes.flatten(0, 1) * factor).T, self.inputs.flatten(0, 1))
+        if lost := float((weight * (1 - a)).sum()):
+            change.add_(self.weight, alpha=lost)
+
+
+class OwnLayer(Layer):
+    """Each client has a matrix of its own. Every step needs records: a sample may have none, but it is one step."""
+
+    def __init__(self, layer: torch.nn.Linear, clients: int, settings: ClientSettings) -> None:
+        super().__init__(layer, clients, settings)
+        self.own = self.weight.repeat(clients, 1, 1)
+        self.velocity = torch.zeros_like(self.own) if settings.momentum else None
+        self.inputs = self.slopes = self.own[:, :0]
+
+    def forward(self, x: Tensor, step: Step, a: float, k: Tensor) -> Tensor:
+        self.inputs = step.padded(x)
+        return step.flat(torch.baddbmm(self.bias[: step.clients].unsqueeze(1), self.inputs, self._of(step).mT))
+
+    def backward(self, slope: Tensor, step: Step, a: float, k: Tensor) -> Tensor:
+        self.slopes = step.padded(slope)
+        return step.flat(torch.bmm(self.slopes, self._of(step)))
+
+    def move(self, step: Step, used: int) -> None:
+        rate, decay, slopes = self.settings.learning_rate, self.settings.weight_decay, self.slopes
+        if self.velocity is None:
+            self._of(step).baddbmm_(slopes.mT, self.inputs, beta=1 - rate * decay, alpha=-rate)
+        else:
+            velocity = self.velocity[: step.clients]
+            velocity.baddbmm_(slopes.mT, self.inputs, beta=self.settings.momentum).add_(self._of(step), alpha=decay)
+            self._of(step).sub_(velocity, alpha=rate)
+        self._move_bias(slopes, step)
+
+    def add_change(self, change: Tensor, weight: Tensor, a: Tensor, k: Tensor) -> None:
+        change.add_(self.weight, alpha=float(weight.sum())).sub_(torch.tensordot(weight, self.own, 1))
+
+    def _of(self, step: Step) -> Tensor:
+        return self.own[: step.clients]
 
 
 class LocalSteps:
     """A group of clients with an encoder of sparse features. They stand in the order of their numbers of steps, most
     first, so that those that still work are the first ones.
 
-    Memory: for each client and record visit a row of inputs and slopes for each dense layer; for each client
-    records × records and records × width of the first matrix.
+    Memory: for each client and record visit a row of inputs and slopes for each dense layer, or with `own` a matrix for
+    each client and dense layer (two with momentum); for each client records × records and records × width of the first
+    matrix.
     """
 
     def __init__(
@@ -146,46 +192,43 @@ class LocalSteps:
         chance: Chance,
         steps: list[Step],
         trains_rows: bool,
-        fold_at: int | None = None,
+        own: bool = False,
     ) -> None:
         self.encoder, self.settings, self.chance, self.steps = encoder, settings, chance, steps
-        self.rows, self.trains_rows, self.fold_at = rows.clone(), trains_rows, fold_at
+        self.rows, self.trains_rows = rows.clone(), trains_rows
         self.row_velocity = torch.zeros_like(self.rows)
         self.coefficients = Coefficients(settings)
-        most = max((step.width for step in steps), default=0)
-        slots = sum(step.width for step in steps) if fold_at is None else fold_at + most
-        self.layers = [Layer(layer, len(rows), slots) for layer in encoder.dense_layers]
+        dense, slots = encoder.dense_layers, 0 if own else sum(step.width for step in steps)
+        self.layers: Sequence[SharedLayer | OwnLayer]
+        if own:
+            self.layers = [OwnLayer(layer, len(rows), settings) for layer in dense]
+        else:
+            self.layers = [SharedLayer(layer, len(rows), settings, slots) for layer in dense]
+        self.keeps_steps = len(dense) > 0 and not own
         self.final_a = rows.new_ones(len(rows))
         self.final_k = rows.new_zeros(len(rows), slots)
 
     def run(self, held: HeldRecords, slope: Slope) -> None:
         """Take all steps. `held`: the clients' records, in which their parts of the first matrix's change remain."""
-        used = 0
+        now = self.coefficients
         for number, step in enumerate(self.steps):
-            now = self.coefficients
-            if self.fold_at is not None and used >= self.fold_at:
-                for layer in self.layers:
-                    layer.fold(used, now.a, self._k())
-                held.fold(now.a)
-                now = self.coefficients = Coefficients(self.settings)
-                used = 0
+            used = len(now.k)
             if len(step.client):
-                self._take(step, used, held, slope)
+                self._take(step, held, slope)
             else:
                 held.add(None, step, self.settings)
                 for layer in self.layers:
-                    layer.move_bias(step, used, self.settings)
-            now.step(step.width if self.layers else 0)
-            used += step.width if self.layers else 0
+                    layer.move(step, used)
+            now.step(step.width if self.keeps_steps else 0)
             last = number + 1 == len(self.steps)
             working = 0 if last else self.steps[number + 1].clients
             self.final_a[working : step.clients] = now.a
-            self.final_k[working : step.clients, :used] = self._k()
+            self.final_k[working : step.clients, : len(now.k)] = self._k()
 
     def _k(self) -> Tensor:
         return torch.from_numpy(self.coefficients.k).to(self.rows)
 
-    def _take(self, step: Step, used: int, held: HeldRecords, slope: Slope) -> None:
+    def _take(self, step: Step, held: HeldRecords, slope: Slope) -> None:
         a, k = self.coefficients.a, self._k()
         h = held.product(step, a)
         keys, passed = held.keys(step), []
@@ -194,11 +237,11 @@ class LocalSteps:
             before = h.requires_grad_()
             after = self.chance.drop(before, keys, self.encoder.first_layer + depth)
             passed.append((positive, before, after))
-            h = layer.forward(after.detach(), step, used, a, k)
+            h = layer.forward(after.detach(), step, a, k)
         pull, by_rows = slope(h, step, self.rows)
         for layer, (positive, before, after) in zip(reversed(self.layers), reversed(passed), strict=True):
-            below = layer.backward(pull, step, used, a, k)
-            layer.move_bias(step, used, self.settings)
+            below = layer.backward(pull, step, a, k)
+            layer.move(step, len(k))
             if before is not after:
                 (below,) = torch.autograd.grad(after, before, below)
             pull = below if positive is None else torch.ops.aten.threshold_backward(below, positive.detach(), 0)
@@ -235,7 +278,6 @@ class HeldRecords:
         self.of_place[self.client, self.place] = self.record
         self.added = start.new_zeros(*shape, start.shape[1])
         self.velocity = torch.zeros_like(self.added) if momentum else None
-        self.shrunk = 1.0  # of a client whose matrix was folded
         self.moved = False
 
     def keys(self, step: Step) -> Tensor:
@@ -243,8 +285,8 @@ class HeldRecords:
 
     def product(self, step: Step, a: float) -> Tensor:
         h = self.start[self.of_place[step.client, step.place]]
-        if a * self.shrunk != 1:
-            h *= a * self.shrunk
+        if a != 1:
+            h *= a
         if self.moved:
             assert self.likeness is not None
             like = step.padded(self.likeness[step.client, step.place])
@@ -266,9 +308,6 @@ class HeldRecords:
                 self.velocity[step.client, step.place] += slope
             added.add_(velocity, alpha=rate)
         self.moved = True
-
-    def fold(self, a: float) -> None:
-        self.shrunk *= a
 
 
 def likeness(

@@ -3,8 +3,8 @@
 All clients of a round start from the same θ. `local_steps` has how their first, second, … steps are taken at once, with
 one product by θ for all of them. Here clients are put into groups that fit into memory, and their changes are added up.
 
-Clients with many steps leave the shared θ behind: their corrections would cost more than a matrix of their own. Such a
-client works alone, and its corrections go into its own matrices from time to time.
+Clients with many steps leave the shared θ behind: their corrections would cost more than dense matrices of their own.
+Such clients get them, and still take their steps side by side.
 
 If every client takes one full-batch step, the round is that of `fused`.
 
@@ -40,10 +40,9 @@ from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
-ALONE = 384  # record visits, from which a client with dense layers works alone
-FOLD = 128  # record visits, after which it puts its steps into its own matrices
-SPREAD = 1.5  # the largest client of a group has at most so many times the records of the smallest,
-LEAST = 512  # once a group has so many records: shorter clients are padded
+OWN = 25.0  # a client gets dense matrices of its own from OWN × width records per step × record visits on
+SIMILAR = 0.6  # clients work together if batches (with such matrices) or records are at least so many of the most
+LEAST = 512  # records in a group, from which on it takes no clients with less than SIMILAR records
 PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
 
 
@@ -63,6 +62,10 @@ class Work:
     @property
     def visits(self) -> int:
         return sum(len(batch) for epoch in self.batches for batch in epoch)
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.batches[0]))
 
 
 class LockstepEngine(ClientsEngine):
@@ -120,41 +123,48 @@ class LockstepEngine(ClientsEngine):
         return Work(place, client, instances, batches)
 
     def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
-        """Yield clients with similar numbers of steps and records together, as many as fit into memory; and large ones
-        alone."""
+        """Yield clients with similar numbers of steps and records together, as many as fit into memory."""
         most = self._most_numbers(encoder)
         group: list[Work] = []
-        numbers, records = 0.0, 0
-        for one in sorted(work, key=lambda one: (-one.steps, -len(one.instances))):
-            alone = self._alone(one, encoder)
-            more = self._numbers((group or [one])[0], encoder)  # arrays are as long as the first client needs
-            other = records >= LEAST and len(one.instances) * SPREAD < len(group[0].instances)
-            if group and (alone or other or numbers + more > most):
-                yield group
-                group, numbers, records = [], 0.0, 0
-                more = self._numbers(one, encoder)
+        for one in sorted(work, key=lambda one: (self._own(one, encoder), -one.steps, -len(one.instances))):
+            if group:
+                first = group[0]
+                numbers = self._numbers(first, encoder)  # arrays are as long as the first client needs
+                own = self._own(one, encoder)
+                differ = own and one.longest < SIMILAR * first.longest  # shorter batches are filled up with zeros
+                if sum(len(other.instances) for other in group) >= LEAST:
+                    differ = differ or len(one.instances) < SIMILAR * len(first.instances)
+                if own != self._own(first, encoder) or differ or numbers * (len(group) + 1) > most:
+                    yield group
+                    group = []
             group.append(one)
-            numbers, records = numbers + more, records + len(one.instances)
-            if alone:
-                yield group
-                group, numbers, records = [], 0.0, 0
         if group:
             yield group
 
     def _numbers(self, work: Work, encoder: TextEncoder) -> float:
         """Return how many numbers a client needs in memory."""
-        layers = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
-        records, batch = len(work.instances), max(map(len, work.batches[0]))
-        visits = min(work.visits, FOLD + batch) if self._alone(work, encoder) else work.visits
-        of_records = (5 if self.settings.client.momentum else 4) * encoder.embedding.shape[1]
+        width = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers)
+        records, batch, momentum = len(work.instances), work.longest, self.settings.client.momentum > 0
+        of_layers = work.visits * width
+        if self._own(work, encoder):
+            matrices = sum(layer.weight.numel() for layer in encoder.dense_layers)
+            of_layers = (1 + momentum) * matrices + 2 * batch * width
+        of_records = (4 + momentum) * encoder.embedding.shape[1]
         labels = self.federation.label_count if self.method.set_loss is not None else 0
-        return visits * layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
+        return of_layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
 
     def _most_numbers(self, encoder: TextEncoder) -> float:
         return PART * self.settings.memory_budget / encoder.embedding.element_size()
 
-    def _alone(self, work: Work, encoder: TextEncoder) -> bool:
-        return len(encoder.layers) > 0 and work.visits > ALONE and self.settings.client.momentum == 0
+    def _own(self, work: Work, encoder: TextEncoder) -> bool:
+        """Return whether a client needs dense matrices of its own. To read and write them takes time by their size; to
+        correct the shared product takes time by (records of a step) × (records of all steps before)."""
+        if not len(encoder.layers) or work.steps < 2:
+            return False
+        layers = encoder.dense_layers
+        size = sum(layer.weight.numel() for layer in layers)
+        width = sum(layer.in_features + layer.out_features for layer in layers) / 2
+        return work.longest * work.visits > OWN * size / width
 
     def _run(
         self, model: Model, encoder: TextEncoder, group: list[Work], chance: Chance, round_number: int, total: Total
@@ -167,10 +177,9 @@ class LockstepEngine(ClientsEngine):
         losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
         rest = partial(self._rest_of, W, round_number)
         loss = LocalLoss(self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses)
-        alone = self._alone(group[0], encoder)
         steps = LocalSteps(
             encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
-            FOLD if alone else None,
+            self._own(group[0], encoder),
         )  # fmt: skip
         steps.run(held, loss.slopes)
         total.add([one.place for one in group], steps, held)
@@ -245,24 +254,15 @@ class Total:
 
     def add(self, places: list[int], steps: LocalSteps, held: HeldRecords) -> None:
         weight = self.weights[places]
-        shrunk = 1 - steps.final_a * held.shrunk
         of_first = weight[held.client].unsqueeze(1) * held.added[held.client, held.place]
         added = of_first.new_zeros(len(held.start), of_first.shape[1]).index_add_(0, held.record, of_first)
         torch.autograd.backward(held.product_of_all, added)
         assert self.first.grad is self.change[0]
-        lost = float((weight * shrunk).sum())
-        if lost:
+        if lost := float((weight * (1 - steps.final_a)).sum()):
             self.change[0].add_(self.theta[0], alpha=lost)
         for number, layer in enumerate(steps.layers):
             matrix, bias = 1 + 2 * number, 2 + 2 * number
-            factor = (steps.final_k * weight.unsqueeze(1)).view(-1, 1)
-            inputs, slopes = layer.inputs.flatten(0, 1), layer.slopes.flatten(0, 1)
-            self.change[matrix].addmm_((slopes * factor).T, inputs)
-            if layer.folded:  # of one client, which works alone
-                moved = self.theta[matrix] - layer.weight * steps.final_a
-                self.change[matrix].add_(moved, alpha=float(weight))
-            elif lost:
-                self.change[matrix].add_(self.theta[matrix], alpha=lost)
+            layer.add_change(self.change[matrix], weight, steps.final_a, steps.final_k)
             self.change[bias].add_((weight.unsqueeze(1) * (self.theta[bias] - layer.bias)).sum(0))
 
 

@@ -165,7 +165,8 @@ class FederatedTraining:
         for statistic, mean in zip(self.model.statistics, result.statistics, strict=bool(result.statistics)):
             statistic.copy_(mean)
         generator = torch_generator(settings.seed, "server step", t)
-        self.model.W = self._server_step(result.put_into(self.model), result.labels, generator)
+        W = result.put_into(self.model) if settings.server.trained_rows == "keep" else self.model.W
+        self.model.W = self._server_step(W, result.labels, generator)
         if self.average is not None:
             self.average.update(self.model.values, t)
         return loss

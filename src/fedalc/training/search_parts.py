@@ -40,9 +40,16 @@ class Part(ABC):
 
     @abstractmethod
     def judge(
-        self, training: FederatedTraining, weights: Sequence[Tensor | None], traffic: Ledger
+        self, training: FederatedTraining, powers: Sequence[float] | None, traffic: Ledger
     ) -> list[dict[str, float]]:
-        """Return the metrics on the records to judge by, for each weighting of the labels' scores."""
+        """Return the metrics on the records to judge by, for each label power, which weighs the labels' scores. None:
+        without weights."""
+
+    def weightings(self, powers: Sequence[float], offset: float) -> list[Tensor]:
+        """Return the weights of the labels' scores for each label power: with axes, that is all that a power does."""
+        counts = torch.from_numpy(self.counts.astype(np.float64)).clamp(min=1)
+        weights = [(counts + offset) ** -power for power in powers]
+        return [weight / weight.max() for weight in weights]
 
 
 class SplitPart(Part):
@@ -67,10 +74,12 @@ class SplitPart(Part):
         return simulated(settings, self.train, self._knowledge[0])
 
     def judge(
-        self, training: FederatedTraining, weights: Sequence[Tensor | None], traffic: Ledger
+        self, training: FederatedTraining, powers: Sequence[float] | None, traffic: Ledger
     ) -> list[dict[str, float]]:
         """Each client that has such records receives θ, and sends the hits and gains of its label at each depth, for
         each weighting."""
+        offset = training.settings.client.label_offset
+        weights: Sequence[Tensor | None] = [None] if powers is None else self.weightings(powers, offset)
         top = _best_labels(training.model, training.held, self.held_out, weights)
         clients = int((self.held_out.labels.getnnz(axis=0) > 0).sum())
         traffic.add(Ledger(clients * payload_bytes(training.model.theta), clients * 16 * DEEPEST * len(weights)))

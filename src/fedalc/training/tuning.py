@@ -24,7 +24,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt
-from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.config.resolve import FROZEN, experiment
@@ -213,7 +212,7 @@ class Search:
             (theta,) = training.model.theta
             with torch.no_grad():
                 theta.copy_(sums.solve(penalty))
-            outcomes.append(part.judge(training, self._weights(part), traffic))
+            outcomes.append(part.judge(training, self._weighed_powers, traffic))
             self._done(number, len(self._parts), "parts of the data")
         powers = self._powers
         means = [_mean([outcome[at] for outcome in outcomes]) for at in range(len(powers))]
@@ -248,8 +247,8 @@ class Search:
                 training.run_round()
                 self._done(number * judged[-1] + round_number, judged[-1] * len(self._parts), "rounds")
                 if round_number in judged:
-                    weights = self._weights(part) if loss == "square" else [None]
-                    by_round += part.judge(training, weights, traffic)
+                    weighed = self._weighed_powers if loss == "square" else None
+                    by_round += part.judge(training, weighed, traffic)
                     values = [found[self.metric] for found in by_round]
                     best = [max(values[at : at + len(powers)]) for at in range(0, len(values), len(powers))]
                     if number == 0 and self._goes_nowhere(best):
@@ -330,13 +329,10 @@ class Search:
         settings = changed(self.settings, {**trial.changes, "client": {"loss": trial.loss, "label_power": power}})
         return part.begin(settings, traffic)
 
-    def _weights(self, part: Part) -> list[Tensor | None]:
-        """Return a weighting of the labels' scores for each label power: with axes, that is all that a power does."""
-        if not self._has_axes:
-            return [None]
-        counts = torch.from_numpy(part.counts.astype(np.float64)).clamp(min=1)
-        weights = [(counts + self.settings.client.label_offset) ** -power for power in self._powers]
-        return [weight / weight.max() for weight in weights]
+    @property
+    def _weighed_powers(self) -> tuple[float, ...] | None:
+        """The label powers that weigh scores after the training. None: without axes there are none."""
+        return self._powers if self._has_axes else None
 
     def _done(self, number: int, total: int, what: str) -> None:
         for callback in self.callbacks:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedalc.data.pretrained.usual import is_for_texts, usual_size
@@ -62,6 +64,24 @@ def test_a_digest_is_of_the_content(tmp_path: Path) -> None:
     assert digest_of(folder) == before, "it does not decide about rows"
     write(folder / "model.safetensors")
     assert digest_of(folder) != before
+
+
+def test_a_digest_of_onnx_covers_the_file_of_its_weights(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    weights = onnx.numpy_helper.from_array(np.ones(300, dtype=np.float32), "weights")
+    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [300])]
+    nodes = [onnx.helper.make_node("Identity", ["weights"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", [], outputs, [weights])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "one.onnx")
+    assert digest_of(tmp_path / "one.onnx") == hashlib.sha256((tmp_path / "one.onnx").read_bytes()).hexdigest()
+    place = {"save_as_external_data": True, "location": "two.data", "size_threshold": 0}
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "two.onnx", **place)
+    before, data = digest_of(tmp_path / "two.onnx"), (tmp_path / "two.data").read_bytes()
+    (tmp_path / "two.data").write_bytes(data[:-1] + b"\1")
+    assert digest_of(tmp_path / "two.onnx") != before
+    (tmp_path / "two.data").write_bytes(data)
+    write(tmp_path / "three.data")
+    assert digest_of(tmp_path / "two.onnx") == before
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from fedalc.labels.collection.hashing import Hasher, canonical_features
 from fedalc.labels.collection.keys import Key
 from fedalc.labels.correlations import Correlations
 from tests.deployment.flower.local_grid import LocalGrid, over_the_wire
-from tests.deployment.flower.problem import NAMES, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
+from tests.deployment.flower.problem import NAMES, OWNED, RUN_ID, SETTINGS, Nodes, asked, notes, overrides, run
 from tests.deployment.flower.test_bucket_sums import all_that_the_server_has
 
 PSI = SETTINGS | {"collection.by": "psi", "dtype": "float64", "server.optimizer": "sgd"}
@@ -199,12 +199,13 @@ def other_keys(content: RecordDict) -> None:
 
 
 def more_buckets(content: RecordDict) -> None:
-    content["psi"] = ConfigRecord(dict(content["psi"]) | {"buckets": 9000})
+    """A larger bitmap would show how many records there are to the last one."""
+    content["psi"] = ConfigRecord(dict(content["psi"]) | {"pairs": [9000, *content["psi"]["pairs"][1:]]})
 
 
 def fewer_parties(content: RecordDict) -> None:
     said = dict(content["psi"])
-    content["psi"] = ConfigRecord(said | {name: said[name][1:] for name in ("names", "keys", "key-tags")})
+    content["psi"] = ConfigRecord(said | {name: said[name][1:] for name in ("names", "keys", "key-tags", "pairs")})
 
 
 def other_label(content: RecordDict) -> None:
@@ -244,13 +245,14 @@ def after_a_run(parties: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Loc
         (ANSWERS, other_tag, "has not made in this run"),
         (ANSWERS, other_name, "has not made in this run"),
         (ANSWERS, other_label, "has not made in this run"),
-        (ANSWERS, other_keys, "has not made in this run"),
-        (ANSWERS, more_buckets, "differs from an earlier message of this run .psi list."),
+        (ANSWERS, other_keys, "has not sent in this run"),
+        (ANSWERS, more_buckets, "has not sent in this run"),
         (ANSWERS, fewer_parties, "another key of this party|differs from an earlier message"),
         (ANSWERS, other_share, "used with other settings before"),
         (ANSWERS, wrong_sizes, "do not add up"),
         (ANSWERS, no_pairs, "there are no pairs 0"),
         (REQUESTS, other_label, "differs from an earlier message of this run .psi asked"),
+        (REQUESTS, other_name, "differs from an earlier message of this run .psi asked"),
         (REQUESTS, pair_of_its_own, "not of this party's with another's"),
         (COUNTS, other_tag, "has not given to this party's request"),
         (COUNTS, other_name, "has not given to this party's request"),
@@ -331,6 +333,51 @@ def test_points_that_are_none_and_points_twice(
 
         reply = asked_again(after_a_run, parties, ANSWERS, change)
         assert reply.has_error() and problem in reply.error.reason
+
+
+def test_some_labels_of_a_party_in_another_run_are_refused(after_a_run: LocalGrid, parties: Nodes) -> None:
+    """The size of unions of labels that the server chooses, over several runs, would show how many records have three
+    given labels."""
+    hasher = Hasher("hmac-sha256", Key.read(parties[7]["key"]), run="another")
+    question = next(m for m in after_a_run.pushed if m.metadata.message_type == REQUESTS)
+    node = question.metadata.dst_node_id
+    labels = [hasher.labels([NAMES[label]])[0].tobytes() for label in OWNED[node]]
+    for asked_for in (labels, labels[:-1]):
+        content = RecordDict({"psi": ConfigRecord({"parties": []})})
+        about = {"run": "another", "labels": asked_for, "numbers": list(range(len(asked_for)))}
+        content["task"] = ConfigRecord(dict(question.content["task"]) | about)
+        message = over_the_wire(Message(content, node, REQUESTS))[0]
+        message.metadata.__dict__["_run_id"] = 1
+        reply = after_a_run.app(message, Context(1, node, parties[node], RecordDict(), {}))
+        assert reply.has_error() == (asked_for != labels)
+    assert "leaves out 1 of this party's labels" in reply.error.reason
+
+
+@pytest.mark.usefixtures("openmined")
+@pytest.mark.long
+def test_a_bitmap_of_fewer_parties_in_another_run_is_refused(
+    parties: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unions over chosen parties show what unions over chosen labels do."""
+    monkeypatch.setattr(intersections, "ATTEMPTS", 1)
+    nodes = {node: config | {"state": str(tmp_path / str(node))} for node, config in parties.items()}
+    fewer = {node: nodes[node] for node in (7, 55, 101)}
+    watched(nodes, tmp_path / "four")
+    with pytest.raises(TooFew, match="bitmap_lists = 2 is outside 1 to 1"):
+        watched(fewer, tmp_path / "three", **{"run-id": "three"})
+    allowed = {node: config | {"allow": "bitmap_lists=2"} for node, config in fewer.items()}
+    watched(allowed, tmp_path / "allowed", **{"run-id": "allowed"})
+
+
+@pytest.mark.usefixtures("openmined")
+def test_nothing_follows_from_the_order_of_points() -> None:
+    """A record has another place among the points for every other label."""
+    elements = [f"{number:02x}" for number in range(40)]
+    for secret in (bytes([7] * 32), bytes([8] * 32)):
+        points, backwards = psi.ask(secret, elements), psi.ask(secret, elements[::-1])
+        assert [point.tobytes() for point in points] == sorted(point.tobytes() for point in backwards)
+        for answered in psi.answer(bytes([9] * 32), points, elements):
+            assert [point.tobytes() for point in answered] == sorted(point.tobytes() for point in answered)
 
 
 # --- lost parties, and what does not go together ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.masked_sums import MaskedSums
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.sum_messages import NOISED
-from fedalc.deployment.flower.wire import pack, unpack
+from fedalc.deployment.flower.wire import BadMessage, pack, unpack
 from fedalc.deployment.twin import in_one_process
-from fedalc.engines.record_sums import OF_COUNT, OF_DIAGONAL
+from fedalc.engines.record_sums import OF_COUNT, OF_DIAGONAL, RecordSums
 from fedalc.engines.secure import SecureSums
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.labels.privacy import SecureGenerator, sums_multiplier
+from fedalc.labels.privacy import NoiseShares, SecureGenerator, sums_multiplier
 from fedalc.labels.privacy.ledger import Ledger
 from fedalc.labels.privacy.record_sums import GAP, UNIT
 from fedalc.runs.result import read_result
@@ -492,6 +493,33 @@ def test_other_moments_after_the_first_ones_are_refused(after_a_run: Nodes, tmp_
 
     why = problems(after_a_run, tmp_path / "again", change=other)
     assert any("in another way than before" in one for one in why)
+
+
+@pytest.mark.parametrize("moments", ["diagonal", "full"])
+def test_noised_sums_take_no_more_memory_than_is_counted(moments: Any) -> None:
+    noise = NoiseShares(3.7, 5, 0, SecureGenerator.seeded(1), drawn=1)
+    RecordSums(8, 8, 5, moments).noised(noise)  # makes the tables, which are kept
+    tracemalloc.start()
+    numbers = RecordSums(400, 200, 5, moments).noised(noise)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 16 * len(numbers) < peak < party_noise.BYTES[0] * len(numbers)
+
+
+@pytest.mark.long
+def test_too_much_memory_is_refused(private: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the sums are made. The full moments of 20 features and 7 labels are 210 + 140 numbers."""
+    needed: list[int] = []
+
+    def check(size: int) -> None:
+        needed.append(size)
+        if size > 1000:  # not that of the count
+            raise BadMessage("asks for work that takes more memory")
+
+    monkeypatch.setattr(party_noise, "check_memory", check)
+    with fails(FedalcError):
+        run(LocalGrid(private), tmp_path / "run", config_of("full"))
+    assert max(needed) == 72 * 350
 
 
 @pytest.mark.long

@@ -18,11 +18,10 @@ from fedalc.deployment.flower.census import question
 from fedalc.deployment.flower.client_app import app as client_app
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.party import held_out
-from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.ranking import RANK, read_hits
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.server_app import run_with_parties
-from fedalc.deployment.flower.sum_messages import MASKED
+from fedalc.deployment.flower.sum_messages import MASKED, WEIGHTS
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, for_parties, pack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.hashing import canonical_sparse

@@ -10,6 +10,7 @@ import pytest
 
 import fedalc
 from fedalc.data.text.features import HashedText
+from fedalc.deployment.flower import party_texts
 from fedalc.deployment.flower.agreement import TEXT
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import TooFew
@@ -67,7 +68,7 @@ def test_the_sum_is_that_of_a_plain_run(
     found = {}
     for name, secure in (("plain", "off"), ("masked", "on")):
         seeds = iter(range(3))
-        monkeypatch.setattr(SecureGenerator, "system", lambda seeds=seeds: SecureGenerator.seeded(next(seeds)))
+        monkeypatch.setattr(party_texts, "noise_source", lambda *of, seeds=seeds: SecureGenerator.seeded(next(seeds)))
         found[name], grid = agreed(nodes, tmp_path / name, settings, **{"secure-sums": secure, "run-id": name})
         sent = {name for reply in grid.replies if reply.has_content() for name in reply.content}
         assert (TEXT in sent) == (secure == "off")

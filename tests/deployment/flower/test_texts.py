@@ -18,6 +18,7 @@ from fedalc.data.dataset import Dataset
 from fedalc.data.load import load_dataset
 from fedalc.data.text.features import HashedText, VocabularyText
 from fedalc.data.text.keyed import KeyedVocabularyText, key_check, term_digest, term_digests
+from fedalc.deployment.flower import party_texts
 from fedalc.deployment.flower.agreement import FACTS, TEXT
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.wire import pack, unpack
@@ -441,7 +442,7 @@ NOISED = TEXTS["hashing"] | {"text.epsilon": 4.0, "text.terms_per_document": 4}
 def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parties draw the simulation's noise; south is asked first."""
     numbers = iter((1, 0))
-    monkeypatch.setattr(SecureGenerator, "system", lambda: SecureGenerator.seeded(next(numbers)))
+    monkeypatch.setattr(party_texts, "noise_source", lambda *of: SecureGenerator.seeded(next(numbers)))
 
 
 @pytest.mark.long

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import mmap
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from fedalc.errors import ConfigError
 FIELD = "encoder.pretrained"
 PACKAGE = "package:"
 FILES = (".pth", ".pt", ".onnx")  # weights in a single file
+_LOCATION = re.compile(rb"\x0a\x08location\x12")  # the key of an entry whose value is a file's name
+_LONGEST_NAME = 4096
 READ = (".json", ".txt", ".model", ".safetensors")  # the files of a folder that decide about the rows
 
 
@@ -65,19 +69,55 @@ def check_folder(folder: Path, field: str = FIELD) -> None:
 
 
 def digest_of(path: Path, field: str = FIELD) -> str:
-    """Return a digest of the file, or of the folder's files that decide about the rows."""
+    """Return a digest of the file, with those that an ONNX model keeps its weights in, or of the folder's files that
+    decide about the rows."""
     digest = hashlib.sha256()
     try:
         if path.is_file():
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        for each in sorted(each for each in path.rglob("*") if each.suffix in READ and each.is_file()):
-            with each.open("rb") as file:
-                digest.update(each.relative_to(path).as_posix().encode() + b"\0")
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            folder, beside = path.parent, _external_files(path) if path.suffix == ".onnx" else []
+            if not beside:
+                return _content(path).hex()
+            digest.update(_content(path))
+        else:
+            folder = path
+            beside = sorted(each for each in path.rglob("*") if each.suffix in READ and each.is_file())
+        for each in beside:
+            digest.update(each.relative_to(folder).as_posix().encode() + b"\0")
+            digest.update(_content(each))
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}", field) from None
     return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _external_files(path: Path) -> list[Path]:
+    """Return the files in the folder of an ONNX model that it names as places of tensors. They are found as the model
+    is written, without onnx, so that every machine has the same digest."""
+    if not path.stat().st_size:
+        return []
+    names: set[bytes] = set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for found in _LOCATION.finditer(content):
+            size, start = _number(content, found.end())
+            names.add(content[start : start + size] if size <= _LONGEST_NAME else b"")
+    # A file name as `bytes` that is no text names no file that onnxruntime would read.
+    places = (path.parent / name.decode("utf-8", "replace").replace("\0", "") for name in sorted(names) if name)
+    return [place for place in places if place.is_file() and place.is_relative_to(path.parent)]
+
+
+def _number(content: mmap.mmap, at: int) -> tuple[int, int]:
+    """Return the number that Protocol Buffers write here in groups of seven bits, lowest first, and where it ends."""
+    number, shift = 0, 0
+    while at < len(content) and shift < 64:
+        group = content[at]
+        number, at, shift = number | (group & 0x7F) << shift, at + 1, shift + 7
+        if group < 0x80:
+            break
+    return number, at
 
 
 def joint_digest(digests: Sequence[str]) -> str:

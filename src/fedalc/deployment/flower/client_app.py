@@ -27,7 +27,7 @@ from fedalc.deployment.flower.introductions import TEXTS
 from fedalc.deployment.flower.limits import check_memory, sample_problem
 from fedalc.deployment.flower.party import hashed
 from fedalc.deployment.flower.party_buckets import counted_buckets
-from fedalc.deployment.flower.party_budget import spend_documents
+from fedalc.deployment.flower.party_budget import check_documents
 from fedalc.deployment.flower.party_intersections import Intersecting, check_intersects
 from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_noise import noised_reply
@@ -127,13 +127,14 @@ def _check_masked(settings: Experiment, context: Context) -> None:
 def document_counts(message: Message, context: Context) -> RecordDict:
     """Send in how many of its documents each term is, as a keyed digest, or each bucket of a hash."""
     settings, question, limits = checked_task(message, context)
-    spend_documents(context.node_config, settings, question["run"])
+    check_documents(settings)
+    _check_masked(settings, context)
     counter = DocumentCounter(settings.text)
     party = party_of(context, settings, question, lambda hasher: counter)
+    counts = counted_documents(party, counter, context, settings, question["run"])
     if masks_counts(settings):
-        return summed_documents(message.content, party, counter, context, question["run"], limits)
-    _check_masked(settings, context)
-    return counted_documents(party, counter, context, question["run"]).records()
+        return summed_documents(message.content, party, counts, context, question["run"], limits)
+    return counts.records()
 
 
 @app.query("bucket_counts")

@@ -54,7 +54,7 @@ class PairCensus:
         self.traffic = Ledger()
         self.pairs: dict[tuple[int, int], np.ndarray] = {}
         self.together = np.zeros((0, 0), dtype=np.int64)
-        self.keys: dict[int, tuple[bytes, bytes]] = {}
+        self.keys: dict[int, tuple[bytes, bytes, int]] = {}  # a key, its tag, and the party's number of pairs
         self.relayed: dict[tuple[int, int], tuple[ArrayRecord, bytes]] = {}  # (asking, answering) → points and tag
         self.bitmap = np.zeros(0, dtype=np.uint64)
 
@@ -76,8 +76,8 @@ class PairCensus:
         n = self.together.diagonal().copy()
         tables = bitmap_for(int(n.sum()))
         self.bitmap, keys = np.zeros(tables.size, dtype=np.uint64), [self.keys[party] for party in sorted(self.keys)]
-        told = {"names": list(self.roster.parties), "buckets": tables.size}
-        told |= {"keys": [key for key, _ in keys], "key-tags": [key_tag for _, key_tag in keys]}
+        told: dict[str, Any] = {"names": list(self.roster.parties), "pairs": [pairs for _, _, pairs in keys]}
+        told |= {"keys": [key for key, _, _ in keys], "key-tags": [key_tag for _, key_tag, _ in keys]}
         self._ask("query.psi_answers", self._peers(1), told, self._read_answers)
         self._ask("query.psi_counts", self._peers(0), {}, self._read_counts)
         if not (self.bitmap == 0).any():
@@ -151,20 +151,22 @@ class PairCensus:
     def _read_requests(self, party: int, content: RecordDict) -> None:
         batches, labels = self._peers(0)[party], np.flatnonzero(self.roster.owner == party)
         names = [f"{POINTS}{number}" for number in range(len(batches))]
-        exactly(content, {**dict.fromkeys([*names, "counts"]), RECORD: ("tags", "key", "key-tag")})
-        said = config(content, RECORD, {"tags": (list, bytes), "key": bytes, "key-tag": bytes})
+        exactly(content, {**dict.fromkeys([*names, "counts"]), RECORD: ("tags", "key", "key-tag", "pairs")})
+        said = config(content, RECORD, {"tags": (list, bytes), "key": bytes, "key-tag": bytes, "pairs": int})
         own = unpack(content, "counts", {"together": ("int64", (len(labels), len(labels)))})["together"]
         n = own.diagonal()
         most = np.minimum.outer(n, n)
-        if len(said["tags"]) != len(batches) or n.min() < 1 or (own != own.T).any() or ((own < 0) | (own > most)).any():
-            raise BadMessage("counts of its own labels that cannot be, or not one tag for each party")
+        if n.min() < 1 or (own != own.T).any() or ((own < 0) | (own > most)).any() or said["pairs"] != n.sum():
+            raise BadMessage("counts of its own labels that cannot be")
+        if len(said["tags"]) != len(batches):
+            raise BadMessage("not one tag for each party")
         for name, batch in zip(names, batches, strict=True):
             sizes, _ = read_points(content, name, len(self.pairs[batch]))
             if (sizes != n[np.searchsorted(labels, self.pairs[batch][:, 0])]).any():
                 raise BadMessage("other numbers of points than of records")
         for name, batch, tag in zip(names, batches, said["tags"], strict=True):
             self.relayed[batch] = content.array_records[name], tag
-        self.keys[party], self.together[np.ix_(labels, labels)] = (said["key"], said["key-tag"]), own
+        self.keys[party], self.together[np.ix_(labels, labels)] = (said["key"], said["key-tag"], said["pairs"]), own
 
     def _read_answers(self, party: int, content: RecordDict) -> None:
         batches, n = self._peers(1)[party], self.together.diagonal()

@@ -52,7 +52,7 @@ def read_introduction(content: RecordDict, empty_labels: bool = False) -> Introd
     exactly(content, {"introduction": wanted})
     said = config(content, "introduction", wanted)
     labels, size = said["labels"], len(said["labels"])
-    _check_name(said["client"])
+    check_name(said["client"])
     if not size or len(set(labels)) != size or any(len(label) != PSEUDONYM_BYTES for label in labels):
         raise BadMessage("no labels, a label twice, or one that is not a pseudonym")
     for key in ("counts", "held-out"):
@@ -79,11 +79,11 @@ def read_introduction(content: RecordDict, empty_labels: bool = False) -> Introd
 def _with_texts(content: RecordDict) -> Introduction:
     exactly(content, {TEXTS: ("client",)})
     client = config(content, TEXTS, {"client": str})["client"]
-    _check_name(client)
+    check_name(client)
     return Introduction(client, [], [], [], 0, [], has_texts=True)
 
 
-def _check_name(client: str) -> None:
+def check_name(client: str) -> None:
     try:
         check_client_name(client)
     except DataError as error:

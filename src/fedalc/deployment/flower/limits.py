@@ -48,6 +48,7 @@ BOUNDS = {
     "collection.buckets": Bound(1, 100_000_000, "memory: buckets of all tables in which parties count records"),
     "intersections": Bound(1, 100_000, "time: pairs of labels in one message of private set intersection"),
     "points": Bound(1, 20_000_000, "time: points for one other party in a step of private set intersection"),
+    "bitmap_lists": Bound(1, 1, "lists of parties, over all runs, that private set intersection counts records of"),
     "trials": Bound(1, 8, "settings that a search may try in one run, apart from penalties and rounds"),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
     "calibrations": Bound(1, 1, "models of one run for which a party counts scores in bins: more than hits reveal"),
@@ -55,8 +56,8 @@ BOUNDS = {
     "sum_lists": Bound(1, 1, "lists of parties of secure sums, over all runs, of which two show single parties' parts"),
     "overflows": Bound(0, 3, "questions of one run whose answers do not fit: each says a bit about the records"),
     "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
-    "privacy.epsilon": Bound(0, 10, "of a private model: a larger ε promises little"),
-    "privacy.delta": Bound(0, 1e-5, "of a private model: the chance that ε does not hold"),
+    "privacy.epsilon": Bound(0, 10, "of a private model, and of its numbers of documents: a larger ε promises little"),
+    "privacy.delta": Bound(0, 1e-5, "the same: the chance that ε does not hold"),
     "block_rows": Bound(1, 1_048_576, "memory: instances encoded at a time"),
     "round": Bound(1, 1_000_000, "no training has more (the server states the number)"),
     "set_size": Bound(1, 1_000, "labels of one instance: the join leaves out instances with more"),
@@ -85,12 +86,13 @@ class Limits:
             raise ConfigError(f"should be a whole number of at least 1, and is {fewest!r}", "fewest")
         return cls(_allowed(str(node_config.get("allow", ""))), fewest)
 
-    def check(self, name: str, value: float) -> None:
+    def check(self, name: str, value: float, setting: str = "") -> None:
+        """Refuse a value outside the bound `name`. `setting`: the value's own name, if it is another."""
         bound, most = BOUNDS[name], self.largest(name)
         if not bound.least <= value <= most:
             raise BadMessage(
-                f"{name} = {_short(value)} is outside {bound.least:g} to {most:g}, the range this party accepts: "
-                f"{bound.why}"
+                f"{setting or name} = {_short(value)} is outside {bound.least:g} to {most:g}, the range this party "
+                f"accepts: {bound.why}"
             )
 
     def largest(self, name: str) -> float:
@@ -120,6 +122,9 @@ class Limits:
         if settings.privacy.covers_records:
             self.check("privacy.epsilon", settings.privacy.epsilon)
             self.check("privacy.delta", settings.privacy.delta)
+            if settings.text.epsilon is not None:  # it is part of what the run promises
+                self.check("privacy.epsilon", settings.text.epsilon, "text.epsilon")
+                self.check("privacy.delta", settings.text.delta, "text.delta")
 
     def check_steps(self, settings: Experiment, counts: np.ndarray) -> None:
         size = settings.client.batch_size

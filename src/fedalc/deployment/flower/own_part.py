@@ -13,7 +13,16 @@ import torch
 
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
-from fedalc.deployment.flower.sum_messages import EVERY_ROW, LABEL_WEIGHTS, MEAN_SHARE, NOISED_COUNTS, RAREST
+from fedalc.deployment.flower.shared_labels import record_counts
+from fedalc.deployment.flower.sum_messages import (
+    EVERY_ROW,
+    LABEL_WEIGHTS,
+    MEAN_SHARE,
+    NOISED_COUNTS,
+    POWERS,
+    RAREST,
+    WEIGHTS,
+)
 from fedalc.deployment.flower.wire import BadMessage, config, unpack, unpack_all_rows
 from fedalc.methods import METHODS
 
@@ -28,6 +37,10 @@ UNIT = 1e-3  # by which the length of a row may differ from 1
 def check_own_part(work: Work, kind: str) -> None:
     """`kind`: of the question."""
     _check_labels(work, kind)
+    if kind == "rank":
+        _check_lengths(work, _all_rows(work, ALL_ROWS))
+        if WEIGHTS in work.message.content and work.settings.clients != "parties":
+            _check_weightings(work)
     if "rows" in work.message.content:
         _check_rows(work)
     if kind in ("train", "sums") and work.settings.weighs_labels:
@@ -47,11 +60,17 @@ def _check_labels(work: Work, kind: str) -> None:
 def _check_rows(work: Work) -> None:
     """The rows of its labels are those that all parties get."""
     content, numbers = work.message.content, work.question["numbers"]
-    record = EVERY_ROW if EVERY_ROW in content else ALL_ROWS
-    count = _label_count(work)
-    rows = unpack_all_rows(content, record, work.settings.dtype, count, work.width)
-    if max(numbers) >= count or not torch.equal(rows[numbers], work.own_rows()):
+    rows = _all_rows(work, EVERY_ROW if EVERY_ROW in content else ALL_ROWS)
+    if max(numbers) >= len(rows) or not torch.equal(rows[numbers], work.own_rows()):
         raise BadMessage("sends this party other rows than those that all parties get")
+    _check_lengths(work, rows)
+
+
+def _all_rows(work: Work, record: str) -> torch.Tensor:
+    return unpack_all_rows(work.message.content, record, work.settings.dtype, _label_count(work), work.width)
+
+
+def _check_lengths(work: Work, rows: torch.Tensor) -> None:
     copies = METHODS[work.settings.method].sub_models(work.settings)
     if ((rows.double().norm(dim=1) - copies**0.5).abs() > UNIT * copies).any():
         raise BadMessage("sends rows that are not of length 1: labels of others would count for nothing")
@@ -67,10 +86,32 @@ def _check_weights(work: Work) -> None:
         if not np.array_equal(unpack(content, LABEL_WEIGHTS, wanted)["weights"][numbers], told.label_weights):
             raise BadMessage("sends this party other label weights than those that all parties get")
         return
-    said, client = config(content, "task", {RAREST: float, NOISED_COUNTS: bool}), work.settings.client
-    with np.errstate(over="ignore"):
-        n = (said[RAREST] + client.label_offset) * told.label_weights ** (-1 / client.label_power) - client.label_offset
-    own, factor, slack = own_counts(work), OFF_BY, NOISE if said[NOISED_COUNTS] else 1.0
+    _check_follow(work, told.label_weights, work.settings.client.label_power, own_counts(work))
+
+
+def _check_weightings(work: Work) -> None:
+    """The same of the weights by which a search compares label powers. Otherwise a server could push the labels of all
+    parties but one to the end of every ranking."""
+    wanted = {WEIGHTS: ("float64", (None, work.all_label_count))}
+    weights = unpack(work.message.content, WEIGHTS, wanted)[WEIGHTS][:, work.question["numbers"]]
+    powers = config(work.message.content, "task", {POWERS: (list, float)})[POWERS]
+    if len(powers) != len(weights) or not all(0 <= power < 1 for power in powers):
+        raise BadMessage("has not one label power, from 0 to below 1, for each weighting of the labels")
+    own = np.maximum(work.trained_counts, 1)
+    for power, weight in zip(powers, weights, strict=True):
+        if power == 0 and (weight != 1).any():
+            raise BadMessage("sends label weights other than 1 for label power 0")
+        if power > 0:
+            _check_follow(work, weight, power, own)
+
+
+def _check_follow(work: Work, weights: np.ndarray, power: float, own: np.ndarray) -> None:
+    """Refuse weights that do not follow from a label power and the party's own numbers of records."""
+    wanted = {RAREST: float, NOISED_COUNTS: bool}
+    said, offset = config(work.message.content, "task", wanted), work.settings.client.label_offset
+    with np.errstate(all="ignore"):
+        n = (said[RAREST] + offset) * weights ** (-1 / power) - offset
+    factor, slack = OFF_BY, NOISE if said[NOISED_COUNTS] else 1.0
     if work.settings.collection.by == "sums":  # n is exact
         factor, slack = 1.0, 0.01
     if not ((n >= own / factor - slack) & (n <= own * factor + slack)).all():
@@ -86,10 +127,7 @@ def _check_mean(work: Work) -> None:
 
 def own_counts(work: Work) -> np.ndarray:
     """Return how many different records of each label the party trains on."""
-    pairs = work.federation.labels.tocoo()
-    width = pairs.shape[1]
-    different = np.unique(work.records[pairs.row] * width + pairs.col)
-    return np.bincount(different % width, minlength=width)
+    return record_counts(work.records, work.federation.labels)
 
 
 def _label_count(work: Work) -> int:

@@ -7,21 +7,27 @@ the noise from ε and δ by itself.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Context
+
 from fedalc.config.experiment import Experiment
+from fedalc.deployment.flower.party_memory import remembered
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.errors import ConfigError
 from fedalc.labels.knowledge import planned_charge
-from fedalc.labels.privacy.accounts import charge_documents, party_account
+from fedalc.labels.privacy.accounts import charge_documents, documents_id, party_account
+from fedalc.labels.privacy.generator import KEY_BYTES
 from fedalc.labels.privacy.ledger import Account, BudgetError, Charge
 from fedalc.training.privacy_budget import planned_looks
 
 log = logging.getLogger("fedalc.party")
 BUDGET = "epsilon-budget"
+_OF_DOCUMENTS = "noise key of documents"  # in the party's memory of the run
 
 
 def check_promise(node_config: Mapping[str, Any], settings: Experiment, run: str) -> None:
@@ -57,17 +63,33 @@ def spend(node_config: Mapping[str, Any], settings: Experiment, run: str) -> Cha
 
 def charged(node_config: Mapping[str, Any], run: str) -> Charge | None:
     """Return what the run was charged, or None: it was not."""
-    return next((charge for charge in _account(node_config).ledger.charges() if charge.id == _id(run)), None)
+    return _entered(node_config, _id(run))
 
 
-def spend_documents(node_config: Mapping[str, Any], settings: Experiment, run: str) -> None:
-    """In a run with a private model, numbers of documents need noise, which is charged too."""
-    if not settings.privacy.covers_records:
-        return
-    if settings.text.epsilon is None:
+def noise_key(context: Context, run: str, what: str, charged: bool) -> bytes:
+    """Return the key that the run's noise follows from, so that the same question gets the same noise for ever. It is
+    drawn once, and kept in the party's memory of the run. `charged`: whether the run's noise was paid for before."""
+    with remembered(context, run) as known:
+        if what not in known and charged:
+            raise BadMessage("goes on with a run whose noise this party has drawn and forgotten: begin a new one")
+        return bytes.fromhex(known.setdefault(what, secrets.token_hex(KEY_BYTES)))
+
+
+def check_documents(settings: Experiment) -> None:
+    """In a run with a private model, numbers of documents need noise."""
+    if settings.privacy.covers_records and settings.text.epsilon is None:
         raise BadMessage("asks for numbers of documents without noise, in a run with a private model (text.epsilon)")
-    account = _account(node_config)
+
+
+def spend_documents(context: Context, settings: Experiment, run: str) -> bytes:
+    """Charge the noise of numbers of documents, once for a run with a private model, and return its key."""
+    if not settings.privacy.covers_records:
+        return noise_key(context, run, _OF_DOCUMENTS, charged=False)
+    account = _account(context.node_config)
+    paid = _entered(context.node_config, documents_id(run)) is not None
+    key = noise_key(context, run, _OF_DOCUMENTS, paid)
     _within(lambda: charge_documents(account, settings.text, account.ledger.path.parent, run))
+    return key
 
 
 def budget_of(node_config: Mapping[str, Any]) -> float | None:
@@ -85,6 +107,10 @@ def _charge(node_config: Mapping[str, Any], settings: Experiment, run: str) -> t
 
 def _account(node_config: Mapping[str, Any]) -> Account:
     return party_account(Path(str(node_config["state"])), budget_of(node_config))
+
+
+def _entered(node_config: Mapping[str, Any], charge_id: str) -> Charge | None:
+    return next((charge for charge in _account(node_config).ledger.charges() if charge.id == charge_id), None)
 
 
 def _id(run: str) -> str:

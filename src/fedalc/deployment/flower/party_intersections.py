@@ -12,6 +12,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from hmac import compare_digest
 from typing import Any, cast
 
@@ -21,20 +22,22 @@ from scipy.sparse import csr_matrix
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.intersections import ANSWER, PAIRS, POINTS, RECORD, read_points
+from fedalc.deployment.flower.introductions import check_name
 from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.party import Party
-from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint, remembered
-from fedalc.deployment.flower.questions import apart, own_columns, read_question
+from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint, remembered
+from fedalc.deployment.flower.questions import apart, check_all_labels, own_columns, read_question
 from fedalc.deployment.flower.wire import BadMessage, config, pack, read_json, unpack
 from fedalc.errors import FedalcError
 from fedalc.labels.collection import psi
-from fedalc.labels.collection.buckets import Tables
 from fedalc.labels.collection.held_pairs import Held, record_places
 from fedalc.labels.collection.messages import PSEUDONYM_BYTES
 from fedalc.secure_sums.primitives import add_mask, agreed_secret, derived, digest, is_tag, public_key, tag
 
 _SEED = "fedalc-psi-seed"
 _MASKS = "private set intersection"  # the purpose of a party's X25519 key
+_REQUESTED = "psi requests"  # in the party's memory of the run: the tag of its request to each party
+_ALL_RUNS = "_psi"  # in place of a run's id: lists of parties are compared over all runs
 
 
 def check_intersects(party: Party, settings: Experiment) -> None:
@@ -82,6 +85,7 @@ class Intersecting:
         self.about = fingerprint(self.run.encode(), said.encode(), repr(self.question["share"]).encode()).encode()
         self._unchanged("psi labels", *sorted(self.question["labels"]))
         digests, out = apart(self.party, settings, self.question["share"])
+        check_all_labels(self.party, self.question, out)  # unions of some would show how many records have three
         labels = self.party.holding.split.labels[:, own_columns(self.party, self.question)][~out]
         if not labels.getnnz(axis=0).all():
             raise BadMessage("asks to intersect a label that this party has no record of to train on")
@@ -94,20 +98,22 @@ class Intersecting:
     def requests(self) -> RecordDict:
         """Ask other parties: points for each pair of labels. Also send n and c of the party's own labels, and a key to
         mask with."""
-        reply, tags = RecordDict(), []
-        for number, batch in enumerate(self._batches(asks=True)):
+        reply, tags, batches = RecordDict(), list[bytes](), self._batches(asks=True)
+        self._unchanged("psi asked", *(part for batch in batches for part in batch.parts))  # before any work
+        for number, batch in enumerate(batches):
             found = [psi.ask(self._secret_for(batch, pair), self.sets[pair[0]]) for pair in self._timely(batch)]
             sizes, points = np.array([len(part) for part in found], dtype=np.int64), np.concatenate(found)
             tags.append(self._tag("request", batch, sizes, points))
-            self._unchanged(f"psi asked {batch.answering}", tags[-1])
             reply[f"{POINTS}{number}"] = pack({"sizes": sizes, "points": points})
-        key = public_key(self._seed, _MASKS)
+        requested = {batch.answering: request.hex() for batch, request in zip(batches, tags, strict=True)}
+        self._unchanged(_REQUESTED, json.dumps(requested).encode())
+        key, pairs = public_key(self._seed, _MASKS), len(self.held.label)
         self._unchanged("psi key", key)
         check_memory(8 * len(self.sets) ** 2)
         own = csr_matrix((np.ones_like(self.held.label), (self.held.record, self.held.label)))
         reply["counts"] = pack({"together": (own.T @ own).toarray().astype(np.int64)})
-        key_tag = tag(self.secret, "psi key", self.about, self.party.name.encode(), key)
-        reply[RECORD] = ConfigRecord({"tags": tags, "key": key, "key-tag": key_tag})
+        key_tag = tag(self.secret, *self._key_parts(self.party.name, key, pairs))
+        reply[RECORD] = ConfigRecord({"tags": tags, "key": key, "key-tag": key_tag, "pairs": pairs})
         return reply
 
     def answers(self) -> RecordDict:
@@ -140,13 +146,13 @@ class Intersecting:
         """Say how many records each pair of labels shares."""
         reply = RecordDict()
         with remembered(self.context, self.run) as known:
-            asked = dict(known)
+            asked = json.loads(bytes.fromhex(known.get(_REQUESTED, b"{}".hex())))
         for number, (batch, claimed) in enumerate(self._tagged(asks=True)):
             ours = np.array([len(self.sets[own]) for own, _ in batch], dtype=np.int64)
             wanted = {"points": ("uint8", (int(ours.sum()), psi.POINT_BYTES))}
             lengths, setup, answered = read_points(self.content, f"{ANSWER}{number}", len(batch.own), "own", **wanted)
             self.limits.check("points", len(setup))
-            request = bytes.fromhex(asked.get(f"psi asked {batch.answering}", ""))
+            request = bytes.fromhex(asked.get(batch.answering, ""))
             tag_of_it = self._tag("answer", batch, request, lengths, setup, answered)
             if not request or not compare_digest(claimed, tag_of_it):
                 raise BadMessage(f"relays an answer that {batch.answering[:40]} has not given to this party's request")
@@ -166,6 +172,8 @@ class Intersecting:
         others = config(self.content, RECORD, {"parties": (list, str)})["parties"]
         if len(set(others)) != len(others) or self.party.name in others:
             raise BadMessage("names a party twice, or asks this party to intersect with itself")
+        for other in others:
+            check_name(other)
         batches, wanted = [], {name: ("uint8", (None, PSEUDONYM_BYTES)) for name in ("asking", "answering")}
         for number, other in enumerate(others):
             asking, answering = (self.party.name, other) if asks else (other, self.party.name)
@@ -209,6 +217,11 @@ class Intersecting:
             record = self.context.state[_SEED] = ConfigRecord({"seed": secrets.token_bytes(32)})
         return cast(bytes, record["seed"])
 
+    def _key_parts(self, name: str, key: bytes, pairs: int) -> tuple[str, bytes, bytes, bytes, bytes]:
+        """Return what the tag of a party's key is over. `pairs`: how many pairs of a record and a label it has, by
+        which the size of the bitmap is worked out."""
+        return "psi key", self.about, name.encode(), key, str(pairs).encode()
+
     def _unchanged(self, what: str, *parts: bytes) -> None:
         """Refuse what differs from what the run said before. A single part is kept as it is."""
         value = parts[0].hex() if len(parts) == 1 else fingerprint(*parts)
@@ -222,21 +235,24 @@ class Intersecting:
             "names": (list, str),
             "keys": (list, bytes),
             "key-tags": (list, bytes),
-            "buckets": int,
+            "pairs": (list, int),
         }
         said = config(self.content, RECORD, wanted)
-        names, keys, own, tables = said["names"], said["keys"], self.party.name, Tables(1, said["buckets"])
-        if len({len(names), len(keys), len(said["key-tags"])}) > 1 or len(set(names)) != len(names) or len(names) < 2:
+        names, keys, own = said["names"], said["keys"], self.party.name
+        if len({len(part) for part in said.values()}) > 1 or len(set(names)) != len(names) or len(names) < 2:
             raise BadMessage("has not one key for each of several parties")
-        for name, key, claimed in zip(names, keys, said["key-tags"], strict=True):
-            if not is_tag(claimed, self.secret, "psi key", self.about, name.encode(), key):
-                raise BadMessage(f"has a key that {name[:40]} has not made in this run")
+        for name, key, claimed, pairs in zip(names, keys, said["key-tags"], said["pairs"], strict=True):
+            if not is_tag(claimed, self.secret, *self._key_parts(name, key, pairs)):
+                raise BadMessage(f"has a key or a number of pairs that {name[:40]} has not sent in this run")
         if dict(zip(names, keys, strict=True)).get(own) != public_key(self._seed, _MASKS):
             raise BadMessage("has another key of this party than its own")
+        tables = psi.bitmap_for(sum(said["pairs"]))  # by what the parties say, and not the server
         self.limits.check("collection.buckets", tables.size)
         check_memory(32 * tables.size)
         everyone = digest("psi list", *(name.encode() for name in names), *keys, str(tables.size).encode())
         self._unchanged("psi list", everyone)
+        listed = fingerprint(*(name.encode() for name in sorted(names)))
+        check_asked(self.context, _ALL_RUNS, "list", listed, partial(self.limits.check, "bitmap_lists"))
         numbers = np.zeros(tables.size, dtype=np.uint64)
         add_mask(numbers, derived(self._seed, "psi numbers", everyone))
         numbers[numbers == 0] = 1

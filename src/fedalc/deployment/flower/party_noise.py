@@ -7,7 +7,6 @@ with all of them. It draws noise once for a question: the mean of several draws 
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from functools import partial
 
@@ -18,8 +17,8 @@ from scipy.sparse import csr_matrix
 
 from fedalc.data.federation import Federation
 from fedalc.deployment.flower.limits import check_memory
-from fedalc.deployment.flower.party_budget import charged, spend
-from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint, remembered
+from fedalc.deployment.flower.party_budget import charged, noise_key, spend
+from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_sums import Masking
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.deployment.flower.work import Work
@@ -33,6 +32,8 @@ from fedalc.secure_sums import Question, Refused
 from fedalc.secure_sums.messages import Dealt
 from fedalc.secure_sums.primitives import derived
 
+BYTES = (72, 128)
+"""Memory for each number of an answer: of sums (56 measured), and of an update (85 to 120)."""
 _KEY = "noise key"  # in the party's memory of the run
 
 
@@ -43,7 +44,7 @@ def noised_reply(work: Work) -> RecordDict:
     _check_sizes(work)
     encoder, labels = work.encoder_shape(), work.all_label_count
     length = _length(work, what, encoder.width, labels)
-    check_memory(8 * 4 * length + encoder.drawn * work.dtype.itemsize)
+    check_memory(BYTES[what == UPDATE] * length + encoder.drawn * work.dtype.itemsize)
     question, federation = masked.question(length), _of_all_labels(each_once(work.federation, work.records), work)
     _check_once(work, what, question, federation)
     noise = _own_share(work, masked, question)
@@ -130,8 +131,5 @@ def generator(work: Work, question: Question, parties: int) -> SecureGenerator:
     """Return the source of this party's noise: always the same for one question, whatever the round's number, and one
     number of parties."""
     run = work.question["run"]
-    with remembered(work.context, run) as known:
-        if _KEY not in known and charged(work.context.node_config, run) is not None:
-            raise BadMessage("goes on with a run whose noise this party has drawn and forgotten: begin a new one")
-        key = bytes.fromhex(known.setdefault(_KEY, secrets.token_hex(32)))
+    key = noise_key(work.context, run, _KEY, charged(work.context.node_config, run) is not None)
     return SecureGenerator(derived(key, "noise", question.subject, parties.to_bytes(4, "little")))

@@ -14,6 +14,7 @@ from fedalc.deployment.flower.contributions import enough_measured
 from fedalc.deployment.flower.party_buckets import LookedUp, by_sums
 from fedalc.deployment.flower.party_memory import check_asked, check_unchanged, fingerprint
 from fedalc.deployment.flower.shared_labels import read_holders
+from fedalc.deployment.flower.sum_messages import WEIGHTS
 from fedalc.deployment.flower.wire import HOLDERS, SEARCH, BadMessage, pack, unpack
 from fedalc.evaluation.metrics import CUTS, DEEPEST
 from fedalc.evaluation.owner_hits import RANKED_BY, count_hits
@@ -22,7 +23,6 @@ from fedalc.models.scoring import Scorer
 if TYPE_CHECKING:
     from fedalc.deployment.flower.work import Work
 
-WEIGHTS = "weights"  # the record, and its array
 MOST_WEIGHTINGS = 16  # in one message; a search sends one for each label power
 
 

@@ -27,6 +27,7 @@ from fedalc.deployment.flower.agreement import FACTS, TEXT, Agreement, read_agre
 from fedalc.deployment.flower.introductions import HELLO
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party, TextOf
+from fedalc.deployment.flower.party_budget import spend_documents
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
 from fedalc.deployment.flower.party_sums import masked_counts
 from fedalc.deployment.flower.wire import BadMessage, unpack
@@ -36,29 +37,30 @@ from fedalc.labels.collection.messages import byte_order
 from fedalc.labels.collection.pseudonyms import terms_key
 from fedalc.labels.privacy.documents import noised_documents
 from fedalc.labels.privacy.generator import SecureGenerator
+from fedalc.secure_sums.primitives import derived
 
 KEPT_RUNS = 8  # agreements of this many runs; a server must not fill the disk
 WORTH_KEEPING = 500  # texts whose features are kept from one message to the next
 ROWS = "text-features.npz"
-COUNTS = "counts"  # the name under which a party keeps its noised numbers
 
 
 def summed_documents(
-    content: RecordDict, party: Party, counter: DocumentCounter, context: Context, run: str, limits: Limits
+    content: RecordDict, party: Party, counts: Agreement, context: Context, run: str, limits: Limits
 ) -> RecordDict:
-    """Return the same masked: the number of documents, then of those in each bucket."""
-    counts = counted_documents(party, counter, context, run)
+    """Return numbers of documents masked: that of all documents, then of those in each bucket."""
     vector = np.concatenate([[counts.documents], counts.numbers]).astype(np.int64).view(np.uint64)
     return masked_counts(content, context, "document_counts", run, party, limits, vector)
 
 
-def counted_documents(party: Party, counter: DocumentCounter, context: Context, run: str) -> Agreement:
+def counted_documents(
+    party: Party, counter: DocumentCounter, context: Context, settings: Experiment, run: str
+) -> Agreement:
     """Return in how many of the party's documents each term is, as a keyed digest, or each bucket."""
-    features, settings = party.holding.split.features, counter.settings
+    features = party.holding.split.features
     if not counter.documents or not needs_counts(counter.asked):
         raise BadMessage("asks for numbers of documents, and this party has no texts, or nobody needs them")
-    if settings.epsilon is not None:
-        return _noised(features, settings, context, run)
+    if counter.settings.epsilon is not None:
+        return noised_counts(features, settings, context, run)
     numbers = features.getnnz(axis=0).astype(np.int64)
     if not isinstance(counter.fitted, VocabularyText):
         return Agreement(features.shape[0], numbers)
@@ -69,13 +71,19 @@ def counted_documents(party: Party, counter: DocumentCounter, context: Context, 
     return Agreement(features.shape[0], numbers[numbers > 0][order], digests[order], key_check(key))
 
 
-def _noised(features: csr_matrix, settings: TextSettings, context: Context, run: str) -> Agreement:
-    """Draw noise once for a run: the mean of several draws would be the number without noise."""
-    known = _kept(context, run, COUNTS)
-    if known is None:
-        known = Agreement(*noised_documents(features, settings, SecureGenerator.system()))
-        _keep(context, run, COUNTS, known)
-    return known
+def noised_counts(features: csr_matrix, settings: Experiment, context: Context, run: str) -> Agreement:
+    """Return numbers with noise, the same whenever a run asks: the mean of several draws would be the number without
+    noise. The noise of other documents would be a second draw, so they are refused."""
+    written = settings.text.model_dump_json().encode()
+    documents = fingerprint(features.indices.tobytes(), features.indptr.tobytes(), written)
+    problem = "asks for numbers of documents again, and this party's documents have changed since: begin a new run"
+    check_unchanged(context, run, {"noised documents": documents}, problem)
+    key = spend_documents(context, settings, run)
+    return Agreement(*noised_documents(features, settings.text, noise_source(key, documents)))
+
+
+def noise_source(key: bytes, documents: str) -> SecureGenerator:
+    return SecureGenerator(derived(key, "noise of documents", documents.encode()))
 
 
 def text_of(message: Message, context: Context, settings: Experiment, run: str, limits: Limits) -> TextOf:
@@ -119,9 +127,9 @@ def _agreement(
         limits.check("text.most_terms", len(agreement.numbers))
         facts = {TEXT: _digest(agreement, settings)}
         check_unchanged(context, run, facts, "sends other features of texts than before in this run")
-        _keep(context, run, TEXT, agreement)
+        _keep(context, run, agreement)
         return agreement
-    kept = None if message.metadata.message_type == HELLO else _kept(context, run, TEXT)
+    kept = None if message.metadata.message_type == HELLO else _kept(context, run)
     return None if kept is None else read_agreement(kept.records(), settings)
 
 
@@ -130,34 +138,34 @@ def _digest(agreement: Agreement, settings: TextSettings) -> str:
     return fingerprint(*parts, f"{agreement.documents} {agreement.check}".encode(), settings.model_dump_json().encode())
 
 
-def _keep(context: Context, run: str, name: str, numbers: Agreement) -> None:
+def _keep(context: Context, run: str, numbers: Agreement) -> None:
     """Keep numbers of documents for the rest of the run."""
-    file = _file(context, run, name)
+    file = _file(context, run)
     if file is None:
         records = numbers.records()
-        context.state[f"{name}-{TEXT}"], context.state[f"{name}-{FACTS}"] = records[TEXT], records[FACTS]
+        context.state[f"{TEXT}-{TEXT}"], context.state[f"{TEXT}-{FACTS}"] = records[TEXT], records[FACTS]
         return
     arrays = {"numbers": numbers.numbers, "documents": np.array(numbers.documents), "check": np.array(numbers.check)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         store_arrays(file, arrays | ({} if numbers.terms is None else {"terms": numbers.terms}))
-        kept = sorted(file.parent.glob(f"*.{name}.npz"), key=lambda each: each.stat().st_mtime, reverse=True)
+        kept = sorted(file.parent.glob(f"*.{TEXT}.npz"), key=lambda each: each.stat().st_mtime, reverse=True)
         for old in kept[KEPT_RUNS:]:
             old.unlink(missing_ok=True)
     except OSError as error:
         raise FedalcError(f"{file}: this party's numbers of the run cannot be written: {error}") from None
 
 
-def _kept(context: Context, run: str, name: str) -> Agreement | None:
+def _kept(context: Context, run: str) -> Agreement | None:
     """Return what `_keep` kept, or None. It is not checked."""
-    file = _file(context, run, name)
+    file = _file(context, run)
     try:
         if file is None:
-            records, facts = context.state.get(f"{name}-{TEXT}"), context.state.get(f"{name}-{FACTS}")
+            records, facts = context.state.get(f"{TEXT}-{TEXT}"), context.state.get(f"{TEXT}-{FACTS}")
             if not isinstance(records, ArrayRecord) or not isinstance(facts, ConfigRecord):
                 return None
             wanted = {part: (array.dtype, array.shape) for part, array in records.items()}
-            arrays: dict[str, Any] = unpack(RecordDict({name: records}), name, wanted) | dict(facts)
+            arrays: dict[str, Any] = unpack(RecordDict({TEXT: records}), TEXT, wanted) | dict(facts)
         elif not file.exists():
             return None
         else:
@@ -168,9 +176,9 @@ def _kept(context: Context, run: str, name: str) -> Agreement | None:
         raise FedalcError(f"{file}: damaged ({error}); delete it, and restart the party") from None
 
 
-def _file(context: Context, run: str, name: str) -> Path | None:
+def _file(context: Context, run: str) -> Path | None:
     folder = context.node_config.get("state")
-    return None if folder is None else Path(str(folder)) / "runs" / f"{run or '_none'}.{name}.npz"
+    return None if folder is None else Path(str(folder)) / "runs" / f"{run or '_none'}.{TEXT}.npz"
 
 
 class KeptRows(TextFeatures):

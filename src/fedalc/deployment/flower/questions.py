@@ -157,13 +157,14 @@ def all_label_count(question: dict[str, Any], limits: Limits) -> int:
 
 def check_all_labels(party: Party, question: dict[str, Any], out: np.ndarray, on_held_out: bool = False) -> None:
     """Refuse a question of a secure sum that leaves out labels that the party trains on: two sums could differ by one
-    label's part, and a party that is asked about little adds next to nothing. `out`: which records are held out."""
+    label's part, and a party that is asked about little adds next to nothing. Private set intersection likewise.
+    `out`: which records are held out."""
     labels = party.holding.split.labels
     needed = (labels[~out].getnnz(axis=0) > 0) & (labels[out == on_held_out].getnnz(axis=0) > 0)
     if missing := int(needed.sum() - needed[own_columns(party, question)].sum()):
         raise BadMessage(
-            f"leaves out {missing} of this party's labels, in a run with secure sums. If another party claims them "
-            'too, share them (clients = "parties"), or leave them out here (--labels)'
+            f"leaves out {missing} of this party's labels: secure sums and private set intersection need all of them. "
+            'If another party claims them too, share them (clients = "parties"), or leave them out here (--labels)'
         )
 
 

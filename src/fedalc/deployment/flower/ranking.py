@@ -22,7 +22,7 @@ from fedalc.deployment.flower.census import AnyHeldOut, Census
 from fedalc.deployment.flower.connections import Parties
 from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.held_out_records import HeldOutRecords, tells_sizes
-from fedalc.deployment.flower.party_ranking import WEIGHTS
+from fedalc.deployment.flower.sum_messages import WEIGHTS
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import (
     BadMessage,
@@ -59,7 +59,8 @@ class PartyHits:
 
 
 class PartyRanking:
-    """`traffic`: of the last evaluation. `silent`: the parties without a usable answer to it."""
+    """`traffic`: of the last evaluation. `silent`: the parties without a usable answer to it. `said`: more values of
+    the question."""
 
     kind = RANK
 
@@ -71,6 +72,7 @@ class PartyRanking:
         self.records = records
         self.traffic = Ledger()
         self.silent: set[int] = set()
+        self.said: dict[str, Any] = {}
 
     def evaluate(self, model: Model, round_number: int) -> PartyHits:
         """Return the hits of the parties that answered. Parties with too few held-out records do not count."""
@@ -139,7 +141,7 @@ class PartyRanking:
 
     def _content(self, party: int, labels: np.ndarray, shared: dict[str, ArrayRecord]) -> RecordDict:
         """Return the question for a party. `shared`: what all of them get."""
-        about = self.census.about(labels) | {"label-count": self.roster.label_count}
+        about = self.census.about(labels) | {"label-count": self.roster.label_count} | self.said
         content = RecordDict({"task": task(self.settings, self.census.run, **about), **shared})
         self.traffic.down += sum(map(record_bytes, shared.values()))
         for name, record in (self.records.told_to(party, tells_sizes(self.settings)) | self._more(party)).items():

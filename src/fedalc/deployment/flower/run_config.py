@@ -17,7 +17,7 @@ from fedalc.data.pretrained.weights import digest_of, find_weights, joint_digest
 from fedalc.deployment.flower.connections import Patience
 from fedalc.deployment.flower.held_out_records import ranked_by
 from fedalc.deployment.flower.party import SHARES
-from fedalc.errors import ConfigError
+from fedalc.errors import ConfigError, NeedsSecureSums
 from fedalc.labels.collection.keys import check_run_id
 from fedalc.secure_sums.messages import LEAST_PARTIES
 
@@ -237,8 +237,8 @@ def _with_secure_sums(values: Mapping[str, Any], resolved: Callable[..., Experim
         raise ConfigError(f"a sum shows single parties unless there are {LEAST_PARTIES} (--parties)", "secure-sums")
     try:
         plain = resolved() if asked == "auto" else None
-    except ConfigError as error:  # sums of counts need them
-        if values["num-parties"] < LEAST_PARTIES or "need secure sums" not in str(error):
+    except NeedsSecureSums:
+        if values["num-parties"] < LEAST_PARTIES:
             raise
         plain = None
     if plain is not None and (_says(values, "secure_sums.on") or values["num-parties"] < LEAST_PARTIES):

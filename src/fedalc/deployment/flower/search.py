@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.census import Census
@@ -21,6 +21,7 @@ from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.masked_sums import MaskedSums
 from fedalc.deployment.flower.ranking import PartyHits, PartyRanking
 from fedalc.deployment.flower.secure_engine import SecureFlowerEngine, SecureRanking
+from fedalc.deployment.flower.sum_messages import NOISED_COUNTS, POWERS, RAREST
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
@@ -67,16 +68,26 @@ class PartyPart(Part):
         return training
 
     def judge(
-        self, training: FederatedTraining, weights: Sequence[Tensor | None], traffic: Ledger
+        self, training: FederatedTraining, powers: Sequence[float] | None, traffic: Ledger
     ) -> list[dict[str, float]]:
-        given = [weight.double().numpy() for weight in weights if weight is not None]
-        scaled = np.stack(given) if given else None
         arguments, masked = (self.parties, self.census, training.settings, self.records), self._masked
         ranking = TrialRanking(*arguments) if masked is None else SecureTrialRanking(*arguments).using(masked)
-        hits = ranking.of_all(training.model, max(training.round_number, 1), scaled, traffic)
+        weights = None
+        if powers is not None:
+            weightings = self.weightings(powers, training.settings.client.label_offset)
+            weights = np.stack([weight.numpy() for weight in weightings])
+            ranking.said = self._said(powers)
+        hits = ranking.of_all(training.model, max(training.round_number, 1), weights, traffic)
         if not all(each.of for each in hits):
             raise FedalcError("no party has enough held-out records to count hits (--held-out-share, --fewest)")
         return [each.figures for each in hits]
+
+    def _said(self, powers: Sequence[float]) -> dict[str, Any]:
+        """Return what parties check the weights by, under secure sums."""
+        if self._masked is None:
+            return {}
+        rarest = float(np.maximum(self.counts, 1).min())
+        return {POWERS: list(powers), RAREST: rarest, NOISED_COUNTS: self.census.roster.is_noised}
 
 
 class TrialEngine(FlowerEngine):

@@ -14,7 +14,6 @@ from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.engine import ATTEMPTS, CURVATURE, FlowerEngine
 from fedalc.deployment.flower.held_out_records import tells_sizes
 from fedalc.deployment.flower.masked_sums import MaskedSums, Unfinished
-from fedalc.deployment.flower.party_ranking import WEIGHTS
 from fedalc.deployment.flower.punctuality import TRAIN
 from fedalc.deployment.flower.ranking import OF_ALL, RANK, PartyHits, PartyRanking
 from fedalc.deployment.flower.sum_messages import (
@@ -27,6 +26,7 @@ from fedalc.deployment.flower.sum_messages import (
     RANKING,
     RAREST,
     TRAINING,
+    WEIGHTS,
 )
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.deployment.flower.wire import pack, pack_all_rows, pack_encoder, pack_theta, record_bytes

@@ -42,6 +42,17 @@ def read_holders(content: Mapping[str, object], pairs: int) -> np.ndarray:
     return unpack(content, HOLDERS, {HOLDERS: ("uint32", (pairs,))})[HOLDERS]  # type: ignore[arg-type]
 
 
+def record_counts(record: np.ndarray, labels: csr_matrix) -> np.ndarray:
+    """Return how many different records have each label. `record`: that of each row of `labels`.
+
+    >>> record_counts(np.array([0, 0, 1]), csr_matrix([[1, 0], [1, 1], [1, 0]])).tolist()
+    [2, 1]
+    """
+    pairs, width = labels.tocoo(), labels.shape[1]
+    different = np.unique(record[pairs.row] * width + pairs.col)
+    return np.bincount(different % width, minlength=width)
+
+
 def pairs_of_records(record: np.ndarray, labels: csr_matrix) -> tuple[int, np.ndarray]:
     """Return the number of different (record, label) pairs, and the place of each row's pairs among these. `record`:
     that of each row of `labels`, in the order of digests. Columns of `labels` are in the order of pseudonyms."""

@@ -24,7 +24,7 @@ from fedalc.deployment.flower.party import Party, instance_keys
 from fedalc.deployment.flower.party_buckets import LookedUp, by_sums
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
 from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
-from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holders
+from fedalc.deployment.flower.shared_labels import pairs_of_records, read_holders, record_counts
 from fedalc.deployment.flower.wire import (
     HOLDERS,
     SEARCH,
@@ -63,7 +63,7 @@ class Work:
     method: Method
     records: np.ndarray  # which rows of the federation are the same record
     digests: np.ndarray  # of these records
-    trained_numbers: list[int]  # of the labels that the question is about, those with records to train on
+    to_train: tuple[np.ndarray, csr_matrix]  # of all records to train on: digests, and labels of the question
 
     @classmethod
     def read(cls, message: Message, context: Context, on_held_out: bool = False, **more: type) -> Work:
@@ -105,10 +105,20 @@ class Work:
             label_count = all_label_count(question, limits)
         method = make_method(settings, label_count, told=told)
         different, records = distinct(digests[rows])
-        to_train = party.holding.split.labels[~out]
-        has = to_train[:, own_columns(party, question)].getnnz(axis=0) > 0
-        trained = [number for number, some in zip(question["numbers"], has.tolist(), strict=True) if some]
-        return cls(message, context, party, settings, question, limits, federation, method, records, different, trained)
+        train = digests[~out], labels[~out]
+        return cls(message, context, party, settings, question, limits, federation, method, records, different, train)
+
+    @property
+    def trained_numbers(self) -> list[int]:
+        """Of the labels that the question is about, those with records to train on."""
+        has = self.to_train[1].getnnz(axis=0) > 0
+        return [number for number, some in zip(self.question["numbers"], has.tolist(), strict=True) if some]
+
+    @property
+    def trained_counts(self) -> np.ndarray:
+        """How many different records of each label of the question the party trains on, whatever this message asks."""
+        digests, labels = self.to_train
+        return record_counts(distinct(digests)[1], labels)
 
     @cached_property
     def engine(self) -> CarefulEngine:

@@ -158,9 +158,10 @@ def _run(asking: frozenset[str], answering: frozenset[str], reveal: bool, traffi
 
 
 def ask(secret: bytes, elements: Sequence[str]) -> np.ndarray:
-    """Return the asking party's points, one for each element. The same secret gives the same points."""
-    request = library().client.CreateFromKey(_scalar(secret), False).CreateRequest(sorted(elements))
-    return _matrix(request.encrypted_elements)
+    """Return the asking party's points, one for each element, sorted. The same secret gives the same points. In the
+    order of elements, the points of one record would be in the same place for every other label."""
+    request = library().client.CreateFromKey(_scalar(secret), False).CreateRequest(list(elements))
+    return _matrix(sorted(request.encrypted_elements))
 
 
 def answer(secret: bytes, asked: np.ndarray, elements: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -173,8 +174,8 @@ def answer(secret: bytes, asked: np.ndarray, elements: Sequence[str]) -> tuple[n
         answered = server.ProcessRequest(request).encrypted_elements
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    setup = server.CreateSetupMessage(1e-9, len(asked), sorted(elements), psi.DataStructure.RAW)
-    return _matrix(setup.raw.encrypted_elements), _matrix(answered)
+    setup = server.CreateSetupMessage(1e-9, len(asked), list(elements), psi.DataStructure.RAW)
+    return _matrix(sorted(setup.raw.encrypted_elements)), _matrix(sorted(answered))
 
 
 def shared_count(secret: bytes, own: np.ndarray, answered: np.ndarray) -> int:

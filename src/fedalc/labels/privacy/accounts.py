@@ -82,7 +82,12 @@ def charge_documents(account: Account, text: TextSettings, folder: Path, run: st
     release = documents_release(text)
     spent, where = epsilon_of([release], text.delta), str(folder.resolve())
     charge = account.charge("numbers of documents", text.delta, spent, release, run=where)
-    account.ledger.add(replace(charge, id=f"documents {run}"), account.budget)
+    account.ledger.add(replace(charge, id=documents_id(run)), account.budget)
+
+
+def documents_id(run: str) -> str:
+    """Return the charge's id in the ledger."""
+    return f"documents {run}"
 
 
 def check_run(account: Account, charge: Charge, folder: Path | None, resume: bool) -> None:
