@@ -24,13 +24,15 @@ def bounds(job: Job) -> dict[str, float]:
     counts = job.counts
     steps = job.epochs * (np.ceil(counts / job.batch) if job.batch else np.ones(len(counts)))
     visits = job.epochs * counts.sum()
+    one_step = steps.max() == 1  # then clients share the products of a record
+    multiplied = job.labels.shape[0] if one_step else visits
     values = job.features.size if isinstance(job.features, np.ndarray) else job.features.nnz
     matrices = sum(matrix.size for matrix in dense)
     rows = 3 * first.shape[1] + 2 * sum(sum(matrix.shape) for matrix in dense)
     ours = visits * rows + steps.max() * 2 * matrices + 3 * job.parameters + values
     loop = len(counts) * 5 * job.parameters + steps.sum() * (4 * job.parameters + 2 * matrices)
     return {
-        "gflop": float(6 * visits * matrices + 4 * values * first.shape[1]) / 1e9,
+        "gflop": float(6 * multiplied * matrices + 4 * values * first.shape[1]) / 1e9,
         "gb": float(ours) * NUMBER / 1e9,
         "gb_of_a_loop": float(loop) * NUMBER / 1e9,
     }

@@ -53,7 +53,8 @@ def markdown(results: dict[str, Any]) -> str:
     for job, encoder in dict.fromkeys((cell["job"], cell["encoder"]) for cell in results["cells"]):
         cells = [cell for cell in results["cells"] if (cell["job"], cell["encoder"]) == (job, encoder)]
         parts.append(_table(f"{JOBS[job]}: {cells[0]['clients']} clients, {encoder}", cells))
-    parts.append(_limits(results))
+    if results["machine"]:
+        parts.append(_limits(results))
     return "\n".join(parts)
 
 
