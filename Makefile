@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean bench-schedules
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ $(PEERS)/.ready: benchmarks/peers/requirements.txt pyproject.toml | $(READY)
 bench: $(READY) $(PEERS)/.ready  ## speed and memory compared with a plain loop, pfl and Flower, in one run (needs FEDALC_DATA; about 20 minutes)
 	$(BIN)/python benchmarks/joining.py
 	$(PEERS)/bin/python benchmarks/engines.py
+
+bench-schedules: $(READY) $(PEERS)/.ready  ## local epochs and minibatches compared with a plain loop, pfl and Flower (needs FEDALC_DATA; about an hour; goes on where it stopped; SCHEDULES="--clients 40" for fewer clients)
+	$(PEERS)/bin/python benchmarks/schedules.py $(SCHEDULES)
 
 bench-growth: $(READY)  ## how cost grows with instances, labels, features and clients, as curves (a few minutes)
 	$(BIN)/python benchmarks/growth.py

@@ -11,7 +11,7 @@ from peers.measured import Measured, own_peak_mb
 
 
 def run(way: str, job: Path, rounds: int) -> Measured:
-    if way in ("fused", "fused-mixed", "clients"):
+    if way in ("fused", "fused-mixed", "lockstep", "clients"):
         from peers.fedalc_engines import run as run_engine
 
         return run_engine(job, rounds, way)

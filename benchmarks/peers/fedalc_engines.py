@@ -1,4 +1,4 @@
-"""Our engines `fused` and `clients`, and `fused` with dense layers in bfloat16."""
+"""Our engines `fused`, `lockstep` and `clients`, and `fused` with dense layers in bfloat16."""
 
 from __future__ import annotations
 
@@ -12,25 +12,34 @@ from scipy.sparse import csr_matrix
 from fedalc.config.resolve import experiment
 from fedalc.data import Split
 from fedalc.training.federated import FederatedTraining, simulated
-from peers.job import HIDDEN, MARGIN, RATE, Job
+from peers.job import DIM, HIDDEN, MARGIN, RATE, Job
 from peers.measured import Measured, measure_rounds, norm
 
 
-def training(features: csr_matrix | np.ndarray, labels: csr_matrix, way: str) -> FederatedTraining:
+def training(
+    features: csr_matrix | np.ndarray,
+    labels: csr_matrix,
+    way: str,
+    encoder: str = "mlp",
+    epochs: int = 1,
+    batch: int | None = None,
+) -> FederatedTraining:
     engine, _, mixed = way.partition("-")
+    of_mlp = {"hidden": HIDDEN, "dropout": 0.0, "precision": mixed or "full"}
     settings: dict[str, Any] = {
         "engine": engine,
         "method": "fedavg-fixed",
-        "encoder": {"name": "mlp", "hidden": HIDDEN, "dropout": 0.0, "precision": mixed or "full"},
-        "client": {"learning_rate": RATE, "margin": MARGIN},
-        "server": {"optimizer": "sgd", "learning_rate": 1.0, "weights": "samples"},
+        "encoder": {"name": encoder, "dim": DIM, **(of_mlp if encoder == "mlp" else {})},
+        "client": {"learning_rate": RATE, "margin": MARGIN, "epochs": epochs, "batch_size": batch},
+        "server": {"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0, "weights": "samples"},
     }
     return simulated(experiment(settings), Split(csr_matrix(features), labels))
 
 
 def run(path: Path, rounds: int, way: str) -> Measured:
     job = Job.load(path)
-    federated = training(job.features, job.labels, way)
+    encoder = "mlp" if len(job.theta) > 1 else "linear"
+    federated = training(job.features, job.labels, way, encoder, job.epochs, job.batch)
     model = federated.model
     with torch.no_grad():
         for parameter, start in zip(model.theta, job.theta, strict=True):
@@ -39,7 +48,7 @@ def run(path: Path, rounds: int, way: str) -> Measured:
     del job
     measured = measure_rounds(federated.run_round, rounds)
     measured.theta_norm = norm(part.detach().numpy() for part in model.theta)
-    measured.gflop = flops_per_round(federated) / 1e9
+    measured.gflop = flops_per_round(federated) / 1e9 if way.startswith("fused") else None
     return measured
 
 

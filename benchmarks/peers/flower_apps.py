@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from peers.job import RATE, Job
 from peers.measured import Measured, Stopwatch, norm
-from peers.torch_model import ClientData, Encoder, client_data
+from peers.torch_model import ClientData, Encoder, client_data, epoch
 
 client_app, example_app = ClientApp(), ClientApp()
 
@@ -47,15 +47,20 @@ def train_new(message: Message, context: Context) -> Message:
 
 
 def train(module: Encoder, message: Message, context: Context) -> Message:
-    _, clients = job_and_data(str(message.content["config"]["job"]))
-    data = clients[int(context.node_config["partition-id"])]
+    job, clients = job_and_data(str(message.content["config"]["job"]))
+    client, round_number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
+    data, first_epoch = clients[client], 0.0
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    optimizer.zero_grad()
-    loss = module.loss(*data)
-    loss.backward()
-    optimizer.step()
-    metrics = MetricRecord({"loss": loss.item(), "num-examples": len(data[0])})
+    for number in range(job.epochs):
+        for batch in epoch(data, job, client, round_number, number):
+            optimizer.zero_grad()
+            loss = module.loss(*batch)
+            loss.backward()
+            optimizer.step()
+            if number == 0:
+                first_epoch += loss.item() * len(batch[0]) / len(data[0])
+    metrics = MetricRecord({"loss": first_epoch, "num-examples": len(data[0])})
     return Message(RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics}), reply_to=message)
 
 

@@ -1,4 +1,4 @@
-"""The job on pfl's simulated backend: one process, federated averaging over all users, one full-batch step each.
+"""The job on pfl's simulated backend: one process, federated averaging over all users.
 
 Users are weighted by their instances, and the central optimiser is SGD with rate 1. Metrics are not evaluated, except
 in pfl's first iteration, which requires it and is the warm-up here. The module records the clients' losses when pfl
@@ -27,7 +27,9 @@ from torch import Tensor
 
 from peers.job import RATE, Job
 from peers.measured import Measured, Stopwatch, norm
-from peers.torch_model import Encoder, client_data
+from peers.torch_model import ClientData, Encoder, client_data, epoch
+
+TRAINING = 2**31  # the batch size that pfl hands to `User.iter` in training
 
 
 class PflEncoder(Encoder):
@@ -36,10 +38,12 @@ class PflEncoder(Encoder):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.noted = 0.0  # Σ n_u R_u of this round
+        self.in_first_epoch = True
 
     def loss(self, *data: Tensor) -> Tensor:
         loss = super().loss(*data)
-        self.noted += len(data[0]) * loss.item()
+        if self.in_first_epoch:
+            self.noted += len(data[0]) * loss.item()
         return loss
 
     @torch.no_grad()
@@ -47,11 +51,21 @@ class PflEncoder(Encoder):
         return {"loss": Weighted(super().loss(*data).item() * len(data[0]), len(data[0]))}
 
 
-class WholeUser(PyTorchTensorDataset):
-    """Yields a user's data in one piece for any batch size: pfl would split feature indices like instances."""
+class User(PyTorchTensorDataset):
+    """Yields a user's batches itself: pfl would split feature indices like instances."""
+
+    def __init__(self, data: ClientData, job: Job, number: int, module: PflEncoder) -> None:
+        super().__init__(data, user_id=str(number))
+        self.job, self.number, self.module = job, number, module
+        self.epochs_done = 0
 
     def iter(self, batch_size: int | None) -> Iterable[tuple[Tensor, ...]]:
-        yield self.raw_data
+        if batch_size != TRAINING:  # pfl evaluates
+            return iter([self.raw_data])
+        rounds, now = divmod(self.epochs_done, self.job.epochs)
+        self.epochs_done += 1
+        self.module.in_first_epoch = now == 0
+        return epoch(self.raw_data, self.job, self.number, rounds + 1, now)
 
 
 class Clock(TrainingProcessCallback):
@@ -72,9 +86,8 @@ class Clock(TrainingProcessCallback):
 def run(path: Path, rounds: int) -> Measured:
     job = Job.load(path)
     module = PflEncoder(job)
-    users = [WholeUser(data, user_id=str(user)) for user, data in enumerate(client_data(job))]
+    users = [User(data, job, user, module) for user, data in enumerate(client_data(job))]
     instances = int(job.counts.sum())
-    del job
     everyone = range(len(users))
     population = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", everyone))
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
@@ -85,7 +98,7 @@ def run(path: Path, rounds: int) -> Measured:
         train_cohort_size=len(users),
         val_cohort_size=None,
     )
-    step = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=None)
+    step = NNTrainHyperParams(local_num_epochs=job.epochs, local_learning_rate=RATE, local_batch_size=TRAINING)
     clock = Clock(module, instances)
     FederatedAveraging().run(parameters, backend, model, step, callbacks=[clock], send_metrics_to_platform=False)
     clock.measured.theta_norm = norm(parameter.detach().numpy() for parameter in module.parameters())

@@ -99,7 +99,7 @@ def test_one_file_for_several_methods(tmp_path: Path) -> None:
         (["regularizer.margin=3"], "regularizer.margin: "),
         (["method=fedfoo"], "method: "),
         (["preset=best"], "preset: unknown preset 'best'"),
-        (["client.epochs=2"], "client.epochs: engine 'fused'"),
+        (["engine=fused", "client.epochs=2"], "client.epochs: engine 'fused'"),
         (["regularizer.margin=adaptive", "regularizer.form=full"], "regularizer.margin: "),
         (["rounds"], "--set: expected key=value"),
         (["server=3"], "server: "),
@@ -302,6 +302,24 @@ def test_what_does_not_go_together_with_pictures_and_samples(settings: dict[str,
 def test_settings_of_pictures_out_of_range(section: str, values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^{section}\.{list(values)[-1]}: "):
         experiment({section: values})
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine"),
+    [
+        ({}, "fused"),
+        ({"client": {"epochs": 1, "batch_size": None}}, "fused"),
+        ({"client": {"batch_size": "none"}}, "fused"),
+        ({"client": {"epochs": 2}}, "lockstep"),
+        ({"client": {"batch_size": 32}}, "lockstep"),
+        ({"client": {"epochs": 2}, "engine": "clients"}, "clients"),
+        ({"client": {"epochs": 2}, "engine": "flower"}, "flower"),
+        ({"client": {"epochs": 2, "sample": 1.0}, "encoder": RESNET}, "clients"),
+        ({"client": {"epochs": 2}, "method": "fedavg-fixed", "secure_sums": {"on": True}}, "clients"),
+    ],
+)
+def test_the_engine_that_computes_the_local_schedule(settings: dict[str, Any], engine: str) -> None:
+    assert experiment({"method": "fedalc", **settings}).engine == engine
 
 
 def test_what_goes_together_with_pictures_and_samples() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import subprocess
+import sys
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from fedalc.config.schema import ClientSettings
-from fedalc.core.registry import METHODS
+from fedalc.config.schema import ClientSettings, LossName
 from fedalc.data.dataset import Split
 from fedalc.engines import lockstep
+from fedalc.engines.aggregation import RULES
 from fedalc.engines.local_steps import Coefficients, likeness
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.models.encoders import SparseRows
@@ -20,6 +23,7 @@ from fedalc.testing import assert_engines_equal
 from tests.engines.test_equality import BY_STEPS, CONSTANT, RANDOM, SMALL, TRAIN
 from tests.problems import changed, random_split
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "0"}
 LINEAR = {"name": "linear"}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "one step": {},
@@ -56,9 +60,10 @@ def test_every_encoder_of_features(encoder: dict[str, Any], schedule: str) -> No
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("encoder", [LINEAR, {}], ids=["linear", "mlp"])
-@pytest.mark.parametrize("loss", ["square", "logistic", "squared-hinge", "softmax", "softmax-per-label"])
+@pytest.mark.parametrize("loss", get_args(LossName))
 def test_every_loss(loss: str, encoder: dict[str, Any]) -> None:
-    assert_equal(method="fedalc-exact", encoder=encoder, client={"loss": loss, "learning_rate": 0.02, **BOTH})
+    method = "fedavg-fixed" if loss == "hinge" else "fedalc-exact"
+    assert_equal(method=method, encoder=encoder, client={"loss": loss, "learning_rate": 0.02, **BOTH})
 
 
 @pytest.mark.parametrize("schedule", ["both", "momentum and decay", "epochs"])
@@ -169,5 +174,68 @@ def test_likeness_by_hand() -> None:
     assert found.tolist() == [[[1, 1], [1, 5]], [[5, 0], [0, 0]]]
 
 
-def test_no_method_is_left_out() -> None:
-    assert set(BY_STEPS) == {name for name in METHODS if not METHODS[name].one_round}
+@pytest.mark.few(2)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "mean"])
+def test_parties_with_several_labels_and_robust_rules(rule: str) -> None:
+    users = [f"user {number % 3}" for number in range(len(TRAIN))]
+    train = Split(TRAIN.features, TRAIN.labels, users=users)
+    server = {"aggregation": rule, "optimizer": "momentum"}
+    assert_equal(train=train, method="fedaws", clients="users", client=BOTH, server=server)
+
+
+@pytest.mark.parametrize("output", ["unit", "raw"])
+def test_the_square_loss_with_trained_rows(output: str) -> None:
+    client = {"loss": "square", "learning_rate": 0.02, "momentum": 0.5, **BOTH}
+    assert_equal(method="fedalc", encoder={"output": output}, client=client)
+
+
+@pytest.mark.parametrize("client", [{}, {"batch_size": 100, "weight_decay": 0.3, "momentum": 0.4}])
+def test_one_step_of_every_client_runs_as_in_fused(client: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep.LocalSteps, "run", None)  # cannot be called
+    assert_equal(method="fedalc", client=client)
+
+
+def test_one_step_of_some_clients() -> None:
+    """A batch size between the clients' numbers of records."""
+    counts = np.asarray(TRAIN.labels.getnnz(axis=0))
+    assert counts.min() < 13 < counts.max()
+    assert_equal(method="fedalc", client={"batch_size": 13, "weight_decay": 0.3})
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+import psutil
+from scipy.sparse import random as sparse
+from fedalc.config.resolve import experiment
+from fedalc.data.dataset import Split
+from fedalc.training.federated import simulated
+
+random = np.random.default_rng(0)
+labels = sparse(4000, 200, 0.02, format="csr", dtype=np.float32, random_state=random)
+labels.data[:] = 1
+train = Split(sparse(4000, 500, 0.02, format="csr", dtype=np.float32, random_state=random), labels)
+asked = {"method": "fedavg-fixed", "engine": "lockstep", "memory_budget": int(sys.argv[1]) << 20}
+asked |= {"encoder": {"name": "mlp", "embedding": 128, "hidden": (256,), "dim": 128}}
+asked |= {"client": {"epochs": 4, "batch_size": int(sys.argv[2]) or None}}
+simulated(experiment(asked), train.rows(np.arange(50))).run_round()  # loads libraries
+training = simulated(experiment(asked), train)
+before = psutil.Process().memory_info().rss
+training.run_round()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) >> 20)
+"""
+
+
+def peak_mib(budget: int, batch: int) -> int:
+    """Return the MiB that a round needs beyond the data and the model, in a process of its own."""
+    arguments = [sys.executable, "-c", PEAK, str(budget), str(batch)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ, **ONE_THREAD})
+    return int(done.stdout.split()[-1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("batch", [0, 16])
+def test_memory_stays_within_the_budget(batch: int) -> None:
+    large, small = peak_mib(1024, batch), peak_mib(64, batch)
+    assert small <= 64, f"{small} MiB with a budget of 64"
+    assert large > 100  # so that the budget of 64 has made a difference

@@ -31,7 +31,7 @@ def check(settings: Experiment) -> None:
             if not expressible:
                 raise ConfigError(
                     f"engine 'fused' computes one full-batch step per client, so it cannot compute "
-                    f'{key} = {getattr(settings.client, key)}; use engine = "lockstep", or leave the setting out',
+                    f'{key} = {getattr(settings.client, key)}; use engine = "lockstep", or name no engine',
                     f"client.{key}",
                 )
     if settings.engine == "flower" and settings.clients == "users":

@@ -84,8 +84,8 @@ class Experiment(Settings):
     (docs/verification.md)."""
     engine: Literal["fused", "lockstep", "clients", "flower"] = "fused"
     """Where it is computed. fused: one step of all clients at once, exact and fast. lockstep: any local schedule, the
-    steps of many clients at once. clients: client by client, to compare with. flower: real parties
-    (docs/deployment.md)."""
+    steps of many clients at once; the default with client.epochs or client.batch_size. clients: client by client, to
+    compare with; the default with them for pictures. flower: real parties (docs/deployment.md)."""
     clients: Literal["labels", "users", "parties"] = "labels"
     """labels: a client per label. users: a client per label and user, if the data has users. parties: a client per
     label and party, for a folder with a folder per party; with real parties: several may have the same label

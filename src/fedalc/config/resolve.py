@@ -224,6 +224,8 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
         values["privacy"].setdefault("mechanism", "counts")  # a user who gives an ε wants privacy
     if values.get("secure_sums", {}).get("on"):
         values.setdefault("engine", "clients")  # fused adds all clients up before anyone could mask anything
+    if (client.get("epochs", 1), client.get("batch_size") or NONE) != (1, NONE):
+        _choose_engine(values, method)
     if values.get("privacy", {}).get("mechanism") in ("sums", "updates"):
         _fill_in_private_records(values)
     _choose_aggregation(values, method)
@@ -232,6 +234,14 @@ def _fill_in(values: dict[str, Any], method: str) -> None:
     linear = encoder_facts(encoder["name"]).linear if "name" in encoder else False
     if all_labels and linear and encoder["output"] == "raw":
         encoder.setdefault("start", "zero")
+
+
+def _choose_engine(values: dict[str, Any], method: str) -> None:
+    """With local epochs or batches, use the engine that can compute them, unless the user names one."""
+    encoder = values["encoder"].get("name")
+    pictures = encoder is not None and encoder_facts(encoder).pictures
+    if not method_facts(method).centralised:
+        values.setdefault("engine", "clients" if pictures else "lockstep")
 
 
 def _fill_in_private_records(values: dict[str, Any]) -> None:

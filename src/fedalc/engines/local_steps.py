@@ -35,7 +35,8 @@ from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 
 Slope = Callable[[Tensor, "Step", Tensor], tuple[Tensor, Tensor | None]]
-"""From the encoder's outputs of a step's records and the clients' rows, the slopes by both (None: rows are fixed)."""
+"""From the encoder's outputs of a step's records, before they are scaled to length 1, and the clients' rows: the slopes
+by both (None: rows are fixed)."""
 
 
 @dataclass
@@ -232,20 +233,18 @@ class LocalSteps:
         h = held.product(step, a)
         keys, passed = held.keys(step), []
         for depth, layer in enumerate(self.layers):
+            positive = torch.relu_(h) if depth or self.encoder.relu_first else None
             before = h.requires_grad_()
-            if depth or self.encoder.relu_first:
-                h = torch.relu(h)
-            h = self.chance.drop(h, keys, self.encoder.first_layer + depth)
-            passed.append((before, h))
-            h = layer.forward(h.detach(), step, a, k)
-        h.requires_grad_()
-        g = unit_rows(h) if self.encoder.unit else h
-        by_output, by_rows = slope(g.detach(), step, self.rows)
-        (pull,) = torch.autograd.grad(g, h, by_output) if self.encoder.unit else (by_output,)
-        for layer, (before, after) in zip(reversed(self.layers), reversed(passed), strict=True):
+            after = self.chance.drop(before, keys, self.encoder.first_layer + depth)
+            passed.append((positive, before, after))
+            h = layer.forward(after.detach(), step, a, k)
+        pull, by_rows = slope(h, step, self.rows)
+        for layer, (positive, before, after) in zip(reversed(self.layers), reversed(passed), strict=True):
             below = layer.backward(pull, step, a, k)
             layer.move(step, len(k))
-            pull = below if before is after else torch.autograd.grad(after, before, below)[0]
+            if before is not after:
+                (below,) = torch.autograd.grad(after, before, below)
+            pull = below if positive is None else torch.ops.aten.threshold_backward(below, positive.detach(), 0)
         held.add(pull, step, self.settings)
         if by_rows is not None:
             self._move_rows(step, by_rows)
@@ -285,7 +284,9 @@ class HeldRecords:
         return self._keys[self.of_place[step.client, step.place]]
 
     def product(self, step: Step, a: float) -> Tensor:
-        h = self.start[self.of_place[step.client, step.place]] * a
+        h = self.start[self.of_place[step.client, step.place]]
+        if a != 1:
+            h *= a
         if self.moved:
             assert self.likeness is not None
             like = step.padded(self.likeness[step.client, step.place])

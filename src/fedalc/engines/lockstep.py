@@ -6,6 +6,8 @@ one product by θ for all of them. Here clients are put into groups that fit int
 Clients with many steps leave the shared θ behind: their corrections would cost more than dense matrices of their own.
 Such clients get them, and still take their steps side by side.
 
+If every client takes one full-batch step, the round is that of `fused`.
+
 Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients. A client that needs
 more runs as in `clients`, and so do encoders that are not made of one sparse matrix and dense layers (pictures, users'
 modules, sub-models).
@@ -16,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TypeGuard
 
 import numpy as np
@@ -26,6 +29,8 @@ from fedalc.config.experiment import Experiment
 from fedalc.core.progress_events import watched
 from fedalc.data.federation import Federation
 from fedalc.engines.base import RoundResult, mean_rows, no_rows
+from fedalc.engines.fused import FusedEngine
+from fedalc.engines.local_losses import LocalLoss
 from fedalc.engines.local_steps import HeldRecords, LocalSteps, Step, likeness
 from fedalc.engines.per_client import ClientsEngine
 from fedalc.engines.traffic import Ledger
@@ -36,8 +41,9 @@ from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
 OWN = 25.0  # a client gets dense matrices of its own from OWN × width records per step × record visits on
-SIMILAR = 0.6  # clients with such matrices work together if their batches are at least so long as the longest
-PART = 0.3  # of the memory budget for a group; as much is kept for later rounds
+SIMILAR = 0.6  # clients work together if batches (with such matrices) or records are at least so many of the most
+LEAST = 512  # records in a group, from which on it takes no clients with less than SIMILAR records
+PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class LockstepEngine(ClientsEngine):
         encoder = model.encoder
         if self.settings.privacy.mechanism == "updates" or not fits(encoder):
             return super().run(model, participants, chance, round_number)
+        if self._one_step:
+            return self._fused.run(model, participants, chance, round_number)
         counts = torch.from_numpy(self.federation.counts[participants]).to(model.W)
         labels = self.federation.label_of[participants]
         weights = self.method.weights(counts, labels)
@@ -95,6 +103,17 @@ class LockstepEngine(ClientsEngine):
         traffic = Ledger.of_round(model.theta, model.W, len(participants), self.method.trains_rows, users)
         return RoundResult(total.change, *rows, total.loss, traffic)
 
+    @cached_property
+    def _one_step(self) -> bool:
+        """Whether every client takes one full-batch step. Sums of single parties stay sums of their own."""
+        client = self.settings.client
+        full = client.batch_size is None or client.batch_size >= self.federation.counts.max(initial=0)
+        return client.epochs == 1 and full and not self.settings.secure_sums.on
+
+    @cached_property
+    def _fused(self) -> FusedEngine:
+        return FusedEngine(self.federation, self.method, self.settings)
+
     def _work(self, place: int, client: int, chance: Chance, round_number: int) -> Work:
         batches, instances = [], np.empty(0, dtype=np.int64)
         for epoch in range(self.settings.client.epochs):
@@ -104,7 +123,7 @@ class LockstepEngine(ClientsEngine):
         return Work(place, client, instances, batches)
 
     def _groups(self, work: list[Work], encoder: TextEncoder) -> Iterator[list[Work]]:
-        """Yield clients with similar numbers of steps together, as many as fit into memory."""
+        """Yield clients with similar numbers of steps and records together, as many as fit into memory."""
         most = self._most_numbers(encoder)
         group: list[Work] = []
         for one in sorted(work, key=lambda one: (self._own(one, encoder), -one.steps, -len(one.instances))):
@@ -113,6 +132,8 @@ class LockstepEngine(ClientsEngine):
                 numbers = self._numbers(first, encoder)  # arrays are as long as the first client needs
                 own = self._own(one, encoder)
                 differ = own and one.longest < SIMILAR * first.longest  # shorter batches are filled up with zeros
+                if sum(len(other.instances) for other in group) >= LEAST:
+                    differ = differ or len(one.instances) < SIMILAR * len(first.instances)
                 if own != self._own(first, encoder) or differ or numbers * (len(group) + 1) > most:
                     yield group
                     group = []
@@ -154,35 +175,18 @@ class LockstepEngine(ClientsEngine):
         counted = W.new_tensor([settings.sample * self.federation.counts[one.client] for one in group])
         held, instance, parts = self._held(encoder, group, chance, W, total.first)
         losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
-
-        def slope(g: Tensor, step: Step, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-            g.requires_grad_()
-            rows = rows.detach().requires_grad_(self.method.trains_rows)
-            pair, own = instance[step.client, step.place], label[step.client]
-            row = rows[step.client]
-            each = [
-                self.method.loss(torch.linalg.vecdot(g[:, part], row[:, part]), g[:, part].square().sum(1), own, pair)
-                for part in self.method.parts
-            ]
-            if self.method.set_loss is not None:
-                each.append(self._rest(g, W, own, pair, round_number))
-            whole = torch.stack(each).sum(0)
-            if parts is not None:
-                whole = whole * parts[step.client, step.place]
-            counts = whole.detach() * step.first_epoch / counted[step.client]
-            losses.index_add_(0, step.client, counts.double())
-            size = counted if settings.sample < 1 else torch.bincount(step.client, minlength=len(group)).to(W)
-            wanted = (g, rows) if self.method.trains_rows else (g,)
-            by = torch.autograd.grad((whole / size[step.client]).sum(), wanted)
-            return by[0], by[1] if self.method.trains_rows else None
-
+        rest = partial(self._rest_of, W, round_number)
+        loss = LocalLoss(self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses)
         steps = LocalSteps(
             encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
             self._own(group[0], encoder),
         )  # fmt: skip
-        steps.run(held, slope)
+        steps.run(held, loss.slopes)
         total.add([one.place for one in group], steps, held)
         return steps, losses
+
+    def _rest_of(self, W: Tensor, round_number: int, g: Tensor, own: Tensor, instance: Tensor) -> Tensor:
+        return self._rest(g, W, own, instance, round_number)
 
     def _likeness(
         self, pairs: np.ndarray, design: SparseRows | Design, where: tuple[np.ndarray, ...], shape: tuple[int, int]
