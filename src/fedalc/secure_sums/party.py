@@ -162,6 +162,11 @@ class PartySum:
         self._history = json.dumps(disclosures.history(), sort_keys=True).encode()
         return Announcement(keys_of(self.identity, self.seq, self._seeds, self._history), self._history).to_bytes()
 
+    @property
+    def member_count(self) -> int:
+        """The parties in the roster of the sum; 0 before it is known."""
+        return len(self._roster.members)
+
     def deal_shares(self, roster: bytes) -> bytes:
         """Step 2. Check everyone's keys, and deal shares of both seeds."""
         self._begin("shares")

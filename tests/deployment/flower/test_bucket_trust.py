@@ -13,11 +13,12 @@ from flwr.app import ConfigRecord, Message
 
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
-from fedalc.deployment.flower.bucket_sums import BucketSums, Counting
+from fedalc.deployment.flower.bucket_sums import BucketSums, Counting, SealedTables
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, COUNTING
+from fedalc.deployment.flower.table_seals import SEALS
 from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.buckets import Tables
@@ -27,6 +28,7 @@ from tests.deployment.flower.test_bucket_sums import CASES, ON, assert_equal, tw
 from tests.deployment.flower.test_resume import Crash, crash_in, renamed
 
 COUNTS = "query.bucket_counts"
+OTHERS = "sends other sums of bucket counts than those that the parties counted"
 ONE_ROUND = CASES["one round"]
 
 
@@ -35,15 +37,18 @@ def test_a_vector_and_its_sum() -> None:
     tables, n = Tables(2, 3), np.array([1, 0, 2], dtype=np.uint64)
     amounts = np.array([1, 0, 2, 0, 3, 0], dtype=np.uint64)
     whole, parts = Counting("records", False, tables), Counting("records", False, tables, parties=3)
-    assert (whole.length(3), parts.length(3), parts.unit) == (3 + 2, 3 + 6, 6)
+    assert (whole.length(3), parts.length(3), parts.unit) == (3 + 2 + SEALS, 3 + 6 + SEALS, 6)
+    seals = np.arange(SEALS, dtype=np.uint64)
     for counting, each in ((whole, 1), (parts, 6)):
-        vectors = [counting.vector(n * np.uint64(each), amounts * np.uint64(each)) for _ in range(2)]
+        vectors = [counting.vector(n * np.uint64(each), amounts * np.uint64(each), seals) for _ in range(2)]
         assert len(vectors[0]) == counting.length(3)
-        counts, summed = counting.read(vectors[0] + vectors[1], 3)
-        assert counts.tolist() == [2, 0, 4] and summed.tolist() == [[2, 0, 4], [0, 6, 0]]
-    assert Counting("pairs", False, tables).length(3) == 2
+        counts, summed = counting.read(vectors[0] + vectors[1], 3, 3)
+        assert counts.tolist() == [2, 0, 4] and summed.counts.tolist() == [[2, 0, 4], [0, 6, 0]]
+        assert summed.seals.tolist() == [0, 2, 4, 6] and summed.parties == 3
+    assert Counting("pairs", False, tables).length(3) == 2 + SEALS
     nothing = Counting("records", False, Tables(0, 1))
-    assert nothing.length(3) == 3 and nothing.read(n, 3)[1].shape == (0, 1)
+    assert nothing.length(3) == 3 + SEALS
+    assert nothing.read(np.concatenate([n, seals]), 3, 3)[1].counts.shape == (0, 1)
 
 
 # --- lost parties ---
@@ -194,8 +199,9 @@ def test_digests_are_refused(parties: Nodes, tmp_path: Path) -> None:
 def telling(change: Callable[[np.ndarray], np.ndarray], node: int = 7) -> Callable[[Message], None]:
     def before_push(message: Message) -> None:
         if BUCKET_SUMS in message.content and message.metadata.dst_node_id == node:
-            sizes = unpack(message.content, BUCKET_SUMS, {"sizes": ("uint16", (None, None))})["sizes"]
-            message.content[BUCKET_SUMS] = pack({"sizes": change(sizes.copy())})
+            wanted = {"sizes": ("uint16", (None, None)), "sizes seals": ("uint64", (SEALS + 1,))}
+            arrays = unpack(message.content, BUCKET_SUMS, wanted)
+            message.content[BUCKET_SUMS] = pack(arrays | {"sizes": change(arrays["sizes"].copy())})
 
     return before_push
 
@@ -208,7 +214,7 @@ def flat(sizes: np.ndarray) -> np.ndarray:
     ("change", "problem"),
     [
         (flat, "sums of 0 tables"),
-        (lambda sizes: np.full_like(sizes, 2000), "m is 1 to 1000 labels (set_size)"),
+        (lambda sizes: np.full_like(sizes, 2000), OTHERS),
     ],
 )
 def test_sums_that_cannot_be(
@@ -217,25 +223,39 @@ def test_sums_that_cannot_be(
     assert problem in refusals(parties, tmp_path / "run", telling(change), capsys)
 
 
-def test_empty_buckets_do_not_tell_whose_record_is_there(parties: Nodes, tmp_path: Path) -> None:
-    """A party that refused them by name would say that a record of its own is in one."""
+def one_too_large(sizes: np.ndarray) -> np.ndarray:
+    """In an occupied bucket of every table: a party with a record there would refuse so large a set size."""
+    for table in sizes:
+        table[np.flatnonzero(table)[0]] = 2000
+    return sizes
 
-    def zeros(message: Message) -> None:
+
+def all_but_one(sizes: np.ndarray) -> np.ndarray:
+    """Beside sums of zeros in another run: only the records of one bucket would count differently."""
+    others = np.ones_like(sizes, dtype=bool)
+    others[:, np.flatnonzero(sizes[0])[0]] = False
+    return np.where(others, 0, sizes)
+
+
+@pytest.mark.parametrize("change", [np.zeros_like, one_too_large, all_but_one])
+def test_false_sums_are_refused_by_all_parties_alike(
+    change: Callable[[np.ndarray], np.ndarray], parties: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If only those with a record in a bucket refused, the server would know who they are."""
+
+    def tell(message: Message) -> None:
         for node in parties:
-            telling(np.zeros_like, node)(message)
+            telling(change, node)(message)
 
-    grid = LocalGrid(parties)
-    grid.before_push = zeros
-    run(grid, tmp_path / "run", asked(*ONE_ROUND, **ON))
-    assert not (tmp_path / "run" / "parties.jsonl").exists()
+    said = refusals(parties, tmp_path / "run", tell, capsys)
+    assert all(f"party {node} left out: refused the server's message: {OTHERS}" in said for node in parties)
 
 
-def test_other_sums_for_one_party_give_nothing(
+def test_other_sums_for_one_party_are_refused(
     parties: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are part of the question: its masks do not cancel, and the others name it."""
     said = refusals(parties, tmp_path / "run", telling(lambda sizes: (sizes + 1).astype(np.uint16)), capsys)
-    assert "party 7 is named by a secure sum" in said and "agreed to something else" in said
+    assert f"party 7 left out: refused the server's message: {OTHERS}" in said
 
 
 def test_sums_may_not_change_during_a_run(parties: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,12 +279,15 @@ def test_parties_that_hash_otherwise_are_left_out(
 
 def test_what_is_kept_for_a_resumed_run() -> None:
     tables = np.arange(6, dtype=np.uint16).reshape(2, 3)
-    told = BucketSums(tables, tables + np.uint16(65_000))
+    seals = np.array([0, 1, 1 << 63, (1 << 64) - 1], dtype=np.uint64)
+    sizes = SealedTables(tables.astype(np.uint64) * np.uint64(1 << 40), seals, 5)
+    told = BucketSums(sizes, SealedTables(tables + np.uint16(65_000), seals, 5))
     again = BucketSums.restored(told.tensors("x."), "x.")
     assert again is not None and again.holders is not None and told.holders is not None
     for one, other in zip(told.arrays.values(), again.arrays.values(), strict=True):
         np.testing.assert_array_equal(one, other)
-        assert other.dtype == np.uint16
+        assert other.dtype == one.dtype
+    assert again.sizes.parties == 5
     assert BucketSums.restored({}, "x.") is None
 
 

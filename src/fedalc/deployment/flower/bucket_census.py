@@ -23,6 +23,7 @@ from fedalc.deployment.flower.bucket_sums import (
     RECORDS,
     BucketSums,
     Counting,
+    SealedTables,
     counts_parts,
     size_for,
 )
@@ -142,14 +143,14 @@ class BucketCensus:
         if counts_parts(self.settings, on_held_out):
             count = len(roster.parties)
             every = Counting(PAIRS, on_held_out, Tables.for_records(pairs, collection.collisions))
-            holders = self._total(every)[1].clip(max=count)
+            holders = self._total(every)[1]
         if set_size == "ignored" and on_held_out:
             set_size = "expected"  # the number of records is needed, and follows from the mean
         tables = Tables(0, 1) if set_size == "ignored" else record_tables(collection, pairs, set_size)
         n, summed = self._total(Counting(RECORDS, on_held_out, tables, count), holders)
         if set_size == "ignored":
             return Found(n, 0.0, None, None, {})
-        records = tables.records(summed.ravel())
+        records = tables.records(summed.counts.ravel())
         facts: dict[str, Any] = {"tables": tables.tables, "buckets": tables.buckets, "records": round(records)}
         if set_size == "expected":
             return Found(n, records, mean_size(n, records), None, facts)
@@ -158,12 +159,12 @@ class BucketCensus:
             self.parties.say(f"set sizes: {problem}")
         return Found(n, records, None, BucketSums(summed, holders), facts)
 
-    def _total(self, counting: Counting, holders: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def _total(self, counting: Counting, holders: SealedTables | None = None) -> tuple[np.ndarray, SealedTables]:
         """Return n and the tables, summed over all parties. `holders`: the sums of pairs, if parties count parts."""
         roster = self.census.roster
         what = f"{counting.what} of {'held-out' if counting.on_held_out else 'training'} instances"
         self.parties.say(f"asking {len(roster.parties)} parties for masked counts of {what}")
-        told = None if holders is None else pack({"holders": holders})
+        told = None if holders is None else pack(holders.arrays("holders"))
 
         def content(party: int) -> RecordDict:
             labels = roster.label_of[roster.owner == party]
@@ -177,7 +178,7 @@ class BucketCensus:
         everyone, length = range(len(roster.parties)), counting.length(roster.label_count)
         total, _ = self.sums.total(QUESTION, 0, everyone, content, length, all_of_them=True, whole=True)
         self.begun = True
-        return counting.read(total, roster.label_count)
+        return counting.read(total, roster.label_count, len(everyone))
 
 
 def same_protocol(

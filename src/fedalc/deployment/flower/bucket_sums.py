@@ -2,7 +2,7 @@
 
 Parties count in tables of keyed buckets (`labels.collection.buckets`). Their vectors are masked, so that the server has
 sums over all parties only. It sends the sums to all of them with every question that needs set sizes, as one record for
-all, to which every mask is bound; a party looks up its own records.
+all, to which every mask is bound; a party looks up its own records. Seals (`table_seals`) show false sums.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from torch import Tensor
 from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, COUNTING
+from fedalc.deployment.flower.table_seals import SEALS, Sealing
 from fedalc.deployment.flower.wire import BadMessage, config, pack, unpack
+from fedalc.errors import FedalcError
 from fedalc.labels.collection.buckets import COUNTERS_PER_WORD, MOST_TABLES, Tables, packed, unpacked
+from fedalc.labels.collection.hashing import Hasher
 from fedalc.labels.collection.held_pairs import units
 from fedalc.labels.collection.sums import SetSize
+from fedalc.secure_sums.messages import LEAST_PARTIES
 
 QUESTION = "query.bucket_counts"
 PAIRS: Final = "pairs"
@@ -48,18 +52,22 @@ class Counting:
     def length(self, label_count: int) -> int:
         """Return how many numbers a party's vector has."""
         words = -(-self.tables.size // COUNTERS_PER_WORD) if self.unit == 1 else self.tables.size
-        return words + (label_count if self.what == RECORDS else 0)
+        return words + SEALS + (label_count if self.what == RECORDS else 0)
 
-    def vector(self, counts: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+    def sealing(self, run: str, parties: int) -> Sealing:
+        return Sealing(run, self.what, self.on_held_out, (self.tables.tables, self.tables.buckets), parties)
+
+    def vector(self, counts: np.ndarray, amounts: np.ndarray, seals: np.ndarray) -> np.ndarray:
         """Return a party's numbers. `counts`: n of each label; `amounts`: in its buckets."""
-        return np.concatenate([counts, packed(amounts) if self.unit == 1 else amounts])
+        return np.concatenate([counts, packed(amounts) if self.unit == 1 else amounts, seals])
 
-    def read(self, total: np.ndarray, label_count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return n, and the tables, from the sum of the parties' numbers."""
+    def read(self, total: np.ndarray, label_count: int, parties: int) -> tuple[np.ndarray, SealedTables]:
+        """Return n, and the tables, from the sum of the numbers of this many parties."""
         first = label_count if self.what == RECORDS else 0
-        n, summed = np.rint(total[:first] / self.unit).astype(np.int64), total[first:]
-        summed = unpacked(summed, self.tables.size) if self.unit == 1 else np.rint(summed / self.unit)
-        return n, summed.clip(max=LARGEST).astype(np.uint16).reshape(self.tables.tables, self.tables.buckets)
+        n, summed, seals = total[:first], total[first:-SEALS], total[-SEALS:]
+        summed = unpacked(summed, self.tables.size).astype(np.uint16) if self.unit == 1 else summed
+        tables = SealedTables(summed.reshape(self.tables.tables, self.tables.buckets), seals, parties)
+        return np.rint(n / self.unit).astype(np.int64), tables
 
     def record(self) -> ConfigRecord:
         return ConfigRecord(
@@ -102,36 +110,94 @@ def read_counting(content: RecordDict, settings: Experiment, limits: Limits) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class BucketSums:
-    """What all parties get, if they learn set sizes. `sizes`: tables × buckets, how many labels the records in
-    each bucket have. `holders`: the same for pairs and parties, if parties may have the same labels."""
+class SealedTables:
+    """Sums of tables over all parties, as they are: whole numbers as uint16, parts in units as uint64. `seals`: their
+    sums. `parties`: how many counted."""
 
-    sizes: np.ndarray
-    holders: np.ndarray | None = None
+    amounts: np.ndarray
+    seals: np.ndarray
+    parties: int
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Tables × buckets, in whole numbers."""
+        if self.amounts.dtype == np.uint16:
+            return self.amounts
+        return np.rint(self.amounts / units(self.parties)).clip(max=LARGEST).astype(np.uint16)
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        return {name: self.amounts, f"{name} seals": np.append(self.seals, np.uint64(self.parties))}
+
+    @classmethod
+    def of(cls, name: str, arrays: Mapping[str, np.ndarray]) -> SealedTables:
+        *seals, parties = arrays[f"{name} seals"]
+        return cls(arrays[name], np.array(seals, dtype=np.uint64), int(parties))
+
+
+@dataclass(frozen=True, eq=False)
+class BucketSums:
+    """What all parties get, if they learn set sizes. `sizes`: how many labels the records in each bucket have.
+    `holders`: the same for pairs and parties, if parties may have the same labels."""
+
+    sizes: SealedTables
+    holders: SealedTables | None = None
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        return {"sizes": self.sizes} | ({} if self.holders is None else {"holders": self.holders})
+        return self.sizes.arrays("sizes") | ({} if self.holders is None else self.holders.arrays("holders"))
 
     def record(self) -> ArrayRecord:
         return pack(self.arrays)
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
-        return {prefix + name: torch.from_numpy(array.astype(np.int32)) for name, array in self.arrays.items()}
+        """As torch has them: whole counts as int32, others as int64."""
+        kinds = {np.dtype(np.uint16): np.int32, np.dtype(np.uint64): np.int64}
+        return {
+            prefix + name: torch.from_numpy(array.astype(kinds[array.dtype])) for name, array in self.arrays.items()
+        }
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], prefix: str) -> BucketSums | None:
-        found = {name: tensors.get(prefix + name) for name in ("sizes", "holders")}
-        arrays = {name: part.numpy().astype(np.uint16) for name, part in found.items() if part is not None}
-        return cls(**arrays) if "sizes" in arrays else None
+        if f"{prefix}sizes" not in tensors:
+            return None
+        if f"{prefix}sizes seals" not in tensors:
+            raise FedalcError(
+                "this run began with an earlier version of fedalc, whose parties did not seal their counts: begin anew"
+            )
+        kinds = {torch.int32: np.uint16, torch.int64: np.uint64}
+        names = [name for name in ("sizes", "holders") if prefix + name in tensors]
+        wanted = [each for name in names for each in (name, f"{name} seals")]
+        arrays = {name: tensors[prefix + name].numpy().astype(kinds[tensors[prefix + name].dtype]) for name in wanted}
+        return cls(**{name: SealedTables.of(name, arrays) for name in names})
 
 
-def read_tables(content: RecordDict, names: tuple[str, ...], limits: Limits) -> dict[str, np.ndarray]:
-    """At a party: return the tables of these names in a message."""
-    wanted: dict[str, Any] = {name: ("uint16", (None, None)) for name in names}
-    arrays = unpack(content, BUCKET_SUMS, wanted)
-    for array in arrays.values():
-        if not 1 <= len(array) <= MOST_TABLES:
-            raise BadMessage(f"sums of {len(array)} tables; 1 to {MOST_TABLES} are possible")
-        limits.check("collection.buckets", array.size)
-    return arrays
+def read_tables(
+    content: RecordDict,
+    names: tuple[str, ...],
+    limits: Limits,
+    hasher: Hasher,
+    run: str,
+    on_held_out: bool,
+    parts: bool,
+) -> dict[str, np.ndarray]:
+    """At a party: return the tables of these names in a message, if they are what the parties counted. `parts`: whether
+    set sizes are sums of parts.
+
+    False ones are refused by all parties alike, so that a refusal says nothing about a party's records."""
+    kinds = {"holders": "uint16", "sizes": "uint64" if parts else "uint16"}
+    wanted: dict[str, Any] = {name: (kinds[name], (None, None)) for name in names}
+    arrays = unpack(content, BUCKET_SUMS, wanted | {f"{name} seals": ("uint64", (SEALS + 1,)) for name in names})
+    tables = {}
+    for name in names:
+        found = SealedTables.of(name, arrays)
+        if not 1 <= len(found.amounts) <= MOST_TABLES:
+            raise BadMessage(f"sums of {len(found.amounts)} tables; 1 to {MOST_TABLES} are possible")
+        limits.check("collection.buckets", found.amounts.size)
+        what = RECORDS if name == "sizes" else PAIRS
+        sealing = Sealing(run, what, on_held_out, (found.amounts.shape[0], found.amounts.shape[1]), found.parties)
+        largest = LARGEST * (units(found.parties) if found.amounts.dtype == np.uint64 else 1)
+        possible = found.parties >= LEAST_PARTIES and found.amounts.max(initial=0) <= largest
+        if not possible or not np.array_equal(sealing.of_sum(hasher, found.amounts), found.seals):
+            raise BadMessage("sends other sums of bucket counts than those that the parties counted")
+        tables[name] = found.counts if name == "sizes" else found.counts.clip(max=found.parties)
+    return tables

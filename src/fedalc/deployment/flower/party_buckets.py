@@ -13,8 +13,9 @@ from fedalc.deployment.flower.bucket_sums import PAIRS, QUESTION, Counting, read
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
-from fedalc.deployment.flower.party_sums import masked_counts
+from fedalc.deployment.flower.party_sums import masked_counts, member_count
 from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
+from fedalc.deployment.flower.table_seals import Sealing
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.labels.collection.buckets import Tables, totals
 from fedalc.labels.collection.hashing import Hasher
@@ -37,13 +38,17 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     counted = _Counted(party.hasher, party.pseudonyms[columns], digests[rows], labels)
     holders = None
     if counting.parties > 1:
-        told = read_tables(message.content, ("holders",), limits)["holders"]
+        sealed = (party.hasher, question["run"], counting.on_held_out)
+        told = read_tables(message.content, ("holders",), limits, *sealed, parts=True)["holders"]
         facts = {f"holders {counting.on_held_out}": fingerprint(told.tobytes())}
         check_unchanged(context, question["run"], facts, "sends other numbers of holders than before in this run")
         holders = counted.holders(told)
         limits.check_holders(holders)
     numbers, count = np.array(question["numbers"]), all_label_count(question, limits)
-    vector = counted.vector(counting, holders, numbers, count)
+    members = member_count(message.content, context, question["run"], party, limits)
+    if counting.parties not in (1, members):
+        raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {members}")
+    vector = counted.vector(counting, holders, numbers, count, counting.sealing(question["run"], members))
     kind = QUESTION.rpartition(".")[2]
     return masked_counts(message.content, context, kind, question["run"], party, limits, vector)
 
@@ -61,23 +66,35 @@ class _Counted:
         self.held = Held.of(digests, labels, None) if labels.nnz else None  # there may be no held-out records
 
     def vector(
-        self, counting: Counting, holders: np.ndarray | None, numbers: np.ndarray, label_count: int
+        self,
+        counting: Counting,
+        holders: np.ndarray | None,
+        numbers: np.ndarray,
+        label_count: int,
+        sealing: Sealing,
     ) -> np.ndarray:
         """Return the numbers to add up. `holders`: of the entries of the label matrix, if pairs count in parts.
         `numbers`: those of the party's labels among all `label_count`."""
+        n, amounts = self._counts(counting, holders, numbers, label_count)
+        return counting.vector(n, amounts, sealing.of_party(self.hasher, amounts))
+
+    def _counts(
+        self, counting: Counting, holders: np.ndarray | None, numbers: np.ndarray, label_count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return n of each label, and what each bucket gets."""
         tables, held = counting.tables, self.held
         n = np.zeros(0 if counting.what == PAIRS else label_count, dtype=np.uint64)
         if held is None:
-            return counting.vector(n, np.zeros(tables.size, dtype=np.uint64))
+            return n, np.zeros(tables.size, dtype=np.uint64)
         if counting.what == PAIRS:
-            return counting.vector(n, tables.vector(self._pair_places(tables)))
+            return n, tables.vector(self._pair_places(tables))
         amounts = np.ones(len(held.label), dtype=np.uint64)
         if holders is not None:
             of_pair = np.ones(len(held.label), dtype=np.int64)
             of_pair[held.entry] = holders
             amounts = whole_parts(of_pair, counting.unit)
         places = record_places(tables, self.hasher, held.digests)[held.record]
-        return counting.vector(totals(numbers[held.label], amounts, label_count), tables.vector(places, amounts))
+        return totals(numbers[held.label], amounts, label_count), tables.vector(places, amounts)
 
     def sizes(self, told: np.ndarray) -> np.ndarray:
         """Return m of each row of the label matrix that has a label, 1 of others."""
@@ -85,7 +102,6 @@ class _Counted:
             return np.ones(0, dtype=np.int64)
         held, tables = self.held, _tables(told)
         found = tables.smallest(told.ravel(), record_places(tables, self.hasher, held.digests)).astype(np.int64)
-        # False ones are too small. To refuse them would tell the server whose record is in a bucket.
         return np.maximum(found, np.bincount(held.record, minlength=len(found)))[held.row_record]
 
     def holders(self, told: np.ndarray) -> np.ndarray:
@@ -94,7 +110,7 @@ class _Counted:
             return np.ones(0, dtype=np.int64)
         tables = _tables(told)
         found = tables.smallest(told.ravel(), self._pair_places(tables)).astype(np.int64)
-        return np.maximum(found, 1)[self.held.entry]  # as above
+        return np.maximum(found, 1)[self.held.entry]
 
     def _pair_places(self, tables: Tables) -> np.ndarray:
         assert self.held is not None
@@ -122,7 +138,8 @@ class LookedUp:
         on_held_out: bool = False,
     ) -> None:
         shared = settings.clients == "parties"
-        told = read_tables(content, ("sizes", "holders") if shared else ("sizes",), limits)
+        names = ("sizes", "holders") if shared else ("sizes",)
+        told = read_tables(content, names, limits, party.hasher, question["run"], on_held_out, parts=shared)
         of = "held-out" if on_held_out else "training"
         facts = {f"bucket sums {of}": fingerprint(*(table.tobytes() for table in told.values()))}
         problem = "sends other sums of bucket counts than before in this run"

@@ -141,6 +141,9 @@ class _Sums:
             yield Disclosures(lists, int(self.limits.largest("sum_lists")))
             known |= {key: json.dumps(value) for key, value in lists.items()}
 
+    def member_count(self, seq: int) -> int:
+        return self._restored(seq).member_count
+
     def _restored(self, seq: int) -> PartySum:
         record = self.context.state.get(f"{_STATE}{seq}")
         if not isinstance(record, ConfigRecord):
@@ -199,6 +202,12 @@ def masked_counts(
     said, whole = config(content, RECORD, {"seq": int, "dealt": bytes}), vector.astype(np.uint64, copy=False)
     sums = _Sums(context, run, identity_of(context, run, lambda: party), limits)
     return sums.masked(said["seq"], said["dealt"], question_of(kind, content, len(vector), 0), whole)
+
+
+def member_count(content: RecordDict, context: Context, run: str, party: Party, limits: Limits) -> int:
+    """Return how many parties are in the sum that a question is of."""
+    seq = config(content, RECORD, {"seq": int, "dealt": bytes})["seq"]
+    return _Sums(context, run, identity_of(context, run, lambda: party), limits).member_count(seq)
 
 
 def masking(work: Work, kind: str) -> Masking | None:
