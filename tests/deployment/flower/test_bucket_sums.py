@@ -15,6 +15,7 @@ from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, MASKED
+from fedalc.deployment.flower.table_seals import SEALS
 from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.deployment.twin import in_one_process
 from fedalc.labels.collection.buckets import unpacked
@@ -183,12 +184,13 @@ def all_that_the_server_has(grid: LocalGrid, folder: Path) -> bytes:
 
 
 def tables_of(grid: LocalGrid) -> list[np.ndarray]:
-    """Return the counts that single parties sent, behind n, as the server would read them."""
+    """Return the counts that single parties sent, between n and the seals, as the server would read them."""
     found = []
     for reply in grid.replies:
         if reply.metadata.message_type == "query.bucket_counts" and reply.has_content():
             numbers = unpack(reply.content, MASKED, {"numbers": ("uint64", (None,))})["numbers"]
-            found.append(unpacked(numbers[len(NAMES) : -1], 4 * (len(numbers) - 1 - len(NAMES))))
+            words = numbers[len(NAMES) : -1 - SEALS]
+            found.append(unpacked(words, 4 * len(words)))
     return found
 
 
