@@ -203,11 +203,12 @@ def test_one_step_of_some_clients() -> None:
 
 
 PEAK = """
-import resource, sys
+import sys
 import numpy as np
 import psutil
 from scipy.sparse import random as sparse
 from fedalc.config.resolve import experiment
+from fedalc.core.peak_memory import peak_mb
 from fedalc.data.dataset import Split
 from fedalc.training.federated import simulated
 
@@ -220,9 +221,9 @@ asked |= {"encoder": {"name": "mlp", "embedding": 128, "hidden": (256,), "dim": 
 asked |= {"client": {"epochs": 4, "batch_size": int(sys.argv[2]) or None}}
 simulated(experiment(asked), train.rows(np.arange(50))).run_round()  # loads libraries
 training = simulated(experiment(asked), train)
-before = psutil.Process().memory_info().rss
+before = psutil.Process().memory_info().rss / 2**20
 training.run_round()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) >> 20)
+print(round(peak_mb() - before))
 """
 
 
