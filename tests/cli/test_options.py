@@ -54,3 +54,8 @@ def test_what_was_given_becomes_settings(tmp_path: Path) -> None:
     assert TrainingOptions().settings() == {}
     joined = TrainingOptions(text_encoder=tmp_path, with_tfidf=True).settings()
     assert joined == {"text": {"encoder": str(tmp_path), "tfidf": 1.0}}
+
+
+def test_a_sentence_encoder_in_a_package_is_not_a_path() -> None:
+    asked = TrainingOptions(text_encoder=Path("package:sentences")).settings()
+    assert asked["text"] == {"encoder": "package:sentences"}

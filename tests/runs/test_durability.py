@@ -296,3 +296,11 @@ def test_kills_and_power_cuts() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=around, cwd=Path(__file__).parents[2])
     assert ended.returncode == 0, ended.stderr
     assert "all promises kept" in ended.stdout
+
+
+def test_the_current_folder_is_a_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path "." has no name to put ".old" behind."""
+    monkeypatch.chdir(tmp_path)
+    assert files.previous(Path()) == tmp_path.with_name(f"{tmp_path.name}.old")
+    with pytest.raises(FedalcError, match="no model|not a model|missing|holds no"):
+        load_model(Path())

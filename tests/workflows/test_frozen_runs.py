@@ -16,6 +16,7 @@ from fedalc.data.images.loose_files import read_pictures
 from fedalc.data.pretrained.pictures import PictureFeatures
 from fedalc.data.synthetic.mosaics import MosaicsSize, make_mosaics
 from fedalc.errors import ConfigError, FedalcError
+from fedalc.workflows.export_onnx import export_onnx
 from fedalc.workflows.predict import predict_file
 from fedalc.workflows.prediction_files import Answer
 from tests.data.pretrained.networks import save_resnet
@@ -151,6 +152,20 @@ def test_the_search_and_predictions_on_picture_files(network: Path, tmp_path: Pa
     wanted = run.model.predict(read_pictures(picture, 32, fit="squeeze"), 1)[0]
     assert best == str(wanted[0, 0])
     assert run.evaluate(str(folder)).metrics.keys() >= {"P@1"}
+
+
+def test_the_head_is_exported(network: Path, tmp_path: Path) -> None:
+    """It takes features of the network, not pictures."""
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    keys: dict[str, Any] = {"method": "fedalc-oneshot", "encoder": {"pretrained": str(network)}}
+    run = fedalc.train(data=MOSAICS, folder=tmp_path / "run", **keys)
+    exported = export_onnx(tmp_path / "run", tmp_path / "head.onnx")
+    assert exported.input == "features"
+    rows = run.model.pictures.transform(MOSAICS.test.features)
+    session = onnxruntime.InferenceSession(tmp_path / "head.onnx", providers=["CPUExecutionProvider"])
+    scores = session.run(["scores"], {"features": rows.toarray().astype(np.float32)})[0]
+    np.testing.assert_array_equal(np.argmax(scores, axis=1), run.model.predict(MOSAICS.test.features, 1)[0][:, 0])
 
 
 def test_predict_of_another_model_has_no_use_for_a_network(tmp_path: Path) -> None:

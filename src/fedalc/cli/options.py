@@ -229,7 +229,9 @@ class TrainingOptions(TableOptions):
         if "encoder" in asked:
             asked["encoder"] = {"name": asked["encoder"]}
         if self.text_encoder is not None:
-            asked["text"] = {"encoder": str(self.text_encoder.resolve())}  # config.toml can be read from anywhere
+            asked["text"] = {
+                "encoder": absolute_weights(str(self.text_encoder))
+            }  # config.toml can be read from anywhere
         if self.with_tfidf:
             asked["text"] = {**asked.get("text", {}), "tfidf": 1.0}
         if self.pretrained:

@@ -133,7 +133,8 @@ def replace_folder(part: Path, folder: Path, keep_previous: bool = False) -> Non
 
 def previous(folder: Path) -> Path:
     """Return where `replace_folder` puts the earlier version."""
-    return folder.with_name(f"{folder.name}.old")
+    named = folder if folder.name else folder.resolve()  # "." has no name
+    return named.with_name(f"{named.name}.old") if named.name else named / ".old"
 
 
 def remove_folder(folder: Path) -> None:

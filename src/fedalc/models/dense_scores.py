@@ -36,7 +36,7 @@ class DenseScores(nn.Module):
         self.register_buffer("W", W.diagonal().clone() if self.axis_per_label else W.T.contiguous())
         self.register_buffer("absent", torch.from_numpy(~trained.held))
         self.scaling = trained.encoder.features
-        self.pictures = trained.picture_size is not None
+        self.pictures = trained.encoder.is_image  # of a frozen network: its features
         self.probabilities = None if trained.calibration is None else Probabilities(trained.calibration)
 
     def forward(self, given: Tensor) -> Tensor | tuple[Tensor, Tensor]:

@@ -72,8 +72,13 @@ def _packages() -> Any:
     return onnx
 
 
+def _side(model: TrainedModel) -> int | None:
+    """Return the side of pictures, if they go in. The head of a frozen network takes its features."""
+    return model.picture_size if model.encoder.is_image else None
+
+
 def _input(model: TrainedModel) -> tuple[str, str]:
-    size = model.picture_size
+    size = _side(model)
     if size is None:
         return "features", f"float32 instances × {model.feature_count}"
     return "pictures", f"uint8 instances × {size} × {size} × 3 (RGB)"
@@ -82,8 +87,7 @@ def _input(model: TrainedModel) -> tuple[str, str]:
 def _sample(model: TrainedModel) -> np.ndarray:
     """Draw instances to check with: sparse and dense rows, a row of zeros, and values whose squares overflow."""
     draw = np.random.default_rng(0)
-    if model.picture_size is not None:
-        side = model.picture_size
+    if (side := _side(model)) is not None:
         return draw.integers(0, 256, (CHECKED, side, side, 3), dtype=np.uint8)
     shape = (CHECKED, model.feature_count)
     rows = draw.random(shape, dtype=np.float32) * (draw.random(shape, dtype=np.float32) < 0.1)
@@ -152,7 +156,7 @@ def _checked(model: TrainedModel, given: np.ndarray, content: bytes) -> float:
             "number in the file; use rows.keys.shape[0]"
         )
     found, *rest = session.run(None, {name: given})
-    if model.picture_size is not None:
+    if _side(model) is not None:
         instances: Any = Images(given, tuple(map(str, range(len(given)))))
     else:
         instances = scale_rows(csr_matrix(given), model.encoder.features)
