@@ -140,6 +140,7 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 @given(st.integers(3, 50), st.integers(0, 60), st.lists(st.floats(-1, 1), min_size=1, max_size=5))
+@settings(deadline=None)
 def test_the_largest_numbers_of_all_parties_do_not_overflow(parties: int, bits: int, shares: list[float]) -> None:
     most = largest(bits, parties)
     numbers = np.array(shares) * most
