@@ -40,7 +40,7 @@ from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
-OWN = 25.0  # a client gets dense matrices of its own from OWN × width records per step × record visits on
+OWN = 25.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
 SIMILAR = 0.6  # clients work together if batches (with such matrices) or records are at least so many of the most
 LEAST = 512  # records in a group, from which on it takes no clients with less than SIMILAR records
 PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
