@@ -503,7 +503,7 @@ def test_noised_sums_take_no_more_memory_than_is_counted(moments: Any) -> None:
     numbers = RecordSums(400, 200, 5, moments).noised(noise)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert 16 * len(numbers) < peak < party_noise.BYTES[0] * len(numbers)
+    assert 16 * len(numbers) < peak < party_noise.SUM_BYTES * len(numbers)
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ from fedalc.secure_sums import Question, Refused
 from fedalc.secure_sums.messages import Dealt
 from fedalc.secure_sums.primitives import derived
 
-BYTES = (72, 128)
+SUM_BYTES, UPDATE_BYTES = 72, 128
 """Memory for each number of an answer: of sums (56 measured), and of an update (85 to 120)."""
 _KEY = "noise key"  # in the party's memory of the run
 
@@ -44,7 +44,7 @@ def noised_reply(work: Work) -> RecordDict:
     _check_sizes(work)
     encoder, labels = work.encoder_shape(), work.all_label_count
     length = _length(work, what, encoder.width, labels)
-    check_memory(BYTES[what == UPDATE] * length + encoder.drawn * work.dtype.itemsize)
+    check_memory((UPDATE_BYTES if what == UPDATE else SUM_BYTES) * length + encoder.drawn * work.dtype.itemsize)
     question, federation = masked.question(length), _of_all_labels(each_once(work.federation, work.records), work)
     _check_once(work, what, question, federation)
     noise = _own_share(work, masked, question)
