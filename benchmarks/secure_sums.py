@@ -21,6 +21,7 @@ import numpy as np
 from fedalc.core.atomic_files import write_text
 from fedalc.secure_sums import Disclosures, Identity, InProcess, PartySum, Question, Refused, ServerSum, encoded
 from fedalc.secure_sums.messages import Parties
+from fedalc.secure_sums.party import CHECKS
 
 PARTIES, LENGTHS = (3, 10, 30, 100), (1_000_000, 25_000_000)
 BITS = 40
@@ -61,7 +62,7 @@ def measured(count: int, length: int) -> dict[str, Any]:
     up += each("shares", lambda name: parties[name].deal_shares(roster), server.add_deal)
     question = Question(b"theta", b"theta", length, BITS)
     server.begin_masking(question)
-    vector, nothing = np.random.default_rng(0).normal(size=length) / 1000, np.zeros(length + 1, np.uint64)
+    vector, nothing = np.random.default_rng(0).normal(size=length) / 1000, np.zeros(length + CHECKS, np.uint64)
     for name in names:
         dealt = at_server("masked", server.dealt_to, name)
         if name == first:
@@ -100,7 +101,7 @@ def check(count: int, length: int) -> None:
     parties = {name: PartySum(Identity(name, "bench", bytes(64)), 1) for name in names}
     exchange = InProcess(ServerSum("bench", 1), parties, {name: Disclosures({}) for name in names})
     total = exchange.total(Question(b"theta", b"theta", length, BITS), vectors.__getitem__)
-    plain = np.sum([encoded(vector, BITS, count) for vector in vectors.values()], axis=0, dtype=np.uint64)
+    plain = np.sum([encoded(vector, BITS) for vector in vectors.values()], axis=0, dtype=np.uint64)
     assert np.array_equal(total, plain)
     print(f"{count} parties, {length:,} numbers: equal to the plain sum, bit for bit")
 

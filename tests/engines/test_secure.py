@@ -57,8 +57,7 @@ def trained(rounds: int, secure: dict[str, Any], **changes: Any) -> FederatedTra
 
 def plain_total(self: InProcess, question: Question, vector_of: Any) -> np.ndarray:
     """What `InProcess.total` gives, without a key or a mask."""
-    count = len(self.parties)
-    return np.sum([encoded(vector_of(n), question.bits, count) for n in self.parties], axis=0, dtype=np.uint64)
+    return np.sum([encoded(vector_of(n), question.bits) for n in self.parties], axis=0, dtype=np.uint64)
 
 
 @pytest.mark.few(4)
@@ -81,7 +80,7 @@ def test_equal_to_the_plain_run_bit_for_bit(case: str, monkeypatch: pytest.Monke
 def test_the_bytes_are_those_that_travel() -> None:
     masked, off = (trained(1, {"on": on}, **CASES["adam"]) for on in (True, False))
     numbers, parties = sum(p.numel() for p in masked.model.theta), 4
-    up = masked.ledger.up - parties * 8 * (numbers + 3)  # weight, loss, and the one that shows whether masks cancel
+    up = masked.ledger.up - parties * 8 * (numbers + 4)  # weight, loss, residue and one
     # Of each party: keys and an empty history, boxes and hashes of shares, no complaint, a tag, one share of each
     # dealer, nobody disagrees.
     name = len("party 000000000")

@@ -27,9 +27,9 @@ def vectors_of(names: Iterable[str], length: int = 5, seed: int = 0) -> dict[str
     return {name: draw.normal(size=length) * 100 for name in names}
 
 
-def plain(vectors: Iterable[np.ndarray], parties: int) -> np.ndarray:
+def plain(vectors: Iterable[np.ndarray]) -> np.ndarray:
     """The sum in fixed point without any masks, modulo 2^64."""
-    return np.sum([encoded(vector, BITS, parties) for vector in vectors], axis=0, dtype=np.uint64)
+    return np.sum([encoded(vector, BITS) for vector in vectors], axis=0, dtype=np.uint64)
 
 
 class Gone(FedalcError):

@@ -11,7 +11,7 @@ import pytest
 from fedalc.secure_sums import Disclosures, Identity, NotEnough, PartySum, Question, Refused, ServerSum, encoded
 from fedalc.secure_sums import party as party_module
 from fedalc.secure_sums.messages import Agreements, Announcement, Deal, Dealt, Keys, Parties, Revealed, Roster
-from fedalc.secure_sums.party import keys_of, pair_key, self_key
+from fedalc.secure_sums.party import CHECKS, keys_of, pair_key, self_key
 from fedalc.secure_sums.primitives import add_mask, agreed_secret, combined, split
 from tests.secure_sums.deployment import BITS, RUN, SECRET, Deployment, names_of, plain, question, vectors_of
 
@@ -199,7 +199,7 @@ def test_a_server_that_drops_a_party_twice_is_refused() -> None:
     assert "other parties than before" in second.server.problems["party 00"]
     third = Deployment(5, seq=3)  # the same parties again: nothing new
     third.disclosures = first.disclosures
-    assert np.array_equal(third.sum_of(vectors), plain(vectors.values(), 5))
+    assert np.array_equal(third.sum_of(vectors), plain(vectors.values()))
 
 
 def test_another_round_number_does_not_make_it_another_question() -> None:
@@ -263,7 +263,7 @@ def test_a_server_cannot_isolate_a_party_by_another_list_of_dealers() -> None:
     deployment, vectors = told_fewer_dealers((4, 5, 6)), vectors_of(names_of(7))
     total = deployment.sum_of(vectors)
     assert "masked for 3 parties; at least 4 are needed" in deployment.server.problems["party 06"]
-    assert np.array_equal(total, plain((vectors[name] for name in deployment.names[:4]), 7))
+    assert np.array_equal(total, plain(vectors[name] for name in deployment.names[:4]))
 
     larger = told_fewer_dealers((3, 4, 5, 6))  # as many as the party accepts: then too few others are left to agree
     with pytest.raises(NotEnough, match="3 of 4 parties agreed"):
@@ -289,7 +289,7 @@ def test_without_that_rule_the_server_would_have_the_vector(monkeypatch: pytest.
     for gone in (4, 5):
         secret = agreed_secret(combined(server._good_shares(gone, gone, 1)), "masking", members[6].masking)
         add_mask(alone, pair_key(session, (4, 5, 6), question(5).digest, secret), 1)
-    assert np.array_equal(alone[:-1], encoded(vectors["party 06"], BITS, 7))
+    assert np.array_equal(alone[:-CHECKS], encoded(vectors["party 06"], BITS))
 
 
 def test_shares_cannot_be_passed_to_another_party_or_sum() -> None:
@@ -301,7 +301,7 @@ def test_shares_cannot_be_passed_to_another_party_or_sum() -> None:
 
     deployment.changed["masked", "party 00"] = swapped
     vectors = vectors_of(deployment.names)
-    assert np.array_equal(deployment.sum_of(vectors), plain(vectors.values(), 4))  # the other three are enough
+    assert np.array_equal(deployment.sum_of(vectors), plain(vectors.values()))  # the other three are enough
     assert "its shares for party 00 cannot be used" in deployment.server.problems["party 01"]
 
 
@@ -317,7 +317,7 @@ def test_a_party_that_lies_about_shares_is_named_and_the_sum_is_right() -> None:
 
     deployment.answers["unmask", "party 01"] = lie
     vectors = vectors_of(deployment.names)
-    assert np.array_equal(deployment.sum_of(vectors), plain(vectors.values(), 5))
+    assert np.array_equal(deployment.sum_of(vectors), plain(vectors.values()))
     assert deployment.server.problems == {"party 01": "gave a false share of party 00's seed"}
 
 
@@ -368,7 +368,7 @@ def test_a_false_agreement_does_not_stop_the_sum() -> None:
     deployment = Deployment(5)
     deployment.answers["agree", "party 04"] = lambda content: bytes(32)
     vectors = vectors_of(deployment.names)
-    assert np.array_equal(deployment.sum_of(vectors), plain(vectors.values(), 5))
+    assert np.array_equal(deployment.sum_of(vectors), plain(vectors.values()))
     assert "agreed to something else" in deployment.server.problems["party 04"]
 
 

@@ -1,50 +1,89 @@
-"""Numbers of a secure sum: whole multiples of 2^-bits, modulo 2^64. Their sum is exact, whatever the order."""
+"""Numbers of a secure sum: whole multiples of 2^-bits, modulo 2^64. Their sum is exact, whatever the order.
+
+A party never says whether its own numbers fit: that would be a bit about its records. Numbers of any size wrap around,
+and beside the vector each party adds `residue`, another linear function of the same whole numbers, modulo a prime. Of
+an unmasked sum that wrapped around, the residue does not fit: the server sees that, and learns no more than the sum.
+"""
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 
-from fedalc.secure_sums.refusals import Overflow, Refused
+from fedalc.secure_sums.refusals import NotFinite, Refused
 
 MOST_BITS = 60
+_PRIME_BITS = 31
+PRIME = (1 << _PRIME_BITS) - 1
+_BLOCK = 1 << 16
+_HALF, _ALL = 2.0**63, 2.0**64
 
 
-def largest(bits: int, parties: int) -> float:
-    """Return the largest number that a party may add, so that the sum of all of them cannot overflow."""
-    return float((1 << 62) // parties) / 2.0**bits
+def largest(bits: int) -> float:
+    """Return the largest number that a sum may have."""
+    return float((1 << 63) - 1) / 2.0**bits
 
 
-def encoded(numbers: np.ndarray, bits: int, parties: int) -> np.ndarray:
-    """Return real numbers as uint64, each rounded to the nearest multiple of 2^-bits.
-
-    >>> encoded(np.array([0.5, -0.25]), 2, 3).view(np.int64).tolist()
-    [2, -1]
-    """
-    if bits == 0 and numbers.dtype == np.int64:  # whole ones, such as sums with noise
-        _check_fits(max(int(numbers.max(initial=0)), -int(numbers.min(initial=0))), bits, parties)
-        return numbers.ravel().view(np.uint64)
+def whole(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Return real numbers in units of 2^-bits, each rounded to a whole one: as doubles of any size, or as they are."""
+    if numbers.dtype == np.uint64 or (bits == 0 and numbers.dtype == np.int64):
+        return numbers.ravel()  # packed counts, sums with noise
     if not 0 <= bits <= MOST_BITS:
         raise Refused(f"fixed point with {bits} bits after the point; valid are 0 to {MOST_BITS}")
-    if numbers.dtype == np.uint64:
-        return numbers  # whole ones modulo 2^64 already, such as packed counts
-    scaled = np.ldexp(np.asarray(numbers, dtype=np.float64).ravel(), bits)
+    scaled = np.asarray(numbers, dtype=np.float64).ravel()
+    if not np.isfinite(scaled).all():
+        raise NotFinite
+    scaled = np.ldexp(scaled, bits)
     np.rint(scaled, out=scaled)
-    most = max(float(scaled.max(initial=0.0)), -float(scaled.min(initial=0.0)))
-    if not np.isfinite(most):
-        raise Overflow("its vector has numbers that are not finite")
-    _check_fits(most, bits, parties)
-    return scaled.astype(np.int64).view(np.uint64)
+    return np.nan_to_num(scaled, copy=False)  # larger than a double: any number will do
 
 
-def _check_fits(most: float, bits: int, parties: int) -> None:
-    if most > float((1 << 62) // parties):
-        raise Overflow(f"{overflow(bits, parties)}, and its vector has a larger one")
+def encoded(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Return real numbers as uint64: rounded to the nearest multiple of 2^-bits, modulo 2^64.
+
+    >>> encoded(np.array([0.5, -0.25, 2.0**64 + 2.0**20]), 2).view(np.int64).tolist()
+    [2, -1, 4194304]
+    """
+    return wrapped(whole(numbers, bits))
 
 
-def overflow(bits: int, parties: int) -> str:
-    """Return the first half of a message."""
-    fit = f"numbers up to {largest(bits, parties):.3g} fit (secure_sums.bits)"
-    return f"overflow: with {bits} bits after the point and {parties} parties, {fit}"
+def wrapped(units: np.ndarray) -> np.ndarray:
+    """Return whole numbers modulo 2^64. Every step is exact."""
+    if units.dtype != np.float64:
+        return units.view(np.uint64)
+    if max(float(units.max(initial=0.0)), -float(units.min(initial=0.0))) >= _HALF:
+        units = np.fmod(units, _ALL)
+        units = units - _ALL * ((units >= _HALF).astype(np.float64) - (units < -_HALF))
+    return units.astype(np.int64).view(np.uint64)
+
+
+def residue(units: np.ndarray) -> int:
+    """Return Σ i · x_i modulo PRIME, i = 1, 2, …
+
+    >>> residue(np.array([5, -7, 2.0**70])) == (5 - 2 * 7 + 3 * 2**70) % PRIME
+    True
+    """
+    total = 0
+    for start in range(0, len(units), _BLOCK):
+        block = units[start : start + _BLOCK]
+        if block.dtype == np.float64:
+            fits = max(float(block.max()), -float(block.min())) < _HALF
+            block = (block if fits else np.fmod(block, PRIME)).astype(np.int64)
+        places = np.arange(start + 1, start + 1 + len(block)) % PRIME
+        total += int(_folded(_folded(_folded(block)) * _folded(places)).sum())
+    return total % PRIME
+
+
+def _folded(numbers: np.ndarray) -> np.ndarray:
+    """Return smaller int64 numbers that are the same modulo PRIME: 2^31 is 1."""
+    return (numbers >> _PRIME_BITS) + (numbers & PRIME)
+
+
+def hidden_residue(value: int, parties: int) -> int:
+    """Return a number that is the residue modulo PRIME and random otherwise, so that the sum over the parties shows the
+    sum of the residues modulo PRIME only. It does not wrap around."""
+    return value + PRIME * secrets.randbelow((1 << 62) // PRIME // parties)
 
 
 def decoded(total: np.ndarray, bits: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedalc.secure_sums.disclosures import NOISED, Disclosures, Known, together
-from fedalc.secure_sums.fixed_point import encoded
+from fedalc.secure_sums.fixed_point import PRIME, hidden_residue, residue, whole, wrapped
 from fedalc.secure_sums.messages import (
     LEAST_PARTIES,
     Agreements,
@@ -43,10 +43,10 @@ from fedalc.secure_sums.primitives import (
     split,
     tag,
 )
-from fedalc.secure_sums.refusals import Overflow, Refused
+from fedalc.secure_sums.refusals import NotFinite, Refused
 
 SEALING, MASKING = "sealing", "masking"  # what a party's two keys are for
-OVERFLOWED = 1 << 32  # added to the one behind a vector whose numbers do not fit; far above the number of parties
+CHECKS = 2  # numbers behind a vector: its residue, which shows an overflow, and a one, which shows that masks cancel
 STEPS = ("keys", "shares", "masked", "agree", "unmask")
 
 
@@ -64,7 +64,8 @@ class Question:
     """What a sum is about. `content`: the digest of everything that decides a party's vector and that all parties are
     told alike. `subject`: the digest of the part by which two answers are alike, so without the round's number.
     `everyone`: nothing is unmasked unless all parties that masks are for are in the sum, because each adds a share of
-    noise. `kind`: of the vectors; lists of parties are compared among sums of one kind (`Disclosures`)."""
+    noise. `kind`: of the vectors; lists of parties are compared among sums of one kind (`Disclosures`). `packed`:
+    counts that use all 64 bits, so that an overflow means nothing."""
 
     content: bytes
     subject: bytes
@@ -72,6 +73,7 @@ class Question:
     bits: int  # after the point
     everyone: bool = False
     kind: str = "training"
+    packed: bool = False
 
     @property
     def compared_with(self) -> str:
@@ -150,7 +152,7 @@ class PartySum:
         self._survivors: tuple[int, ...] = ()
         self._question, self._compared_with = b"", ""
         self._everyone = False
-        self.overflowed = False  # the numbers of this party did not fit
+        self.not_finite = False  # of the vector of this party
 
     # --- the five steps ---
 
@@ -187,9 +189,9 @@ class PartySum:
     def mask(
         self, dealt: bytes, question: Question, vector: np.ndarray, disclosures: Disclosures
     ) -> tuple[np.ndarray, bytes]:
-        """Step 3. Return the masked vector, with a one behind it that shows whether masks cancel, and the list of
-        parties whose shares for this party are not what they should be. If a number does not fit, the vector is random,
-        so that the sum is too, and the one says so: the server learns how many parties overflowed, and not which."""
+        """Step 3. Return the masked vector with its CHECKS behind it, and the list of parties whose shares for this
+        party are not what they should be. Numbers that are too large wrap around. If some are not finite, the vector is
+        random, so that the sum is too: the server learns that someone's are not, and not whose."""
         self._begin("masked")
         bad = self._open(Dealt.from_bytes(dealt))
         disclosures.before_masking(
@@ -197,12 +199,14 @@ class PartySum:
         )
         if vector.size != question.length:
             raise Refused(f"its vector has {vector.size} numbers, and the question says {question.length}")
-        masked = np.ones(question.length + 1, np.uint64)
+        masked = np.ones(question.length + CHECKS, np.uint64)
         try:
-            masked[:-1] = encoded(vector, question.bits, len(self._roster.members))
-        except Overflow:
-            self.overflowed, masked[-1] = True, 1 + OVERFLOWED
-            masked[:-1] = np.frombuffer(secrets.token_bytes(8 * question.length), np.uint64)
+            units = whole(vector, question.bits)
+            rest = 0 if question.packed else residue(units)
+        except NotFinite:
+            self.not_finite, rest = True, secrets.randbelow(PRIME)
+            units = np.frombuffer(secrets.token_bytes(8 * question.length), np.int64)
+        masked[:-CHECKS], masked[-2] = wrapped(units), hidden_residue(rest, len(self._roster.members))
         self._question, self._everyone = question.digest, question.everyone
         self._compared_with = question.compared_with
         add_mask(masked, self_key(self._session, self._seeds["self"]))

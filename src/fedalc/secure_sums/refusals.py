@@ -19,3 +19,7 @@ class NotEnough(FedalcError):
 
 class Overflow(FedalcError):
     """Numbers that do not fit into the fixed point of a secure sum."""
+
+
+class NotFinite(FedalcError):
+    """Numbers of a party that are infinite or no numbers at all."""

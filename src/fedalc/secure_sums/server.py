@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from fedalc.secure_sums.fixed_point import overflow
+from fedalc.secure_sums.fixed_point import PRIME, largest, residue
 from fedalc.secure_sums.messages import (
     HASH_BYTES,
     LEAST_PARTIES,
@@ -24,7 +24,7 @@ from fedalc.secure_sums.messages import (
     Revealed,
     Roster,
 )
-from fedalc.secure_sums.party import MASKING, OVERFLOWED, Question, pair_key, self_key, share_hashes
+from fedalc.secure_sums.party import CHECKS, MASKING, Question, pair_key, self_key, share_hashes
 from fedalc.secure_sums.primitives import (
     SEED_BYTES,
     add_mask,
@@ -106,7 +106,7 @@ class ServerSum:
         self._dealers = tuple(sorted(self._deals))
         self._need(len(self._dealers), "dealt shares")
         self._question = question
-        self._total = np.zeros(question.length + 1, np.uint64)
+        self._total = np.zeros(question.length + CHECKS, np.uint64)
         return self._names(self._dealers)
 
     # --- step 3 ---
@@ -204,13 +204,15 @@ class ServerSum:
                 secret = agreed_secret(seed, MASKING, members[survivor].masking)
                 key = pair_key(session, self._dealers, self._question.digest, secret)
                 add_mask(total, key, -1 if dealer > survivor else 1)
-        overflowed, ones = divmod(int(total[-1]), OVERFLOWED)
-        if ones != len(self._survivors) or overflowed > ones:
+        if total[-1] != len(self._survivors):
             raise Refused("the masks do not cancel: parties got different questions, or one masked its vector wrongly")
-        if overflowed:
-            fits = overflow(self._question.bits, len(members))
-            raise Overflow(f"{fits}, and {overflowed} of {ones} parties have a larger one; use fewer bits")
-        return total[:-1]
+        if not self._question.packed and int(total[-2]) % PRIME != residue(total[:-CHECKS].view(np.int64)):
+            bits = self._question.bits
+            raise Overflow(
+                f"overflow: with {bits} bits after the point sums up to {largest(bits):.3g} fit (secure_sums.bits), "
+                "and this one has larger numbers, or a party's are not finite; use fewer bits or a smaller rate"
+            )
+        return total[:-CHECKS]
 
     def _good_shares(self, place: int, dealer: int, kind: int) -> list[tuple[int, bytes]]:
         """Return as many shares of a dealer's seed as are needed, each checked against its hash."""

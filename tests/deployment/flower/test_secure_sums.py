@@ -368,7 +368,7 @@ def test_overflow_has_no_name(parties: Nodes, tmp_path: Path) -> None:
 
     grid = LocalGrid(parties)
     grid.keeps, grid.before_push = True, huge
-    with pytest.raises(FedalcError, match=r"overflow.*4 of 4 parties have a larger one"):
+    with pytest.raises(FedalcError, match=r"overflow.*or a party's are not finite"):
         run(grid, tmp_path / "run", asked(*CASES["cg"], **ON))
     assert not (tmp_path / "run" / "parties.jsonl").exists() and not any(reply.has_error() for reply in grid.replies)
 

@@ -33,6 +33,7 @@ from fedalc.deployment.flower.party_memory import check_asked, fingerprint
 from fedalc.deployment.flower.party_noise import noised_reply
 from fedalc.deployment.flower.party_ranking import pack_hits, ranked
 from fedalc.deployment.flower.party_scores import SCORES, counted_scores
+from fedalc.deployment.flower.party_settings import insists
 from fedalc.deployment.flower.party_sums import answer_step, identity_of, masking
 from fedalc.deployment.flower.party_texts import check_own, counted_documents, summed_documents
 from fedalc.deployment.flower.questions import apart, checked_task, party_of, read_question, shared_encoder
@@ -115,7 +116,7 @@ def _texts(message: Message, context: Context) -> RecordDict:
 
 def _check_masked(settings: Experiment, context: Context) -> None:
     """Refuse to count documents in the clear, if the party insists on secure sums."""
-    if context.node_config.get("require-secure-sums") and not masks_counts(settings):
+    if insists(context) and not masks_counts(settings):
         raise BadMessage(
             "needs this party's terms by keyed digest, with numbers that no secure sum hides, and the party takes part "
             "in secure sums only (--require-secure-sums); text.kind=hashing adds up in secret"

@@ -54,7 +54,8 @@ BOUNDS = {
     "calibrations": Bound(1, 1, "models of one run for which a party counts scores in bins: more than hits reveal"),
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
     "sum_lists": Bound(1, 1, "lists of parties of secure sums, over all runs, of which two show single parties' parts"),
-    "overflows": Bound(0, 3, "questions of one run whose answers do not fit: each says a bit about the records"),
+    "sum_settings": Bound(1, 1, "with --require-secure-sums: different settings of secure sums, over all runs"),
+    "secure_sums.norm": Bound(0, 0, "with --require-secure-sums: a server can see whose change is cut first"),
     "direction": Bound(0, 1e9, "the length of such a direction: products must stay finite"),
     "privacy.epsilon": Bound(0, 10, "of a private model, and of its numbers of documents: a larger ε promises little"),
     "privacy.delta": Bound(0, 1e-5, "the same: the chance that ε does not hold"),
@@ -68,6 +69,8 @@ BOUNDS = {
 """Every setting that costs a party time or memory, or could single out an instance. `--allow NAME=NUMBER` sets
 `most`. docs/deployment.md lists them too; a test compares. The size of pictures is not here: the party chooses it
 (`--size`). For a limit over a whole run, see party_memory.py: it remembers what a run said before."""
+
+RETIRED = {"overflows"}  # names that `--allow` takes and that act no more
 
 
 @dataclass
@@ -166,7 +169,7 @@ def _allowed(text: str) -> dict[str, float]:
             most[name.strip()] = float(value)
         except ValueError:
             raise ConfigError(f"expected NAME=NUMBER, found {part!r}", "allow") from None
-    unknown = set(most) - set(BOUNDS)
+    unknown = set(most) - set(BOUNDS) - RETIRED
     if unknown:
         raise ConfigError(f"unknown bound {sorted(unknown)[0]!r}; known are {', '.join(BOUNDS)}", "allow")
     return most

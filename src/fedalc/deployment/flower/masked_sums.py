@@ -25,6 +25,7 @@ from fedalc.engines.traffic import Ledger
 from fedalc.secure_sums import NotEnough, Refused, ServerSum, decoded
 from fedalc.secure_sums.disclosures import allowed_part, minority_of, singled_out
 from fedalc.secure_sums.messages import LEAST_PARTIES
+from fedalc.secure_sums.party import CHECKS
 from fedalc.secure_sums.server import threshold_of
 
 Contents = Callable[[int], RecordDict]
@@ -203,7 +204,7 @@ class MaskedSums:
             self.without_records.add(self._number[name])
             raise BadMessage("has too few records to answer")
         exactly(content, {MASKED: None, RECORD: {"complaints"}})
-        numbers = unpack(content, MASKED, {"numbers": ("uint64", (length + 1,))})["numbers"]
+        numbers = unpack(content, MASKED, {"numbers": ("uint64", (length + CHECKS,))})["numbers"]
         complaints = config(content, RECORD, {"complaints": bytes})["complaints"]
         self.traffic.up += numbers.nbytes + len(complaints)
         _kept(server.add_masked, name, numbers, complaints)

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -23,7 +22,8 @@ from torch import Tensor
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.own_part import check_own_part
 from fedalc.deployment.flower.party import Party, party_collection
-from fedalc.deployment.flower.party_memory import check_asked, remembered
+from fedalc.deployment.flower.party_memory import check_unchanged, remembered
+from fedalc.deployment.flower.party_settings import check_same_settings
 from fedalc.deployment.flower.sum_messages import MASKED, RECORD, question_of
 from fedalc.deployment.flower.wire import BadMessage, config, pack
 from fedalc.engines.vectors import flattened
@@ -105,21 +105,15 @@ class _Sums:
                 self._keep(seq, None if step == STEPS[-1] else party)
 
     def masked(self, seq: int, dealt: bytes, question: Question, vector: np.ndarray) -> RecordDict:
-        """Return the masked answer to a question. Numbers that do not fit are a bit about this party's records, though
-        not by name; a run gets a few of them."""
-        overflowed = []
+        """Return the masked answer to a question."""
 
         def mask(party: PartySum, known: Disclosures) -> tuple[np.ndarray, bytes]:
             answer = party.mask(dealt, question, vector, known)
-            overflowed.append(party.overflowed)
+            if party.not_finite:
+                log.warning("numbers for a secure sum are not finite: it has no result")
             return answer
 
         numbers, bad = self.step(seq, "masked", mask)
-        if any(overflowed):
-            log.warning("numbers do not fit into the fixed point of a secure sum (secure_sums.bits): it has no result")
-            check_asked(
-                self.context, self.run, "overflow", question.digest.hex(), partial(self.limits.check, "overflows")
-            )
         return RecordDict({MASKED: pack({"numbers": numbers}), RECORD: ConfigRecord({"complaints": bad})})
 
     @contextmanager
@@ -175,6 +169,11 @@ class Masking:
         identity = identity_of(work.context, work.question["run"], lambda: work.party)
         self.sums = _Sums(work.context, work.question["run"], identity, work.limits)
         check_own_part(work, kind)
+        divided = {f"divisor {work.settings.server.weights}": repr(self.divisor)}
+        problem = "divides weights by another number than before in this run"
+        check_unchanged(work.context, work.question["run"], divided, problem)
+        if not work.settings.privacy.covers_records:  # noise bounds what runs show together
+            check_same_settings(work.context, work.question, work.limits)
 
     @property
     def weight(self) -> float:

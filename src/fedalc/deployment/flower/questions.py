@@ -18,6 +18,7 @@ from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out, pict
 from fedalc.deployment.flower.party_budget import check_promise
 from fedalc.deployment.flower.party_memory import check_asked, check_same_run, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_network import own_network
+from fedalc.deployment.flower.party_settings import check_norm, insists
 from fedalc.deployment.flower.party_texts import text_of
 from fedalc.deployment.flower.party_trials import check_trial
 from fedalc.deployment.flower.wire import (
@@ -52,6 +53,7 @@ def checked_task(
     settings, question = read_task(message.content, str(node_config.get("device", "cpu")), share=float, **more)
     limits = Limits.from_node_config(node_config)
     limits.check_settings(settings)
+    check_norm(context, settings, limits)
     _check_share(question["share"])
     _check_run(message, context, question, limits)
     if settings.text.encoder is not None:  # never read a folder that the server names
@@ -67,7 +69,7 @@ def party_of(context: Context, settings: Experiment, question: dict[str, Any], t
         _check_size(picture_size(context.node_config), settings)
     party = Party.from_node_config(context.node_config, images, question["run"], text, network)
     party = replace(party, same_name=settings.secure_sums.on)
-    if context.node_config.get("require-secure-sums") and not settings.secure_sums.on:
+    if insists(context) and not settings.secure_sums.on:
         raise BadMessage("is a run without secure sums, and this party answers no other (--require-secure-sums)")
     if settings.secure_sums.on and party.collection.key is None:
         raise BadMessage("has secure sums, and this party has no key that others could know it by")

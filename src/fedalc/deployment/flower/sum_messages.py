@@ -55,7 +55,7 @@ def question_of(kind: str, content: RecordDict, length: int, bits: int) -> Quest
     subject = question_digest(kind, *alike, b"", *records)
     asked = question_digest(kind, *whole, b"", *records)
     compared = " ".join([_KINDS.get(kind, kind), *(repr(counting[name]) for name in _COUNTED.get(kind, ()))])
-    return Question(asked, subject, length, 0 if noised else bits, noised, compared)
+    return Question(asked, subject, length, 0 if noised else bits, noised, compared, packed=kind in _COUNTED)
 
 
 def _check_known(content: RecordDict) -> None:

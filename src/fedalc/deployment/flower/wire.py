@@ -18,7 +18,9 @@ from fedalc.data.text.settings import TextSettings
 from fedalc.errors import ConfigError, FedalcError
 from fedalc.models.model import Model
 
-VERSION = 4  # of these messages: 1 had no run id, 2 no options of a method, 3 no ranking of held-out records
+VERSION = (
+    5  # of these messages: 1 had no run id, 2 no options of a method, 3 no ranking of held-out records, 4 no residue
+)
 RAW = "raw"  # format of arrays: little-endian numbers, row by row, so that nothing has to be parsed
 SENT = "sent"  # in place of the path of pretrained weights, because θ and the statistics are sent
 OWN = "own"  # in place of the path of frozen weights, because each party has its own

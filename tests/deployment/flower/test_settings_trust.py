@@ -1,0 +1,128 @@
+"""A server that chooses settings to single a party out, against parties that insist on secure sums."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message
+
+from fedalc.deployment.flower.connections import TooFew
+from fedalc.deployment.flower.sum_messages import RECORD
+from fedalc.errors import FedalcError
+from tests.deployment.flower.local_grid import LocalGrid
+from tests.deployment.flower.problem import Nodes, all_different, asked, fails, notes, run, write_parties
+from tests.deployment.flower.test_private_model import SUMS
+from tests.deployment.flower.test_secure_sums import CASES, ON
+
+METHOD, SETTINGS = CASES["mlp"]
+ONE = {"num-server-rounds": 1}
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Nodes:
+    nodes = write_parties(tmp_path, all_different())
+    more = {"require-secure-sums": True}
+    return {node: config | more | {"state": str(tmp_path / f"state {node}")} for node, config in nodes.items()}
+
+
+def train(nodes: Nodes, folder: Path, **changes: Any) -> None:
+    run(LocalGrid(nodes), folder, asked(METHOD, SETTINGS | changes, **ON, **ONE, **{"run-id": folder.name}))
+
+
+def refusals(nodes: Nodes, folder: Path, **changes: Any) -> str:
+    """What the server prints and writes down."""
+    printed = io.StringIO()
+    with fails(TooFew), contextlib.redirect_stdout(printed):
+        train(nodes, folder, **changes)
+    noted = notes(folder) if (folder / "parties.jsonl").exists() else []
+    return printed.getvalue() + "".join(why for _, _, why in noted)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "why"),
+    [
+        ("client.batch_size", 20, "client.batch_size = 20, null before"),
+        ("client.label_power", 0.4, "client.label_power = 0.4, 0.0 before"),
+        ("seed", 5, "seed = 5, 0 before"),
+    ],
+)
+def test_a_second_run_with_other_settings_is_refused(
+    setting: str, value: Any, why: str, strict: Nodes, tmp_path: Path
+) -> None:
+    """With a batch just below the largest number of records, the two runs would differ by one party's part."""
+    train(strict, tmp_path / "first")
+    train(strict, tmp_path / "again")  # the same settings
+    said = refusals(strict, tmp_path / "second", **{setting: value})
+    assert why in said and "start this party with --allow sum_settings=2" in said
+
+
+def test_parties_may_allow_other_settings(strict: Nodes, tmp_path: Path) -> None:
+    train(strict, tmp_path / "first")
+    two = {node: config | {"allow": "sum_settings=2"} for node, config in strict.items()}
+    train(two, tmp_path / "second", **{"client.batch_size": 20})
+    train(two, tmp_path / "third")  # those of the first
+    assert "--allow sum_settings=3" in refusals(two, tmp_path / "fourth", seed=5)
+
+
+def test_a_run_that_was_refused_does_not_count(strict: Nodes, tmp_path: Path) -> None:
+    refusals(strict, tmp_path / "refused", **{"client.epochs": 1000})
+    train(strict, tmp_path / "first")
+
+
+def test_a_private_model_does_not_count(strict: Nodes, tmp_path: Path) -> None:
+    """Its noise bounds what runs show together."""
+    train(strict, tmp_path / "first")
+    config = asked("fedalc-oneshot", SUMS, **{"secure-sums": "auto", "run-id": "private"})
+    run(LocalGrid(strict), tmp_path / "private", config)
+    train(strict, tmp_path / "second")
+
+
+def test_to_cut_changes_needs_the_partys_consent(strict: Nodes, tmp_path: Path) -> None:
+    """The longest change is cut first: scaled θ, or another norm in another run, would show whose it is, and its
+    direction."""
+    said = refusals(strict, tmp_path / "cut", **{"secure_sums.norm": 0.5})
+    assert "secure_sums.norm = 0.5 is outside 0 to 0" in said
+    allowed = {node: config | {"allow": "secure_sums.norm=1"} for node, config in strict.items()}
+    train(allowed, tmp_path / "allowed", **{"secure_sums.norm": 0.5})
+
+
+def test_a_server_cannot_look_for_the_largest_number_by_overflow(strict: Nodes, tmp_path: Path) -> None:
+    """Smaller and smaller divisors, by which one party's numbers are the first that do not fit. Nobody refuses, by name
+    or otherwise, however often; within a run the divisor stays what it was."""
+    for step, divisor in enumerate((1e-9, 1e-9, 1e-10, 1e-10, 1e-11)):
+        grid = LocalGrid(strict)
+        grid.keeps = True
+
+        def small(message: Message, divisor: float = divisor) -> None:
+            record = message.content.get(RECORD)
+            if isinstance(record, ConfigRecord) and "divisor" in record:
+                record["divisor"] = divisor
+
+        grid.before_push = small
+        name = f"overflow {step}"
+        with pytest.raises(FedalcError):
+            run(grid, tmp_path / name, asked(METHOD, SETTINGS, **ON, **ONE, **{"run-id": f"r{step}"}))
+        assert not (tmp_path / name / "parties.jsonl").exists()
+        assert not any(reply.has_error() for reply in grid.replies)
+
+
+def test_another_divisor_within_a_run_is_refused(strict: Nodes, tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def other(message: Message) -> None:
+        record = message.content.get(RECORD)
+        if isinstance(record, ConfigRecord) and "divisor" in record and len(seen) < 8:
+            seen.append(float(record["divisor"]))  # type: ignore[arg-type]
+            record["divisor"] = seen[0] * (1 if len(seen) <= 4 else 2)
+
+    grid = LocalGrid(strict)
+    grid.before_push = other
+    with fails(TooFew):
+        run(grid, tmp_path / "run", asked(METHOD, SETTINGS, **ON, **{"num-server-rounds": 2}))
+    assert np.unique(seen).size == 1
+    assert any("divides weights by another number" in why for _, _, why in notes(tmp_path / "run"))
