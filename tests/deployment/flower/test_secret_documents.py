@@ -83,8 +83,8 @@ def test_a_single_partys_numbers_are_not_seen(nodes: Nodes, tmp_path: Path) -> N
     replies = [reply for reply in grid.replies if reply.metadata.message_type == COUNTS]
     assert len(replies) == 3
     for reply in replies:
-        numbers = unpack(reply.content, MASKED, {"numbers": ("uint64", (258,))})["numbers"]
-        assert (numbers < 1 << 32).sum() == 0 and len(np.unique(numbers)) == 258
+        numbers = unpack(reply.content, MASKED, {"numbers": ("uint64", (259,))})["numbers"]
+        assert (numbers < 1 << 32).sum() == 0 and len(np.unique(numbers)) == 259
 
 
 @pytest.mark.long

@@ -695,7 +695,7 @@ def test_a_run_that_began_without_an_id_is_resumed(tmp_path: Path, parties: Node
 def test_another_version_is_said_to_be_one(parties: Nodes, honest: RecordDict) -> None:
     old = {key: value for key, value in honest["task"].items() if key != "run"} | {"version": 1}
     reply = one(parties[NODE], RecordDict({**honest, "task": ConfigRecord(old)}))
-    assert_refused(reply, "messages of version 1, and this fedalc speaks version 4")
+    assert_refused(reply, "messages of version 1, and this fedalc speaks version 5")
 
 
 def test_the_run_id_of_a_run_is_kept_and_said(
