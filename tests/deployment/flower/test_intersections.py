@@ -444,7 +444,7 @@ def test_many_labels_are_refused(parties: Nodes, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("openmined")
 def test_parties_of_the_same_name_are_refused(parties: Nodes, tmp_path: Path) -> None:
     same = {node: config | {"client": "clinic"} for node, config in parties.items()}
-    with pytest.raises(FedalcError, match="two parties have the same name"):
+    with pytest.raises(FedalcError, match="parties are named"):
         run(LocalGrid(same), tmp_path / "run", asked("fedalc", PSI))
 
 

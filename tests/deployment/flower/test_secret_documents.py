@@ -125,7 +125,7 @@ def test_a_lost_party_is_not_in_the_sum(nodes: Nodes, tmp_path: Path) -> None:
 
 def test_parties_with_one_name(nodes: Nodes, tmp_path: Path) -> None:
     nodes[3]["client"] = "north"
-    with pytest.raises(fedalc.FedalcError, match="have the same name"):
+    with pytest.raises(fedalc.FedalcError, match="parties are named"):
         run(LocalGrid(nodes), tmp_path / "run", asked("fedalc-oneshot", HASHING, **ON))
 
 

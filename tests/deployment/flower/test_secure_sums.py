@@ -497,3 +497,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     again = {"resume": True, "wait": 5.0, "round-timeout": 5.0, "num-parties": 4}
     resumed = run(LocalGrid(renamed(kept)), tmp_path / "run", again)
     assert all(map(torch.equal, theta(resumed), theta(whole[0])))
+
+
+def test_two_parties_of_one_name_are_an_error_that_says_so(parties: Nodes, tmp_path: Path) -> None:
+    twins = parties | {9: parties[9] | {"client": "party 55"}}
+    with pytest.raises(FedalcError, match=r"2 parties are named 'party 55'.*--client"):
+        run(LocalGrid(twins), tmp_path / "run", asked(*CASES["mlp"], **ON))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -118,3 +119,13 @@ def distinct_names(known: dict[int, Introduction]) -> dict[int, Introduction]:
         for node, who in known.items()
     }
     return distinct_names(apart)  # a party may have chosen a name that another one has now
+
+
+def check_names(known: Mapping[int, Introduction]) -> None:
+    """Refuse two parties of one name, where parties know each other by name: secure sums, private set intersection."""
+    name, often = Counter(who.client for who in known.values()).most_common(1)[0]
+    if often > 1:
+        raise FedalcError(
+            f"{often} parties are named {name!r}, and parties know each other by name here; start each with a name of "
+            "its own (--client)"
+        )

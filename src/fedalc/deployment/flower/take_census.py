@@ -16,6 +16,7 @@ from scipy.sparse import csr_matrix
 from fedalc.config.experiment import Experiment
 from fedalc.config.schema import MOST_LABELS_PER_PARTY
 from fedalc.deployment.flower.admission import (
+    check_names,
     distinct_names,
     enough_drawn,
     few_enough_labels,
@@ -84,8 +85,8 @@ def _admitted(
     parties: Parties, settings: Experiment, came: dict[int, Introduction], most_labels: int
 ) -> dict[int, Introduction]:
     """Return the parties that can take part, by node."""
-    if settings.collection.by == "psi" and len({who.client for who in came.values()}) < len(came):
-        raise FedalcError("two parties have the same name, and private set intersection goes by names (--client)")
+    if settings.secure_sums.on or settings.collection.by == "psi":
+        check_names(came)
     known = few_enough_labels(parties, distinct_names(came), most_labels)
     known = same_features(parties, known)
     known = enough_drawn(parties, settings, known)

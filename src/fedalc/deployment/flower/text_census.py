@@ -18,6 +18,7 @@ from fedalc.config.experiment import Experiment
 from fedalc.data.text.agreed import kept_terms, needs_counts, plausible, summed_buckets
 from fedalc.data.text.keyed import DIGEST_BYTES
 from fedalc.data.text.settings import TextSettings
+from fedalc.deployment.flower.admission import check_names
 from fedalc.deployment.flower.agreement import (
     FACTS,
     MOST_DOCUMENTS,
@@ -170,9 +171,8 @@ class _WithTexts:
 def _agreed_in_secret(parties: Parties, settings: Experiment, run: str, known: dict[int, Introduction]) -> Agreement:
     """The same by a masked sum: the number of documents, then that of each bucket."""
     _say_asking(parties, settings.text, known)
+    check_names(known)
     named = {who.client: node for node, who in known.items()}
-    if len(named) < len(known):
-        raise FedalcError("parties have the same name, and a secure sum needs different ones (--client)")
     parties.forget()
     for number, node in enumerate(named.values()):
         parties.connect(number, node)
