@@ -19,6 +19,7 @@ from fedalc.config.schema import Settings, Share
 from fedalc.errors import ConfigError
 from fedalc.methods.base import ClientSums
 from fedalc.methods.fedavg import FedAvgFixed
+from fedalc.models.encoders import SparseRows
 from fedalc.models.encoders.squares import Squares, joined
 from fedalc.models.model import Model
 
@@ -142,6 +143,16 @@ def likelihood_rows(means: Tensor, counts: Tensor, between: Tensor, dim: int, wi
         for part in (inside * expected, 0.5 * (outside - inside))
     )
     return joined(first, squared, constant, dim)
+
+
+def row_of_new_person(model: Model, batch: SparseRows) -> Tensor:
+    """Return the row of a person who is enrolled afterwards. Mean and covariances stay as they are."""
+    encoder, W = model.encoder, model.W
+    assert isinstance(encoder, Squares)
+    with torch.no_grad():
+        mean = encoder.map(batch).double().mean(0, keepdim=True)
+    counts, spread = mean.new_full((1,), len(batch)), encoder.between.detach().double().clamp(min=1e-12)
+    return likelihood_rows(mean, counts, spread, W.shape[1], len(spread)).to(W)
 
 
 def _loss(gram: Tensor, directions: Tensor, pairs: int) -> float:
