@@ -93,7 +93,9 @@ def test_a_network_for_texts_does_not_take_pictures_or_features(tmp_path: Path) 
     """It was ignored without a word: the run trained a network of its own."""
     sentences = str(make_encoder(tmp_path / "sentences"))
     for keys in ({"dataset": "voc2012"}, {"dataset": "voc2012", "method": "fedavg"}):
-        with pytest.raises(ConfigError, match=r"encoder\.pretrained: .*is a network for texts, but voc2012 has pictures"):
+        with pytest.raises(
+            ConfigError, match=r"encoder\.pretrained: .*is a network for texts, but voc2012 has pictures"
+        ):
             resolved(**keys, encoder={"pretrained": sentences})
     own = replace(MOSAICS, name="our pictures")
     with pytest.raises(ConfigError, match=r"encoder\.pretrained: .*for texts, but our pictures has pictures"):

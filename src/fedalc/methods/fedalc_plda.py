@@ -23,7 +23,6 @@ from fedalc.models.encoders import SparseRows
 from fedalc.models.encoders.squares import Squares, joined
 from fedalc.models.model import Model
 
-WIDEST = 8192  # features: the eigenvectors of features × features numbers
 SMALLEST = 1e-6  # of a variance between persons, where it is 1 within
 
 
@@ -49,6 +48,7 @@ class FedALCPlda(FedAvgFixed):
     unit_rows = False
     secret_rows = True  # a row shows the mean of its person's records
     encoders = ("squares",)
+    widest = 8192  # it takes the eigenvectors of features × features numbers
     ignores = {"embeddings.start": {}, "server.ridge": {}}
     defaults = {
         "rounds": 1,
@@ -89,12 +89,6 @@ class FedALCPlda(FedAvgFixed):
     def fill(self, model: Model, sums: ClientSums) -> float:
         encoder = model.encoder
         assert isinstance(encoder, Squares) and isinstance(self.options, FedALCPlda.Options)
-        if encoder.width > WIDEST + 1:
-            raise ConfigError(
-                f"{self.settings.method} is for embeddings of at most {WIDEST:,} numbers, and these have "
-                f"{encoder.width - 1:,}: it takes the eigenvectors of features × features numbers",
-                "method",
-            )
         gram, cross = sums.gram.double(), sums.cross.double()
         directions, between = two_covariances(gram, cross, encoder.between.shape[0], self.options.shrinkage)
         encoder.embedding.zero_()
