@@ -89,6 +89,23 @@ def test_a_network_for_pictures_does_not_take_features(network: Path) -> None:
         fedalc.train(data=small_dataset(), method="fedavg", encoder={"pretrained": str(network)}, rounds=1)
 
 
+def test_a_network_for_texts_does_not_take_pictures_or_features(tmp_path: Path) -> None:
+    """It was ignored without a word: the run trained a network of its own."""
+    sentences = str(make_encoder(tmp_path / "sentences"))
+    for keys in ({"dataset": "voc2012"}, {"dataset": "voc2012", "method": "fedavg"}):
+        with pytest.raises(
+            ConfigError, match=r"encoder\.pretrained: .*is a network for texts, but voc2012 has pictures"
+        ):
+            resolved(**keys, encoder={"pretrained": sentences})
+    own = replace(MOSAICS, name="our pictures")
+    with pytest.raises(ConfigError, match=r"encoder\.pretrained: .*for texts, but our pictures has pictures"):
+        fedalc.train(data=own, method="fedalc-exact", rounds=2, encoder={"pretrained": sentences})
+    with pytest.raises(ConfigError, match=r"text\.encoder: .*is a network for texts, but our pictures has pictures"):
+        fedalc.train(data=own, method="fedalc-exact", rounds=2, text={"encoder": sentences})
+    with pytest.raises(ConfigError, match=r"text\.encoder: .*is a network for texts, but .* has no texts"):
+        fedalc.train(data=small_dataset(), method="fedavg", rounds=1, encoder={"pretrained": sentences})
+
+
 # --- training ---
 
 

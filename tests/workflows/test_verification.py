@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from scipy.sparse import csr_matrix
 import fedalc
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.synthetic.identities import IdentitiesSize, make_identities
+from fedalc.data.synthetic.mosaics import MosaicsSize, make_mosaics
 from fedalc.errors import ConfigError, DataError, FedalcError
 from fedalc.methods.fedalc_plda import FedALCPlda
 from fedalc.models.trained import TrainedModel
+from fedalc.models.verification import as_rule
 from fedalc.report.error_curves import write_comparison_curves, write_error_curves
 from fedalc.report.page import write_page
 from fedalc.workflows.enrol import enrol_file, enrolled, unenrol_run, unenrolled
@@ -94,6 +98,145 @@ def test_thresholds_are_those_of_persons_left_out(run: Run) -> None:
     assert trials.by_strangers
     assert trials.impostor_trials == sum(12 * n * (12 - n) for n in (3, 3, 2, 2, 2))
     assert not trained("fedavg", rounds=5, data=SMALL).model.trials().by_strangers
+
+
+MANY = make_identities(IdentitiesSize(enrolled=30, strangers=30, train=20, test=10), seed=5)
+
+
+def of_persons(persons: np.ndarray) -> Dataset:
+    """Some persons of MANY, with all strangers."""
+    parts = []
+    for split in (MANY.train, MANY.test):
+        some = split.rows(np.flatnonzero(np.isin(split.labels.indices, persons)))
+        parts.append(Split(some.features, some.labels[:, persons]))
+    names = tuple(MANY.label_names[person] for person in persons)
+    assert MANY.strangers is not None
+    nobody = Split(MANY.strangers.features, csr_matrix((len(MANY.strangers), len(persons)), dtype=np.float32))
+    return Dataset("some", parts[0], parts[1], names, strangers=nobody)
+
+
+def strangers_accepted(model: TrainedModel, persons: list[str], far: float) -> float:
+    assert MANY.strangers is not None
+    return float(np.mean([model.verify(MANY.strangers.features, name, far=far).accepted.mean() for name in persons]))
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fedalc-plda"])
+def test_few_persons_do_not_accept_more_strangers_than_asked(method: str) -> None:
+    """With trials among six persons, 25 % of strangers' claims were accepted here with fedalc-plda, 1.9 with fedncm."""
+    shares = []
+    for seed in range(5):
+        some = of_persons(np.sort(np.random.default_rng(seed).permutation(30)[:6]))
+        model = trained(method, data=some).model
+        trials = model.trials()
+        assert trials.by_strangers and trials.impostor_trials == 6 * 5 * 20  # each person is left out once
+        shares.append(strangers_accepted(model, list(some.label_names), 0.01))
+    assert np.mean(shares) <= 0.01
+
+
+def test_strangers_are_not_accepted_as_persons_enrolled_afterwards() -> None:
+    """At the thresholds of those who were trained, 4 and 6 % of claims would be accepted where 1 % was asked for."""
+    model, late = trained("fedalc-plda", data=of_persons(np.arange(20))).model, range(20, 30)
+    assert sorted(model.trials().late) == [1, 2, 5, 10, 20]
+    for records in (1, 20):
+        more = model
+        for person in late:
+            own = MANY.train.features[np.flatnonzero(MANY.train.labels.indices == person)[:records]]
+            more = enrolled(more, MANY.label_names[person], own, "fedalc-plda")
+        names = [MANY.label_names[person] for person in late]
+        accepted = strangers_accepted(more, names, 0.01)
+        assert accepted < 0.02  # 0.8 and 1.7 %: of ten persons and one model
+        before = replace(more, calibration=replace(more.calibration, trials=model.trials()))
+        assert strangers_accepted(before, names, 0.01) > max(0.04, 2 * accepted)
+        np.testing.assert_array_equal(
+            more.trials().thresholds(as_rule(0.01), 30)[:20], model.trials().thresholds(as_rule(0.01), 20)
+        )
+
+
+def test_too_few_persons_for_thresholds_of_persons_enrolled_afterwards(tmp_path: Path) -> None:
+    """Their claims are refused and the reason is said; claims of the others are not."""
+    model = trained("fedalc-plda", data=of_persons(np.arange(5))).model
+    own = MANY.train.features[np.flatnonzero(MANY.train.labels.indices == 9)]
+    enrolled(model, "new", own, "fedalc-plda").save(tmp_path / "model")
+    more = TrainedModel.load(tmp_path / "model")
+    verdicts = more.verify(own, "new", far=0.05)
+    assert not verdicts.accepted.any()
+    assert verdicts.note is not None and "persons enrolled afterwards: trials of 0 persons are too few" in verdicts.note
+    assert "afterwards" not in (more.verify(own, MANY.label_names[0], far=0.05).note or "")
+    assert more.verify(own, "new", genuine=0.05).accepted.any()
+
+
+def test_fedncm_needs_no_trials_of_persons_enrolled_afterwards() -> None:
+    model = trained("fedncm", data=of_persons(np.arange(8))).model
+    own = MANY.train.features[np.flatnonzero(MANY.train.labels.indices == 9)]
+    more = enrolled(model, "new", own, "fedncm").trials()
+    assert not more.late and not more.afterwards and len(set(more.thresholds(as_rule(0.01), 9))) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "records", "why"),
+    [
+        ({"method": "fedncm"}, 90, "18 held-out records of enrolled persons; 20 are needed"),
+        (
+            {"method": "fedavg", "rounds": 2, "selection": {"validation": 0.0, "metric": "P@1"}},
+            144,
+            "no record is held",
+        ),
+        ({"method": "fedncm", "selection": {"validation": 0.0, "metric": "P@1"}}, 45, "45 records with a name; 50 are"),
+        ({"method": "fedncm", "selection": {"calibrate": False}}, 144, "selection.calibrate is false"),
+    ],
+)
+def test_no_thresholds_are_announced_before_training(keys: dict[str, Any], records: int, why: str) -> None:
+    some = np.sort(np.random.default_rng(0).permutation(144)[:records])
+    data = replace(SMALL, train=SMALL.train.rows(some))
+    warned: list[str] = []
+
+    class Watch(fedalc.Callback):
+        def phase(self, *told: Any) -> None:
+            assert any("there will be no thresholds" in text for text in warned), "training has begun"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: warned.append(str(message))  # type: ignore[assignment]
+        run = fedalc.train(data, task="verification", callbacks=[Watch()], **keys)
+    assert any(f"this model cannot verify claims: {why}" in text for text in warned)
+    with pytest.raises(FedalcError, match="no thresholds for verification"):
+        run.model.verify(records_of(0), "person 1")
+
+
+def test_thresholds_are_not_announced_to_be_missing_where_they_are_not() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "there will be no thresholds")
+        assert trained("fedncm").model.trials().by_strangers
+
+
+def test_too_many_features_for_plda_are_refused_before_training() -> None:
+    wide = csr_matrix((len(SMALL.train), 9000), dtype=np.float32)
+    data = Dataset("wide", Split(wide, SMALL.train.labels), None, SMALL.label_names)
+    with pytest.raises(ConfigError, match=r"method: fedalc-plda is for embeddings of at most 8,192 .*use fedncm$"):
+        trained("fedalc-plda", data=data)
+    texts = [" ".join(f"word{number}x{at}" for at in range(15)) for number in range(1200)]
+    names = [f"p{number % 9}" for number in range(1200)]
+    with pytest.raises(ConfigError, match=r"use fedncm, or a sentence encoder \(--text-encoder FOLDER"):
+        fedalc.train(texts, names, task="verification", text={"least_documents": 1})
+
+
+@pytest.mark.parametrize("method", [None, "fedncm"])
+def test_texts_and_pictures_have_thresholds(method: str | None, tmp_path: Path) -> None:
+    """`verify` takes what the model was trained on: texts here."""
+    rng = np.random.default_rng(0)
+    texts = [
+        " ".join(f"w{person}{word}" for word in rng.integers(20, size=8)) for person in range(8) for _ in range(25)
+    ]
+    names = [f"p{person}" for person in range(8) for _ in range(25)]
+    run = fedalc.train(texts, names, task="verification", **({} if method is None else {"method": method}))
+    assert run.model.verify(texts[:25], "p0", far=0.05).accepted.mean() > 0.5
+    assert not run.model.verify(texts[25:50], "p0", far=0.05).accepted.any()
+
+
+def test_pictures_have_thresholds() -> None:
+    pictures = make_mosaics(MosaicsSize(train=120, test=20))
+    run = fedalc.train(data=pictures, task="verification", rounds=2)
+    assert len(run.model.verify(pictures.test.features, pictures.label_names[0])) == 20
 
 
 def test_a_model_of_another_task_cannot_verify() -> None:

@@ -43,6 +43,8 @@ class MethodFacts:
     unit_rows: ClassVar[bool] = True
     #: The only encoders that it can be used with, if it cannot be used with all.
     encoders: ClassVar[tuple[str, ...]] = ()
+    #: The most features that it can be used with. None: any number.
+    widest: ClassVar[int | None] = None
     #: Does every label need an axis of its own? Then encoder.dim is the number of labels, whatever the settings say.
     axis_per_label: ClassVar[bool] = False
     #: Does the server learn from label correlations? (The square loss and W's start may need label counts as well.)

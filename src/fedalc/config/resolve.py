@@ -68,7 +68,7 @@ def experiment(
         del server["aggregation"]  # "auto" is what a missing setting means
     # The rest imports the method's class, and so torch. Refuse a mistyped setting before that.
     Experiment.model_validate(requested, context={"file": file, "values_only": True})
-    _use_pretrained(requested)
+    _use_pretrained(requested, dataset)
     encoder = requested.get("encoder", {}).get("name")
     if encoder is None and has_pictures(dataset) and not requested.get("encoder", {}).get("frozen"):
         encoder = _preset_file(name)["pictures"]["encoder"]
@@ -88,7 +88,7 @@ def experiment(
     return Experiment.model_validate(values, context={"file": file})
 
 
-def _use_pretrained(requested: dict[str, Any]) -> None:
+def _use_pretrained(requested: dict[str, Any], dataset: str) -> None:
     """Say what pretrained weights are for: frozen features of texts or pictures, or the start of a ResNet."""
     encoder = requested.get("encoder", {})
     source = encoder.get("pretrained")
@@ -99,6 +99,8 @@ def _use_pretrained(requested: dict[str, Any]) -> None:
         return
     sources = [source] if isinstance(source, str) else list(source)
     if len(sources) == 1 and is_for_texts(sources[0]):
+        if has_pictures(dataset) or "images" in requested:
+            raise ConfigError(f"{sources[0]}: is a network for texts, but {dataset} has pictures", "encoder.pretrained")
         requested["text"] = {"encoder": sources[0], **requested.get("text", {})}
         del encoder["pretrained"], encoder["frozen"]
         return

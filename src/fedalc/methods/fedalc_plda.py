@@ -19,10 +19,10 @@ from fedalc.config.schema import Settings, Share
 from fedalc.errors import ConfigError
 from fedalc.methods.base import ClientSums
 from fedalc.methods.fedavg import FedAvgFixed
+from fedalc.models.encoders import SparseRows
 from fedalc.models.encoders.squares import Squares, joined
 from fedalc.models.model import Model
 
-WIDEST = 8192  # features: the eigenvectors of features × features numbers
 SMALLEST = 1e-6  # of a variance between persons, where it is 1 within
 
 
@@ -48,6 +48,7 @@ class FedALCPlda(FedAvgFixed):
     unit_rows = False
     secret_rows = True  # a row shows the mean of its person's records
     encoders = ("squares",)
+    widest = 8192  # it takes the eigenvectors of features × features numbers
     ignores = {"embeddings.start": {}, "server.ridge": {}}
     defaults = {
         "rounds": 1,
@@ -88,12 +89,6 @@ class FedALCPlda(FedAvgFixed):
     def fill(self, model: Model, sums: ClientSums) -> float:
         encoder = model.encoder
         assert isinstance(encoder, Squares) and isinstance(self.options, FedALCPlda.Options)
-        if encoder.width > WIDEST + 1:
-            raise ConfigError(
-                f"{self.settings.method} is for embeddings of at most {WIDEST:,} numbers, and these have "
-                f"{encoder.width - 1:,}: it takes the eigenvectors of features × features numbers",
-                "method",
-            )
         gram, cross = sums.gram.double(), sums.cross.double()
         directions, between = two_covariances(gram, cross, encoder.between.shape[0], self.options.shrinkage)
         encoder.embedding.zero_()
@@ -142,6 +137,16 @@ def likelihood_rows(means: Tensor, counts: Tensor, between: Tensor, dim: int, wi
         for part in (inside * expected, 0.5 * (outside - inside))
     )
     return joined(first, squared, constant, dim)
+
+
+def row_of_new_person(model: Model, batch: SparseRows) -> Tensor:
+    """Return the row of a person who is enrolled afterwards. Mean and covariances stay as they are."""
+    encoder, W = model.encoder, model.W
+    assert isinstance(encoder, Squares)
+    with torch.no_grad():
+        mean = encoder.map(batch).double().mean(0, keepdim=True)
+    counts, spread = mean.new_full((1,), len(batch)), encoder.between.detach().double().clamp(min=1e-12)
+    return likelihood_rows(mean, counts, spread, W.shape[1], len(spread)).to(W)
 
 
 def _loss(gram: Tensor, directions: Tensor, pairs: int) -> float:

@@ -158,7 +158,7 @@ class Predictor(ABC):
             scores[rows] = _checked(scorer.of_instances(rows))[np.arange(rows.stop - rows.start), labels[rows]]
         thresholds = trials.thresholds(rule, len(self.label_names))[labels]
         names = tuple(self.label_names[label] for label in labels)
-        return Verdicts(names, scores, thresholds, rule, trials.note(rule))
+        return Verdicts(names, scores, thresholds, rule, trials.note(rule, labels))
 
     def trials(self) -> TrialCounts:
         """Return what thresholds of verification follow from, or refuse."""

@@ -25,6 +25,7 @@ from fedalc.evaluation.metrics import Propensity, find_metric
 from fedalc.evaluation.verification import Trials
 from fedalc.models.encoders import scale_rows
 from fedalc.runs.result import Result, versions
+from fedalc.training.calibration import why_no_thresholds
 from fedalc.training.callbacks import Callback, HistoryWriter, checked_callbacks
 from fedalc.training.reasons import held_out, why_settings
 from fedalc.training.verification import ScorerOf, enrolled_only, scored_trials, test_trials
@@ -77,7 +78,13 @@ class AnyTraining(ABC):
             check_map_affordable(self.validation.labels)
         if self._verifies and distributed.here().count > 1:
             raise ConfigError("verification is measured in one process: start it without torchrun", "task")
+        if self._verifies and (why := self._why_no_thresholds()) is not None:
+            warnings.warn(f"there will be no thresholds, so this model cannot verify claims: {why}", stacklevel=2)
         return self
+
+    def _why_no_thresholds(self) -> str | None:
+        """Return why a model for verification will have no thresholds; None if it will."""
+        return why_no_thresholds(self.settings, self.train, self.validation)
 
     def check_budget(self, resume: bool) -> None:  # noqa: B027 - oracles spend nothing
         """Refuse a run that would exceed its privacy budget."""

@@ -19,7 +19,14 @@ from fedalc.core.registry import METHODS
 from fedalc.core.seeds import numpy_generator
 from fedalc.data.dataset import Dataset, Split
 from fedalc.engines.traffic import Ledger
-from fedalc.evaluation.calibrate import HeldOut, fit_calibration, held_out_scores, log_shares, some_records
+from fedalc.evaluation.calibrate import (
+    FEWEST_POSITIVES,
+    HeldOut,
+    fit_calibration,
+    held_out_scores,
+    log_shares,
+    some_records,
+)
 from fedalc.models.calibration import Calibration
 from fedalc.models.encoders import scale_rows
 from fedalc.models.model import Model
@@ -44,6 +51,22 @@ def refusal(settings: Experiment) -> str | None:
         (distributed.here().count > 1, "several processes shared the training"),
     )
     return next((reason for applies, reason in reasons if applies), None)
+
+
+def why_no_thresholds(settings: Experiment, train: Split, validation: Split | None) -> str | None:
+    """Return why a run of verification will have no thresholds, as far as that can be said before it; None if it will.
+
+    `validation`: the records that are held out, if any are.
+    """
+    if (reason := refusal(settings)) is not None:
+        return reason
+    if validation is not None:
+        trials, fewest = int(validation.labels.nnz), FEWEST_POSITIVES
+        return None if trials >= fewest else f"{trials} held-out records of enrolled persons; {fewest} are needed"
+    if settings.method in METHODS and (METHODS[settings.method].one_round or settings.tuning.search):
+        labelled = int((train.labels.getnnz(axis=1) > 0).sum())
+        return None if labelled >= FEWEST_RECORDS else f"{labelled} records with a name; {FEWEST_RECORDS} are needed"
+    return "no record is held out (selection.validation = 0)"
 
 
 def score_validation(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fedalc.core.atomic_files import previous, remove_folder
 from fedalc.data.label_names import one_form
 from fedalc.errors import ConfigError, FedalcError
-from fedalc.methods.fedalc_plda import likelihood_rows
+from fedalc.methods.fedalc_plda import row_of_new_person
 from fedalc.models.calibration import Calibration
 from fedalc.models.class_embeddings import are_axes, unit_rows
 from fedalc.models.encoders import SparseRows, make_batch, make_encoder, scale_rows
@@ -73,13 +73,9 @@ def enrolled(model: TrainedModel, name: str, features: Any, method: str | None =
     if isinstance(encoder, Squares):
         batch = make_batch(scale_rows(features, model.encoder.features), np.zeros(features.shape[0]), W.dtype, W.device)
         assert isinstance(batch, SparseRows)
-        with torch.no_grad():
-            mean = encoder.map(batch).double().mean(0, keepdim=True)
-        counts, spread = mean.new_full((1,), features.shape[0]), encoder.between.detach().double().clamp(min=1e-12)
-        row = likelihood_rows(mean, counts, spread, W.shape[1], len(spread)).to(W)
-        return _with_row(model, name, row)
+        return _with_row(model, name, row_of_new_person(model.model, batch), features.shape[0])
     if model.encoder.output == "unit":
-        return _with_row(model, name, unit_rows(scorer.encoded.mean(0, keepdim=True)))
+        return _with_row(model, name, unit_rows(scorer.encoded.mean(0, keepdim=True)), features.shape[0])
     if method == "fedncm" and are_axes(W):
         total = torch.from_numpy(np.asarray(scale_rows(features, model.encoder.features).sum(axis=0), np.float64))
         return _with_axis(model, name, unit_rows(total).T.to(W))
@@ -145,9 +141,9 @@ def _refusal(method: str | None, why: str) -> FedalcError:
     )
 
 
-def _with_row(model: TrainedModel, name: str, row: Tensor) -> TrainedModel:
+def _with_row(model: TrainedModel, name: str, row: Tensor, records: int) -> TrainedModel:
     changed = replace(model, model=Model(model.model.encoder, torch.cat([model.model.W, row])))
-    return _named(changed, name)
+    return _named(changed, name, records)
 
 
 def _with_axis(model: TrainedModel, name: str, column: Tensor) -> TrainedModel:
@@ -158,17 +154,22 @@ def _with_axis(model: TrainedModel, name: str, column: Tensor) -> TrainedModel:
     return _named(_with_theta(model, torch.cat([theta.detach(), column], dim=1), W), name)
 
 
-def _named(model: TrainedModel, name: str) -> TrainedModel:
+def _named(model: TrainedModel, name: str, records: int | None = None) -> TrainedModel:
+    """Return the model with a name for its last row. `records`: those of the person, if the row is not what training
+    would have given."""
     names, held = (*model.label_names, name), np.append(model.held, True)
-    return replace(model, label_names=names, held=held, calibration=_grown(model.calibration))
+    return replace(model, label_names=names, held=held, calibration=_grown(model.calibration, records))
 
 
-def _grown(calibration: Calibration | None) -> Calibration | None:
+def _grown(calibration: Calibration | None, records: int | None) -> Calibration | None:
     """Return the calibration with one more label, which gets the median of the others' offsets."""
     if calibration is None:
         return None
     offsets = np.append(calibration.offsets, np.median(calibration.offsets)).astype(np.float32)
-    return replace(calibration, offsets=offsets)
+    trials = calibration.trials
+    if trials is not None and records is not None:
+        trials = trials.with_late(len(offsets) - 1, records)
+    return replace(calibration, offsets=offsets, trials=trials)
 
 
 def _without(model: TrainedModel, number: int) -> TrainedModel:

@@ -104,7 +104,11 @@ def load_data(settings: Experiment, data_dir: Path | str | None, options: ImageO
 
 
 def as_features(settings: Experiment, data: Dataset) -> Dataset:
-    """Return the data with the features of the frozen network that the settings name, if they do."""
+    """Return the data with the features of the frozen network that the settings name, if they do. Refuse a network
+    for other records than these."""
+    if settings.text.encoder is not None and data.text is None:
+        has = "pictures" if isinstance(data.train.features, Images) else "no texts"
+        raise ConfigError(f"{settings.text.encoder}: is a network for texts, but {data.name} has {has}", "text.encoder")
     if not settings.encoder.frozen or data.pictures is not None:
         return data
     if not isinstance(data.train.features, Images):

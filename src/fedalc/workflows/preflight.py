@@ -10,7 +10,7 @@ from fedalc.core import distributed
 from fedalc.core.registry import ENCODERS, ORACLES
 from fedalc.data import Dataset, Images
 from fedalc.data.text.agreed import needs_counts
-from fedalc.errors import ConfigError
+from fedalc.errors import ConfigError, either
 from fedalc.methods import METHODS
 from fedalc.models.encoders import encoder_shape, picture_bytes
 from fedalc.models.sharding import shard_of
@@ -54,8 +54,22 @@ def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> Non
         raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}: use {fitting}", "encoder.name")
 
 
+def check_width(settings: Experiment, data: Dataset) -> None:
+    """Refuse more features than a method can take."""
+    widest = None if settings.method in ORACLES else METHODS[settings.method].widest
+    if widest is not None and data.feature_count > widest:
+        network = either("--text-encoder FOLDER", "text={'encoder': FOLDER}")
+        raise ConfigError(
+            f"{settings.method} is for embeddings of at most {widest:,} numbers, and records of {data.name} have "
+            f"{data.feature_count:,} features; use fedncm"
+            + (f", or a sentence encoder ({network})" if data.text is not None else ""),
+            "method",
+        )
+
+
 def check_memory(settings: Experiment, data: Dataset) -> None:
     """Refuse a model that does not fit into memory, before the system kills the process."""
+    check_width(settings, data)
     has = psutil.virtual_memory().total // distributed.here().local_count
     if settings.method in ORACLES:
         needed = ORACLES[settings.method].memory(settings, data)

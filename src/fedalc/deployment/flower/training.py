@@ -80,6 +80,9 @@ class PartyTraining(Training):
             self.phase, self.best = "select", BestAtParties(self.settings.selection, metric)
         return self
 
+    def _why_no_thresholds(self) -> str | None:
+        return why_not(self.settings, self.census)
+
     def _run_phase(self, interrupt: Interrupt) -> None:
         is_new = self.folder is None or not (self.folder / CENSUS).exists()
         if self.folder is not None:
