@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from fedalc.config.resolve import experiment
 from fedalc.config.schema import PRESETS, Settings
 from fedalc.config.unused import ONLY_WITH, Fact, names_of, note_without_effect
 from fedalc.core.registry import METHODS, ORACLES
+from fedalc.data.text import fit_text
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.run import Run
+from tests.data.text.encoders import make_encoder
 from tests.problems import small_dataset, small_pictures
 
 TINY = ["rounds=3", "encoder.dim=4", "selection.every=1", "encoder.features=unit"]
@@ -158,7 +161,6 @@ IDLE = [
     ("text.kind=vocabulary", "text.terms_per_document", "4", "5"),
     ("text.kind=hashing text.idf=false", "text.epsilon", "1", "2"),
     ("text.kind=hashing", "text.batch", "2", "3"),
-    ("text.encoder=folder", "text.idf", "true", "false"),
     ("method=sleec", "encoder.dim", "4", "7"),
     ("method=fedavg", "encoder.weights", "none", "x"),
     ("method=sleec", "selection.every", "1", "2"),
@@ -247,6 +249,7 @@ IDLE = [
     ("selection.keep=last", "selection.patience", "none", "1"),
     ("selection.validation=0.1", "selection.test_curve", "false", "true"),
 ]
+WITH_TEXTS = [("text.encoder=folder", "text.idf", "true", "false")]
 
 
 @pytest.mark.few(10)
@@ -273,9 +276,20 @@ def test_terms_beside_a_sentence_encoder_have_settings() -> None:
         ]
 
 
+def test_terms_have_no_effect_with_a_sentence_encoder_alone(tmp_path: Path) -> None:
+    folder, texts = str(make_encoder(tmp_path / "encoder")), ["wheat and corn", "cheap oil"]
+    for _, name, one, another in WITH_TEXTS:
+        made = [experiment(overrides=[f"text.encoder={folder}", f"{name}={value}"]).text for value in (one, another)]
+        assert made[0] != made[1]
+        first, second = (fit_text(texts, settings).transform(texts) for settings in made)
+        assert (first != second).nnz == 0 and first.nnz > 0
+
+
 def test_every_line_of_the_table_is_tried() -> None:
     """If any line is removed, some note is missing."""
-    asked = [(experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in IDLE]
+    asked = [
+        (experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in IDLE + WITH_TEXTS
+    ]
     for place, (fields, _) in enumerate(ONLY_WITH):
         fewer = ONLY_WITH[:place] + ONLY_WITH[place + 1 :]
         with pytest.MonkeyPatch.context() as patch:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedalc.errors import FedalcError
 from fedalc.secure_sums import NotEnough, Overflow, Refused, decoded, default_threshold, encoded, largest
-from fedalc.secure_sums.fixed_point import PRIME, hidden_residue, residue, whole, wrapped
+from fedalc.secure_sums.fixed_point import PRIME, coefficients, hidden_residue, residue, whole, wrapped
 from fedalc.secure_sums.party import CHECKS, STEPS
 from tests.secure_sums.deployment import BITS, Deployment, plain, vectors_of
 
@@ -127,13 +127,17 @@ def test_overflow_is_refused_without_a_name(too_large: float) -> None:
 
 
 def unmasked(vectors: dict[str, np.ndarray]) -> np.ndarray:
-    """What a server that cheats looks at although it should not use it: the sum, and its residue modulo PRIME."""
+    """What a server that cheats looks at although it should not use it: the sum modulo 2^64, and by how much the
+    residue that the parties sent differs from that of the true sum. (Its coefficients differ from sum to sum.)"""
     deployment = Deployment(len(vectors))
     with pytest.raises(Overflow) as caught:
         deployment.sum_of(vectors)
     *_, last = caught.traceback
     total: np.ndarray = last.frame.f_locals["total"]
-    return np.append(total[:-CHECKS], [total[-2] % np.uint64(PRIME), total[-1]])
+    exact = [sum(map(Fraction, column)) * 2**BITS for column in np.nan_to_num(list(vectors.values())).T]
+    k = coefficients(0, len(exact), last.frame.f_locals["session"]).tolist()
+    off = (int(total[-2]) - sum(a * round(b) for a, b in zip(k, exact, strict=True))) % PRIME
+    return np.append(total[:-CHECKS], [np.uint64(off), total[-1]])
 
 
 def test_a_sum_that_overflows_shows_the_sum_and_nothing_else() -> None:
@@ -172,15 +176,33 @@ def test_numbers_of_any_size_are_wrapped_exactly(numbers: list[float], bits: int
     exact = [round(Fraction(one) * 2**bits) for one in numbers]
     units = whole(np.array(numbers), bits)
     assert wrapped(units).tolist() == [one % 2**64 for one in exact]
-    assert residue(units) == sum(place * one for place, one in enumerate(exact, 1)) % PRIME
+    k = coefficients(0, len(exact), b"session").tolist()
+    assert residue(units, b"session") == sum(map(int.__mul__, k, exact)) % PRIME
 
 
 def test_the_residue_of_many_numbers() -> None:
     """More than one block, and the largest whole numbers."""
     draw = np.random.default_rng(0)
     units = draw.integers(-(2**63), 2**63 - 1, 200_000, endpoint=True)
-    exact = sum(place * one for place, one in enumerate(units.tolist(), 1)) % PRIME
-    assert residue(units) == exact
+    k = coefficients(0, len(units), b"session").tolist()
+    assert residue(units, b"session") == sum(map(int.__mul__, k, units.tolist())) % PRIME
+
+
+@pytest.mark.parametrize("pattern", [[1.2e13, -1.2e13, -1.2e13, 1.2e13], [1.2e13, -1.2e13], [1.2e13] * 8])
+def test_an_overflow_with_a_pattern_is_noticed(pattern: list[float]) -> None:
+    """With coefficients 1, 2, 3, … the wraps of the first one would add up to 0."""
+    deployment = Deployment(3)
+    vectors = {name: np.full(len(pattern), 0.5) for name in deployment.names}
+    vectors["party 01"] = np.array(pattern)
+    with pytest.raises(Overflow):
+        deployment.sum_of(vectors)
+
+
+def test_coefficients_differ_by_place_and_session() -> None:
+    k = coefficients(0, 10_000, b"one session")
+    assert len(np.unique(k)) > 9_990 and k.min() >= 0 and k.max() <= PRIME
+    assert np.array_equal(coefficients(5_000, 10_000, b"one session"), k[5_000:])
+    assert (coefficients(0, 10_000, b"another one") == k).sum() < 5
 
 
 @pytest.mark.parametrize("parties", [3, 1000])

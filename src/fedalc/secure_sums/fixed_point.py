@@ -1,8 +1,9 @@
 """Numbers of a secure sum: whole multiples of 2^-bits, modulo 2^64. Their sum is exact, whatever the order.
 
 A party never says whether its own numbers fit: that would be a bit about its records. Numbers of any size wrap around,
-and beside the vector each party adds `residue`, another linear function of the same whole numbers, modulo a prime. Of
-an unmasked sum that wrapped around, the residue does not fit: the server sees that, and learns no more than the sum.
+and beside the vector each party adds `residue`, another linear function of the same whole numbers, modulo a prime, with
+coefficients that follow from the sum's own keys. Of an unmasked sum that wrapped around, the residue does not fit, but
+for a chance of 2^-31: the server sees that, and learns no more than the sum.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def whole(numbers: np.ndarray, bits: int) -> np.ndarray:
     scaled = np.asarray(numbers, dtype=np.float64).ravel()
     if not np.isfinite(scaled).all():
         raise NotFinite
-    scaled = np.ldexp(scaled, bits)
+    with np.errstate(over="ignore"):
+        scaled = np.ldexp(scaled, bits)
     np.rint(scaled, out=scaled)
     return np.nan_to_num(scaled, copy=False)  # larger than a double: any number will do
 
@@ -58,10 +60,11 @@ def wrapped(units: np.ndarray) -> np.ndarray:
     return units.astype(np.int64).view(np.uint64)
 
 
-def residue(units: np.ndarray) -> int:
-    """Return Σ i · x_i modulo PRIME, i = 1, 2, …
+def residue(units: np.ndarray, session: bytes) -> int:
+    """Return Σ k_i · x_i modulo PRIME. `session`: of the sum; the coefficients k_i follow from it.
 
-    >>> residue(np.array([5, -7, 2.0**70])) == (5 - 2 * 7 + 3 * 2**70) % PRIME
+    >>> first, second = coefficients(0, 2, b"session").tolist()
+    >>> residue(np.array([5, 2.0**70]), b"session") == (5 * first + 2**70 * second) % PRIME
     True
     """
     total = 0
@@ -70,9 +73,19 @@ def residue(units: np.ndarray) -> int:
         if block.dtype == np.float64:
             fits = max(float(block.max()), -float(block.min())) < _HALF
             block = (block if fits else np.fmod(block, PRIME)).astype(np.int64)
-        places = np.arange(start + 1, start + 1 + len(block)) % PRIME
-        total += int(_folded(_folded(_folded(block)) * _folded(places)).sum())
+        k = coefficients(start, start + len(block), session)
+        total += int(_folded(_folded(_folded(block)) * k).sum())
     return total % PRIME
+
+
+def coefficients(start: int, stop: int, session: bytes) -> np.ndarray:
+    """Return k_i of the places from `start` to `stop`: whole numbers below 2^31, the same on every machine. They need
+    not be secret, only unlike any pattern in the numbers (the mixing steps are those of splitmix64)."""
+    seed = int.from_bytes(session[:8].ljust(8, b"\0"), "little")
+    k = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        k = (k ^ (k >> np.uint64(shift))) * np.uint64(factor)
+    return (k >> np.uint64(64 - _PRIME_BITS)).astype(np.int64)
 
 
 def _folded(numbers: np.ndarray) -> np.ndarray:

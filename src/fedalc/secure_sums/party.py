@@ -202,7 +202,7 @@ class PartySum:
         masked = np.ones(question.length + CHECKS, np.uint64)
         try:
             units = whole(vector, question.bits)
-            rest = 0 if question.packed else residue(units)
+            rest = 0 if question.packed else residue(units, self._session)
         except NotFinite:
             self.not_finite, rest = True, secrets.randbelow(PRIME)
             units = np.frombuffer(secrets.token_bytes(8 * question.length), np.int64)

@@ -206,11 +206,11 @@ class ServerSum:
                 add_mask(total, key, -1 if dealer > survivor else 1)
         if total[-1] != len(self._survivors):
             raise Refused("the masks do not cancel: parties got different questions, or one masked its vector wrongly")
-        if not self._question.packed and int(total[-2]) % PRIME != residue(total[:-CHECKS].view(np.int64)):
+        if not self._question.packed and int(total[-2]) % PRIME != residue(total[:-CHECKS].view(np.int64), session):
             bits = self._question.bits
             raise Overflow(
                 f"overflow: with {bits} bits after the point sums up to {largest(bits):.3g} fit (secure_sums.bits), "
-                "and this one has larger numbers, or a party's are not finite; use fewer bits or a smaller rate"
+                "and this one has larger numbers, or a party's are not finite; use fewer bits"
             )
         return total[:-CHECKS]
 

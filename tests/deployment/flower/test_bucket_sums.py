@@ -26,6 +26,7 @@ from fedalc.models.model import Model
 from fedalc.runs import history
 from fedalc.secure_sums import party as party_module
 from fedalc.secure_sums import server as server_module
+from fedalc.secure_sums.party import CHECKS
 from tests.data.clinics import union, write_clinics
 from tests.data.test_parties import load_dataset
 from tests.deployment.flower.local_grid import LocalGrid
@@ -189,7 +190,7 @@ def tables_of(grid: LocalGrid) -> list[np.ndarray]:
     for reply in grid.replies:
         if reply.metadata.message_type == "query.bucket_counts" and reply.has_content():
             numbers = unpack(reply.content, MASKED, {"numbers": ("uint64", (None,))})["numbers"]
-            words = numbers[len(NAMES) : -1 - SEALS]
+            words = numbers[len(NAMES) : -CHECKS - SEALS]
             found.append(unpacked(words, 4 * len(words)))
     return found
 

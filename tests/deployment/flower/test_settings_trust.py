@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedalc.deployment.flower.connections import TooFew
+from fedalc.deployment.flower.limits import Limits
+from fedalc.deployment.flower.party_settings import check_same_settings
 from fedalc.deployment.flower.sum_messages import RECORD
+from fedalc.deployment.flower.wire import SEARCH, BadMessage
 from fedalc.errors import FedalcError
 from tests.deployment.flower.local_grid import LocalGrid
 from tests.deployment.flower.problem import Nodes, all_different, asked, fails, notes, run, write_parties
@@ -91,24 +96,53 @@ def test_to_cut_changes_needs_the_partys_consent(strict: Nodes, tmp_path: Path) 
     train(allowed, tmp_path / "allowed", **{"secure_sums.norm": 0.5})
 
 
+def divided_by(divisor: float) -> Callable[[Message], None]:
+    def change(message: Message) -> None:
+        record = message.content.get(RECORD)
+        if isinstance(record, ConfigRecord) and "divisor" in record:
+            record["divisor"] = divisor
+
+    return change
+
+
 def test_a_server_cannot_look_for_the_largest_number_by_overflow(strict: Nodes, tmp_path: Path) -> None:
-    """Smaller and smaller divisors, by which one party's numbers are the first that do not fit. Nobody refuses, by name
-    or otherwise, however often; within a run the divisor stays what it was."""
-    for step, divisor in enumerate((1e-9, 1e-9, 1e-10, 1e-10, 1e-11)):
+    """With these divisors and bits some party's numbers do not fit. Nobody refuses, by name or otherwise, however
+    often."""
+    settings = SETTINGS | {"secure_sums.bits": 60}
+    for step, divisor in enumerate((1.0, 1.0, 0.5, 0.5, 0.25)):
         grid = LocalGrid(strict)
-        grid.keeps = True
-
-        def small(message: Message, divisor: float = divisor) -> None:
-            record = message.content.get(RECORD)
-            if isinstance(record, ConfigRecord) and "divisor" in record:
-                record["divisor"] = divisor
-
-        grid.before_push = small
-        name = f"overflow {step}"
-        with pytest.raises(FedalcError):
-            run(grid, tmp_path / name, asked(METHOD, SETTINGS, **ON, **ONE, **{"run-id": f"r{step}"}))
+        grid.keeps, grid.before_push, name = True, divided_by(divisor), f"overflow {step}"
+        with pytest.raises(FedalcError, match="overflow"):
+            run(grid, tmp_path / name, asked(METHOD, settings, **ON, **ONE, **{"run-id": f"r{step}"}))
         assert not (tmp_path / name / "parties.jsonl").exists()
         assert not any(reply.has_error() for reply in grid.replies)
+
+
+@pytest.mark.parametrize("divisor", [1e-10, 1e12])
+def test_a_divisor_that_no_honest_server_has_is_refused(divisor: float, strict: Nodes, tmp_path: Path) -> None:
+    """By a huge one numbers are rounded to 0, by a tiny one they are infinite, at one party before the others."""
+    grid = LocalGrid(strict)
+    grid.before_push = divided_by(divisor)
+    with fails(TooFew):
+        run(grid, tmp_path / "run", asked(METHOD, SETTINGS, **ON, **ONE))
+    assert all("divides weights by a number that is not" in why for _, _, why in notes(tmp_path / "run"))
+
+
+def test_runs_that_call_themselves_searches_do_not_get_more_trials(tmp_path: Path) -> None:
+    """The server says that each run began with the known settings, and tries another label power in each."""
+    context = Context(1, 1, {"require-secure-sums": True, "state": str(tmp_path)}, RecordDict(), {})
+    began = {"client": {"label_power": 0.0}}
+
+    def ask(power: float) -> None:
+        trial = {"client": {"label_power": power}}
+        question = {"settings": json.dumps(trial), SEARCH: json.dumps(began), "share": 0.1}
+        check_same_settings(context, question, Limits())
+
+    for power in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8):
+        ask(power)
+    ask(0.3)  # again
+    with pytest.raises(BadMessage, match="trials over all runs = 9 is outside 1 to 8"):
+        ask(0.9)
 
 
 def test_another_divisor_within_a_run_is_refused(strict: Nodes, tmp_path: Path) -> None:

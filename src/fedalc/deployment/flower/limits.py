@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +50,11 @@ BOUNDS = {
     "intersections": Bound(1, 100_000, "time: pairs of labels in one message of private set intersection"),
     "points": Bound(1, 20_000_000, "time: points for one other party in a step of private set intersection"),
     "bitmap_lists": Bound(1, 1, "lists of parties, over all runs, that private set intersection counts records of"),
-    "trials": Bound(1, 8, "settings that a search may try in one run, apart from penalties and rounds"),
+    "trials": Bound(
+        1,
+        8,
+        "settings that a search may try in one run (with `--require-secure-sums`: in all runs), apart from penalties and rounds",
+    ),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
     "calibrations": Bound(1, 1, "models of one run for which a party counts scores in bins: more than hits reveal"),
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
@@ -167,9 +172,13 @@ def _allowed(text: str) -> dict[str, float]:
         name, _, value = part.partition("=")
         try:
             most[name.strip()] = float(value)
+            if math.isnan(most[name.strip()]):
+                raise ValueError
         except ValueError:
             raise ConfigError(f"expected NAME=NUMBER, found {part!r}", "allow") from None
     unknown = set(most) - set(BOUNDS) - RETIRED
+    for name in sorted(set(most) & RETIRED):
+        warnings.warn(f"allow: {name} has no effect any more", stacklevel=2)
     if unknown:
         raise ConfigError(f"unknown bound {sorted(unknown)[0]!r}; known are {', '.join(BOUNDS)}", "allow")
     return most

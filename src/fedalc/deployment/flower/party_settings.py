@@ -19,7 +19,7 @@ from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party_memory import fingerprint, remembered
 from fedalc.deployment.flower.wire import SEARCH, BadMessage, read_json
 
-_ALL_RUNS = "_settings"  # in place of a run's id
+_ALL_RUNS, _TRIALS = "_settings", "_trials"  # in place of a run's id
 
 
 def insists(context: Context) -> bool:
@@ -34,11 +34,17 @@ def check_norm(context: Context, settings: Experiment, limits: Limits) -> None:
 
 def check_same_settings(context: Context, question: dict[str, Any], limits: Limits) -> None:
     """Refuse more than a number of different settings (`--allow sum_settings=…`). Call it when an answer is due: a run
-    that was refused before does not count. Of a search, those that it began with count."""
+    that was refused before does not count. Of a search those that it began with count, and its trials as trials over
+    all runs: otherwise every run could call itself a search."""
     if not insists(context):
         return
-    settings = read_json(question[SEARCH] or question["settings"], "the settings")
-    told = json.dumps(dict(_flat(settings)) | {"share held out": question["share"]}, sort_keys=True)
+    with remembered(context, _TRIALS) as tried:
+        if question[SEARCH] and (trial := fingerprint(_told(question, "settings").encode())) not in tried:
+            limits.check(
+                "trials", max(len(tried), 1), "trials over all runs"
+            )  # one of them is what the search began with
+            tried[trial] = ""
+    told = _told(question, SEARCH if question[SEARCH] else "settings")
     with remembered(context, _ALL_RUNS) as known:
         if (key := fingerprint(told.encode())) in known:
             return
@@ -50,6 +56,11 @@ def check_same_settings(context: Context, question: dict[str, Any], limits: Limi
                 f"--allow sum_settings={len(known) + 1}: runs that differ can together show one party's part"
             )
         known[key] = told
+
+
+def _told(question: dict[str, Any], which: str) -> str:
+    settings = read_json(question[which], "the settings")
+    return json.dumps(dict(_flat(settings)) | {"share held out": question["share"]}, sort_keys=True)
 
 
 def _flat(table: Any, name: str = "") -> Iterator[tuple[str, Any]]:

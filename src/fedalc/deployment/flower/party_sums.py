@@ -40,6 +40,9 @@ _STATE, _NAME, _STEP = "fedalc-sum-", "fedalc-party-name", "sum-step "
 _ALL_RUNS = "_sums"  # in place of a run's id: lists of parties are compared over all runs
 _KEPT = 4  # sums whose steps are remembered; older ones are refused
 _LARGEST = 1 << 62
+# Of a party in a sum. Smaller ones are rounded away, with larger ones numbers are infinite, and a server could look for
+# the party with which that begins. More than 1 is possible where the number of records has noise.
+_WEIGHTS = 1e-7, 1e3
 _KNOWN = {"agree", "survivors", "unmask", "agreements", "keys", "shares", "roster"}
 
 
@@ -169,6 +172,8 @@ class Masking:
         identity = identity_of(work.context, work.question["run"], lambda: work.party)
         self.sums = _Sums(work.context, work.question["run"], identity, work.limits)
         check_own_part(work, kind)
+        if not _WEIGHTS[0] <= self.weight <= _WEIGHTS[1]:
+            raise BadMessage("divides weights by a number that is not that of all records, or of all labels")
         divided = {f"divisor {work.settings.server.weights}": repr(self.divisor)}
         problem = "divides weights by another number than before in this run"
         check_unchanged(work.context, work.question["run"], divided, problem)
