@@ -17,7 +17,7 @@ from fedalc.config.resolve import experiment
 from fedalc.config.schema import PRESETS, Settings
 from fedalc.config.unused import ONLY_WITH, Fact, names_of, note_without_effect
 from fedalc.core.registry import METHODS, ORACLES
-from fedalc.data.text import fit_text
+from fedalc.data.text.features import fit_text
 from fedalc.models.trained import TrainedModel
 from fedalc.workflows.run import Run
 from tests.data.text.encoders import make_encoder
@@ -287,9 +287,8 @@ def test_terms_have_no_effect_with_a_sentence_encoder_alone(tmp_path: Path) -> N
 
 def test_every_line_of_the_table_is_tried() -> None:
     """If any line is removed, some note is missing."""
-    asked = [
-        (experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in IDLE + WITH_TEXTS
-    ]
+    rows = IDLE + WITH_TEXTS
+    asked = [(experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in rows]
     for place, (fields, _) in enumerate(ONLY_WITH):
         fewer = ONLY_WITH[:place] + ONLY_WITH[place + 1 :]
         with pytest.MonkeyPatch.context() as patch:
