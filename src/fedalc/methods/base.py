@@ -184,8 +184,7 @@ class Method(MethodFacts, ABC):
             return self._tensor(self.told.label_weights)
         if client.label_power == 0 or client.loss != "square":
             return self._tensor(np.ones(self.label_count))
-        weight = (np.maximum(self._counts, 1) + client.label_offset) ** -client.label_power
-        return self._tensor(weight / weight.max())
+        return self._tensor(weights_of(self._counts, client.label_power, client.label_offset))
 
     @property
     def rarest(self) -> float:
@@ -301,6 +300,12 @@ class Method(MethodFacts, ABC):
         if size is None or size >= self.label_count:
             return None
         return torch.randperm(self.label_count, generator=generator)[:size].sort().values.to(W.device)
+
+
+def weights_of(counts: np.ndarray, power: float, offset: float) -> np.ndarray:
+    """Return a_u of each label: (n_u + offset)^-power, as a share of the largest."""
+    weight = (np.maximum(counts, 1) + offset) ** -power
+    return np.asarray(weight / weight.max())
 
 
 def descend(W: Tensor, regularizer: Objective, rate: float, budget: int = DEFAULT_BUDGET) -> Tensor:

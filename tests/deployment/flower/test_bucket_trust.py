@@ -13,15 +13,17 @@ from flwr.app import ConfigRecord, Message
 
 from fedalc.config.resolve import experiment
 from fedalc.data.dataset import Split
-from fedalc.deployment.flower.bucket_sums import BucketSums, Counting, SealedTables
+from fedalc.deployment.flower.bucket_sums import BucketSums, Counting, SealedTables, of_labels
 from fedalc.deployment.flower.census import Census
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.run_config import read_run_config
 from fedalc.deployment.flower.sum_messages import BUCKET_SUMS, COUNTING
-from fedalc.deployment.flower.table_seals import SEALS
+from fedalc.deployment.flower.table_seals import SEALS, Sealing
 from fedalc.deployment.flower.wire import pack, unpack
 from fedalc.errors import ConfigError
 from fedalc.labels.collection.buckets import Tables
+from fedalc.labels.collection.hashing import Hasher
+from fedalc.labels.collection.keys import Key
 from tests.deployment.flower.local_grid import LocalGrid, Tamper
 from tests.deployment.flower.problem import Nodes, asked, fails, notes, run
 from tests.deployment.flower.test_bucket_sums import CASES, ON, assert_equal, twin
@@ -33,22 +35,26 @@ ONE_ROUND = CASES["one round"]
 
 
 def test_a_vector_and_its_sum() -> None:
-    """n of three labels, then two tables of three buckets: packed, or in units of 1/6 for three parties."""
+    """Two tables of three buckets, packed or in units of 1/6 for three parties, then n of three labels."""
     tables, n = Tables(2, 3), np.array([1, 0, 2], dtype=np.uint64)
     amounts = np.array([1, 0, 2, 0, 3, 0], dtype=np.uint64)
     whole, parts = Counting("records", False, tables), Counting("records", False, tables, parties=3)
-    assert (whole.length(3), parts.length(3), parts.unit) == (3 + 2 + SEALS, 3 + 6 + SEALS, 6)
-    seals = np.arange(SEALS, dtype=np.uint64)
+    assert (whole.length(3), parts.length(3), parts.unit) == (2 + SEALS + 3 + SEALS, 6 + SEALS + 3 + SEALS, 6)
+    hasher = Hasher("hmac-sha256", Key(bytes(range(64))))
     for counting, each in ((whole, 1), (parts, 6)):
-        vectors = [counting.vector(n * np.uint64(each), amounts * np.uint64(each), seals) for _ in range(2)]
-        assert len(vectors[0]) == counting.length(3)
-        counts, summed = counting.read(vectors[0] + vectors[1], 3, 3)
-        assert counts.tolist() == [2, 0, 4] and summed.counts.tolist() == [[2, 0, 4], [0, 6, 0]]
-        assert summed.seals.tolist() == [0, 2, 4, 6] and summed.parties == 3
+        vector = counting.vector(hasher, "run", 3, n * np.uint64(each), amounts * np.uint64(each))
+        assert len(vector) == counting.length(3)
+        summed, labels = counting.read(vector + vector + vector, 3, 3)
+        assert labels.whole(counting is parts).tolist() == [3, 0, 6]
+        assert summed.counts.tolist() == [[3, 0, 6], [0, 9, 0]] and summed.parties == labels.parties == 3
+        sealing = Sealing("run", "records", False, (2, 3), 3)
+        assert summed.seals.tolist() == sealing.of_sum(hasher, summed.amounts).tolist()
+        assert labels.seals.tolist() == of_labels("run", False, 3, 3).of_sum(hasher, labels.amounts).tolist()
     assert Counting("pairs", False, tables).length(3) == 2 + SEALS
     nothing = Counting("records", False, Tables(0, 1))
-    assert nothing.length(3) == 3 + SEALS
-    assert nothing.read(np.concatenate([n, seals]), 3, 3)[1].counts.shape == (0, 1)
+    vector = nothing.vector(hasher, "run", 3, n, amounts[:0])
+    assert len(vector) == nothing.length(3) == 3 + 2 * SEALS
+    assert nothing.read(vector, 3, 3)[0].counts.shape == (0, 1)
 
 
 # --- lost parties ---

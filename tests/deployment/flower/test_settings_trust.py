@@ -129,20 +129,34 @@ def test_a_divisor_that_no_honest_server_has_is_refused(divisor: float, strict: 
 
 
 def test_runs_that_call_themselves_searches_do_not_get_more_trials(tmp_path: Path) -> None:
-    """The server says that each run began with the known settings, and tries another label power in each."""
-    context = Context(1, 1, {"require-secure-sums": True, "state": str(tmp_path)}, RecordDict(), {})
-    began = {"client": {"label_power": 0.0}}
-
-    def ask(power: float) -> None:
-        trial = {"client": {"label_power": power}}
-        question = {"settings": json.dumps(trial), SEARCH: json.dumps(began), "share": 0.1}
-        check_same_settings(context, question, Limits())
-
-    for power in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8):
-        ask(power)
-    ask(0.3)  # again
+    """The server says that each run began with the known settings, and tries others in each."""
+    ask = search_of(tmp_path)
+    for dim in range(9):
+        ask({"encoder": {"dim": dim}})
+    ask({"encoder": {"dim": 3}})  # again
     with pytest.raises(BadMessage, match="trials over all runs = 9 is outside 1 to 8"):
-        ask(0.9)
+        ask({"encoder": {"dim": 9}})
+
+
+def test_searches_get_two_label_powers(tmp_path: Path) -> None:
+    """As many sums with other label powers as labels would give each label's part. A search trains with one power, and
+    then with the chosen one."""
+    ask = search_of(tmp_path)
+    for power in (0.0, 0.3, 0.0, 0.3):
+        ask({"client": {"label_power": power}})
+    with pytest.raises(BadMessage, match="label powers over all runs = 3 is outside 1 to 2"):
+        ask({"client": {"label_power": 0.5}})
+    ask({"client": {"label_power": 0.5}}, Limits({"label_powers": 3}))
+
+
+def search_of(state: Path) -> Callable[..., None]:
+    context = Context(1, 1, {"require-secure-sums": True, "state": str(state)}, RecordDict(), {})
+
+    def ask(trial: dict[str, Any], limits: Limits | None = None) -> None:
+        question = {"settings": json.dumps(trial), SEARCH: json.dumps({"client": {"label_power": 0.0}}), "share": 0.1}
+        check_same_settings(context, question, limits or Limits())
+
+    return ask
 
 
 def test_another_divisor_within_a_run_is_refused(strict: Nodes, tmp_path: Path) -> None:

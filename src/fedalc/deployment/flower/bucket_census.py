@@ -85,7 +85,8 @@ class HeldOutBuckets:
         return {}
 
     def told_to_all(self) -> dict[str, ArrayRecord]:
-        return {} if self.told is None else {BUCKET_SUMS: self.told.record()}
+        record = None if self.told is None else self.told.record()
+        return {} if record is None else {BUCKET_SUMS: record}
 
     def tensors(self) -> dict[str, Tensor]:
         told = {} if self.told is None else self.told.tensors(_HELD_OUT)
@@ -143,24 +144,29 @@ class BucketCensus:
         if counts_parts(self.settings, on_held_out):
             count = len(roster.parties)
             every = Counting(PAIRS, on_held_out, Tables.for_records(pairs, collection.collisions))
-            holders = self._total(every)[1]
+            holders = self._total(every)[0]
         if set_size == "ignored" and on_held_out:
             set_size = "expected"  # the number of records is needed, and follows from the mean
         tables = Tables(0, 1) if set_size == "ignored" else record_tables(collection, pairs, set_size)
-        n, summed = self._total(Counting(RECORDS, on_held_out, tables, count), holders)
+        counting = Counting(RECORDS, on_held_out, tables, count)
+        summed, of_labels = self._total(counting, holders)
+        n = of_labels.whole(counting.unit > 1)
+        weighs = self.settings.clients == "parties" and self.settings.weighs_labels and not on_held_out
+        to_check = of_labels if weighs else None
+        told = None if to_check is None else BucketSums(labels=to_check)
         if set_size == "ignored":
-            return Found(n, 0.0, None, None, {})
+            return Found(n, 0.0, None, told, {})
         records = tables.records(summed.counts.ravel())
         facts: dict[str, Any] = {"tables": tables.tables, "buckets": tables.buckets, "records": round(records)}
         if set_size == "expected":
-            return Found(n, records, mean_size(n, records), None, facts)
+            return Found(n, records, mean_size(n, records), told, facts)
         facts["collisions"] = tables.collision_rate(round(records))
         if problem := too_many(collection, records, facts["collisions"]):
             self.parties.say(f"set sizes: {problem}")
-        return Found(n, records, None, BucketSums(summed, holders), facts)
+        return Found(n, records, None, BucketSums(summed, holders, to_check), facts)
 
-    def _total(self, counting: Counting, holders: SealedTables | None = None) -> tuple[np.ndarray, SealedTables]:
-        """Return n and the tables, summed over all parties. `holders`: the sums of pairs, if parties count parts."""
+    def _total(self, counting: Counting, holders: SealedTables | None = None) -> tuple[SealedTables, SealedTables]:
+        """Return the tables and n, summed over all parties. `holders`: the sums of pairs, if parties count parts."""
         roster = self.census.roster
         what = f"{counting.what} of {'held-out' if counting.on_held_out else 'training'} instances"
         self.parties.say(f"asking {len(roster.parties)} parties for masked counts of {what}")

@@ -8,7 +8,7 @@ all, to which every mask is bound; a party looks up its own records. Seals (`tab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ QUESTION = "query.bucket_counts"
 PAIRS: Final = "pairs"
 RECORDS: Final = "records"
 LARGEST = (1 << 16) - 1  # of a count that parties get
+_NAMES = ("sizes", "holders", "labels")  # of what they get
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,25 @@ class Counting:
     def length(self, label_count: int) -> int:
         """Return how many numbers a party's vector has."""
         words = -(-self.tables.size // COUNTERS_PER_WORD) if self.unit == 1 else self.tables.size
-        return words + SEALS + (label_count if self.what == RECORDS else 0)
+        return words + SEALS + (label_count + SEALS if self.what == RECORDS else 0)
 
-    def sealing(self, run: str, parties: int) -> Sealing:
-        return Sealing(run, self.what, self.on_held_out, (self.tables.tables, self.tables.buckets), parties)
+    def vector(self, hasher: Hasher, run: str, parties: int, counts: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        """Return a party's numbers, in a sum over this many. `counts`: n of each label; `amounts`: in its buckets."""
+        shape = (self.tables.tables, self.tables.buckets)
+        seals = Sealing(run, self.what, self.on_held_out, shape, parties).of_party(hasher, amounts)
+        numbers = [packed(amounts) if self.unit == 1 else amounts, seals]
+        if self.what == RECORDS:
+            numbers += [counts, of_labels(run, self.on_held_out, len(counts), parties).of_party(hasher, counts)]
+        return np.concatenate(numbers)
 
-    def vector(self, counts: np.ndarray, amounts: np.ndarray, seals: np.ndarray) -> np.ndarray:
-        """Return a party's numbers. `counts`: n of each label; `amounts`: in its buckets."""
-        return np.concatenate([counts, packed(amounts) if self.unit == 1 else amounts, seals])
-
-    def read(self, total: np.ndarray, label_count: int, parties: int) -> tuple[np.ndarray, SealedTables]:
-        """Return n, and the tables, from the sum of the numbers of this many parties."""
-        first = label_count if self.what == RECORDS else 0
-        n, summed, seals = total[:first], total[first:-SEALS], total[-SEALS:]
+    def read(self, total: np.ndarray, label_count: int, parties: int) -> tuple[SealedTables, SealedTables]:
+        """Return the tables, and n in units, from the sum of the numbers of this many parties."""
+        end = len(total) - (label_count + SEALS if self.what == RECORDS else 0)
+        summed, seals = total[: end - SEALS], total[end - SEALS : end]
+        n, of_n = total[end : end + label_count], total[end + label_count :]
         summed = unpacked(summed, self.tables.size).astype(np.uint16) if self.unit == 1 else summed
-        tables = SealedTables(summed.reshape(self.tables.tables, self.tables.buckets), seals, parties)
-        return np.rint(n / self.unit).astype(np.int64), tables
+        shape = (self.tables.tables, self.tables.buckets)
+        return SealedTables(summed.reshape(shape), seals, parties), SealedTables(n.reshape(-1, 1), of_n, parties)
 
     def record(self) -> ConfigRecord:
         return ConfigRecord(
@@ -79,6 +83,11 @@ class Counting:
                 "parties": self.parties,
             }
         )
+
+
+def of_labels(run: str, on_held_out: bool, labels: int, parties: int) -> Sealing:
+    """Return what the seals of n are bound to."""
+    return Sealing(run, "labels", on_held_out, (labels, 1), parties)
 
 
 def size_for(settings: Experiment, on_held_out: bool) -> SetSize:
@@ -125,6 +134,10 @@ class SealedTables:
             return self.amounts
         return np.rint(self.amounts / units(self.parties)).clip(max=LARGEST).astype(np.uint16)
 
+    def whole(self, parts: bool) -> np.ndarray:
+        """Return n of each label, in whole numbers, from a table of labels. `parts`: whether parties counted parts."""
+        return np.rint(self.amounts[:, 0] / (units(self.parties) if parts else 1)).astype(np.int64)
+
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         return {name: self.amounts, f"{name} seals": np.append(self.seals, np.uint64(self.parties))}
 
@@ -136,18 +149,22 @@ class SealedTables:
 
 @dataclass(frozen=True, eq=False)
 class BucketSums:
-    """What all parties get, if they learn set sizes. `sizes`: how many labels the records in each bucket have.
-    `holders`: the same for pairs and parties, if parties may have the same labels."""
+    """What all parties get. `sizes`: how many labels the records in each bucket have, if parties learn set sizes.
+    `holders`: the same for pairs and parties, if parties may have the same labels. `labels`: then also n of each label,
+    if labels have weights."""
 
-    sizes: SealedTables
+    sizes: SealedTables | None = None
     holders: SealedTables | None = None
+    labels: SealedTables | None = None
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        return self.sizes.arrays("sizes") | ({} if self.holders is None else self.holders.arrays("holders"))
+        there = {name: getattr(self, name) for name in _NAMES if getattr(self, name) is not None}
+        return {key: array for name, tables in there.items() for key, array in tables.arrays(name).items()}
 
-    def record(self) -> ArrayRecord:
-        return pack(self.arrays)
+    def record(self) -> ArrayRecord | None:
+        """Return what a party looks up its records in, if it does."""
+        return pack(replace(self, labels=None).arrays) if self.sizes is not None else None
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         """As torch has them: whole counts as int32, others as int64."""
@@ -158,14 +175,14 @@ class BucketSums:
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], prefix: str) -> BucketSums | None:
-        if f"{prefix}sizes" not in tensors:
+        names = [name for name in _NAMES if prefix + name in tensors]
+        if not names:
             return None
-        if f"{prefix}sizes seals" not in tensors:
+        if f"{prefix}{names[0]} seals" not in tensors:
             raise FedalcError(
                 "this run began with an earlier version of fedalc, whose parties did not seal their counts: begin anew"
             )
         kinds = {torch.int32: np.uint16, torch.int64: np.uint64}
-        names = [name for name in ("sizes", "holders") if prefix + name in tensors]
         wanted = [each for name in names for each in (name, f"{name} seals")]
         arrays = {name: tensors[prefix + name].numpy().astype(kinds[tensors[prefix + name].dtype]) for name in wanted}
         return cls(**{name: SealedTables.of(name, arrays) for name in names})
@@ -201,3 +218,11 @@ def read_tables(
             raise BadMessage("sends other sums of bucket counts than those that the parties counted")
         tables[name] = found.counts if name == "sizes" else found.counts.clip(max=found.parties)
     return tables
+
+
+def check_label_counts(found: SealedTables, settings: Experiment, hasher: Hasher, run: str) -> np.ndarray:
+    """At a party: return n of all labels, if the parties counted so."""
+    sealing = of_labels(run, False, len(found.amounts), found.parties)
+    if found.parties < LEAST_PARTIES or not np.array_equal(sealing.of_sum(hasher, found.amounts), found.seals):
+        raise BadMessage("sends other numbers of records of the labels than the parties counted")
+    return found.whole(counts_parts(settings, False))

@@ -6,31 +6,35 @@ these the server could make all parties but one add next to nothing, and the sum
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from fedalc.deployment.flower.bucket_sums import SealedTables, check_label_counts
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.party_settings import insists
 from fedalc.deployment.flower.shared_labels import record_counts
 from fedalc.deployment.flower.sum_messages import (
     EVERY_ROW,
     LABEL_WEIGHTS,
     MEAN_SHARE,
-    NOISED_COUNTS,
     POWERS,
     RAREST,
     WEIGHTS,
 )
+from fedalc.deployment.flower.table_seals import SEALS
 from fedalc.deployment.flower.wire import BadMessage, config, unpack, unpack_all_rows
 from fedalc.methods import METHODS
+from fedalc.methods.base import weights_of
 
 if TYPE_CHECKING:
     from fedalc.deployment.flower.work import Work
 
 OFF_BY = 2.0  # with the join: the factor by which n may differ from the party's own count, since it leaves out records
 NOISE = 1000.0  # and by this many records, if n has noise
+SINGLE = 1e-5  # by which weights in single precision may differ
 UNIT = 1e-3  # by which the length of a row may differ from 1
 
 
@@ -77,16 +81,38 @@ def _check_lengths(work: Work, rows: torch.Tensor) -> None:
 
 
 def _check_weights(work: Work) -> None:
-    """The weights of its labels are those that all parties get or, with labels that it alone has, follow from its own
-    numbers of records and the number n of the rarest label, which all parties get."""
-    content, numbers, told = work.message.content, work.question["numbers"], work.method.told
+    """The weights of its labels are those that all parties get, and follow from the sums of all parties' numbers of
+    records. With labels that it alone has, they follow from its own numbers of records and the number n of the rarest
+    label, which all parties get."""
+    told = work.method.told
     assert told is not None
     if work.settings.clients == "parties":
-        wanted = {"weights": ("float64", (_label_count(work),))}
-        if not np.array_equal(unpack(content, LABEL_WEIGHTS, wanted)["weights"][numbers], told.label_weights):
-            raise BadMessage("sends this party other label weights than those that all parties get")
+        _check_shared_weights(work, told.label_weights)
         return
     _check_follow(work, told.label_weights, work.settings.client.label_power, own_counts(work))
+
+
+def _check_shared_weights(work: Work, told: np.ndarray) -> None:
+    content, settings, count = work.message.content, work.settings, _label_count(work)
+    by_sums = settings.collection.by == "sums"
+    wanted: dict[str, Any] = {"weights": ("float64", (count,))}
+    if by_sums:
+        wanted |= {"labels": ("uint64", (count, 1)), "labels seals": ("uint64", (SEALS + 1,))}
+    arrays = unpack(content, LABEL_WEIGHTS, wanted)
+    weights = arrays["weights"]
+    if not np.array_equal(weights[work.question["numbers"]], told):
+        raise BadMessage("sends this party other label weights than those that all parties get")
+    if by_sums:
+        told_counts = SealedTables.of("labels", arrays)
+        n = check_label_counts(told_counts, settings, work.party.hasher, work.question["run"])
+        due = weights_of(n, settings.client.label_power, settings.client.label_offset)
+        if not np.allclose(weights, due, rtol=SINGLE, atol=0):
+            raise BadMessage("sends label weights that do not follow from the labels' numbers of records")
+    elif insists(work.context):
+        raise BadMessage(
+            "has label weights (client.label_power) and labels at several parties, whose weights this party can check "
+            "with --collection sums only"
+        )
 
 
 def _check_weightings(work: Work) -> None:
@@ -107,11 +133,11 @@ def _check_weightings(work: Work) -> None:
 
 def _check_follow(work: Work, weights: np.ndarray, power: float, own: np.ndarray) -> None:
     """Refuse weights that do not follow from a label power and the party's own numbers of records."""
-    wanted = {RAREST: float, NOISED_COUNTS: bool}
-    said, offset = config(work.message.content, "task", wanted), work.settings.client.label_offset
+    rarest = config(work.message.content, "task", {RAREST: float})[RAREST]
+    offset, has_noise = work.settings.client.label_offset, work.settings.privacy.mechanism is not None
     with np.errstate(all="ignore"):
-        n = (said[RAREST] + offset) * weights ** (-1 / power) - offset
-    factor, slack = OFF_BY, NOISE if said[NOISED_COUNTS] else 1.0
+        n = (rarest + offset) * weights ** (-1 / power) - offset
+    factor, slack = OFF_BY, NOISE if has_noise else 1.0
     if work.settings.collection.by == "sums":  # n is exact
         factor, slack = 1.0, 0.01
     if not ((n >= own / factor - slack) & (n <= own * factor + slack)).all():

@@ -15,7 +15,6 @@ from fedalc.deployment.flower.party import Party
 from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
 from fedalc.deployment.flower.party_sums import masked_counts, member_count
 from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
-from fedalc.deployment.flower.table_seals import Sealing
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.labels.collection.buckets import Tables, totals
 from fedalc.labels.collection.hashing import Hasher
@@ -48,7 +47,7 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
     members = member_count(message.content, context, question["run"], party, limits)
     if counting.parties not in (1, members):
         raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {members}")
-    vector = counted.vector(counting, holders, numbers, count, counting.sealing(question["run"], members))
+    vector = counting.vector(party.hasher, question["run"], members, *counted.counts(counting, holders, numbers, count))
     kind = QUESTION.rpartition(".")[2]
     return masked_counts(message.content, context, kind, question["run"], party, limits, vector)
 
@@ -65,23 +64,11 @@ class _Counted:
         self.pseudonyms = pseudonyms  # of the columns of `labels`
         self.held = Held.of(digests, labels, None) if labels.nnz else None  # there may be no held-out records
 
-    def vector(
-        self,
-        counting: Counting,
-        holders: np.ndarray | None,
-        numbers: np.ndarray,
-        label_count: int,
-        sealing: Sealing,
-    ) -> np.ndarray:
-        """Return the numbers to add up. `holders`: of the entries of the label matrix, if pairs count in parts.
-        `numbers`: those of the party's labels among all `label_count`."""
-        n, amounts = self._counts(counting, holders, numbers, label_count)
-        return counting.vector(n, amounts, sealing.of_party(self.hasher, amounts))
-
-    def _counts(
+    def counts(
         self, counting: Counting, holders: np.ndarray | None, numbers: np.ndarray, label_count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return n of each label, and what each bucket gets."""
+        """Return n of each label, and what each bucket gets. `holders`: of the entries of the label matrix, if pairs
+        count in parts. `numbers`: those of the party's labels among all `label_count`."""
         tables, held = counting.tables, self.held
         n = np.zeros(0 if counting.what == PAIRS else label_count, dtype=np.uint64)
         if held is None:

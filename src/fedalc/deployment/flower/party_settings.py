@@ -40,10 +40,11 @@ def check_same_settings(context: Context, question: dict[str, Any], limits: Limi
         return
     with remembered(context, _TRIALS) as tried:
         if question[SEARCH] and (trial := fingerprint(_told(question, "settings").encode())) not in tried:
-            limits.check(
-                "trials", max(len(tried), 1), "trials over all runs"
-            )  # one of them is what the search began with
-            tried[trial] = ""
+            # One of them is what the search began with.
+            limits.check("trials", max(len(tried), 1), "trials over all runs")
+            power = str(json.loads(_told(question, "settings")).get("client.label_power"))
+            limits.check("label_powers", len({power, *tried.values()} - {""}), "label powers over all runs")
+            tried[trial] = power
     told = _told(question, SEARCH if question[SEARCH] else "settings")
     with remembered(context, _ALL_RUNS) as known:
         if (key := fingerprint(told.encode())) in known:

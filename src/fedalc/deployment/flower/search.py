@@ -21,7 +21,7 @@ from fedalc.deployment.flower.exchange import Exchange, Reply
 from fedalc.deployment.flower.masked_sums import MaskedSums
 from fedalc.deployment.flower.ranking import PartyHits, PartyRanking
 from fedalc.deployment.flower.secure_engine import SecureFlowerEngine, SecureRanking
-from fedalc.deployment.flower.sum_messages import NOISED_COUNTS, POWERS, RAREST
+from fedalc.deployment.flower.sum_messages import POWERS, RAREST
 from fedalc.deployment.flower.totals import LabelsOf
 from fedalc.engines.sums import Sums
 from fedalc.engines.traffic import Ledger
@@ -86,8 +86,7 @@ class PartyPart(Part):
         """Return what parties check the weights by, under secure sums."""
         if self._masked is None:
             return {}
-        rarest = float(np.maximum(self.counts, 1).min())
-        return {POWERS: list(powers), RAREST: rarest, NOISED_COUNTS: self.census.roster.is_noised}
+        return {POWERS: list(powers), RAREST: float(np.maximum(self.counts, 1).min())}
 
 
 class TrialEngine(FlowerEngine):

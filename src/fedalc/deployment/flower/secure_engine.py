@@ -22,7 +22,6 @@ from fedalc.deployment.flower.sum_messages import (
     LABEL_WEIGHTS,
     MEAN_SHARE,
     NOISED,
-    NOISED_COUNTS,
     RANKING,
     RAREST,
     TRAINING,
@@ -171,8 +170,11 @@ class SecureFlowerEngine(FlowerEngine):
         """Return what all parties get about label weights: all of them or, if each label is at one party, which knows
         its n, the n of the rarest label. As records, and as values of the task."""
         if self.settings.clients == "parties":
-            return {LABEL_WEIGHTS: pack({"weights": self.method.label_weights.double()})}, {}
-        return {}, {RAREST: self.method.rarest, NOISED_COUNTS: self.roster.is_noised}
+            weights = {"weights": self.method.label_weights.double().cpu().numpy()}
+            buckets = self.census.buckets
+            counted = {} if buckets is None or buckets.labels is None else buckets.labels.arrays("labels")
+            return {LABEL_WEIGHTS: pack(weights | counted)}, {}
+        return {}, {RAREST: self.method.rarest}
 
     def _every_row(self, model: Model) -> dict[str, ArrayRecord]:
         whole = self.method.set_loss is not None and self.settings.client.negatives is None

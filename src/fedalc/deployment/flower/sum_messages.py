@@ -18,13 +18,13 @@ COUNTING = "counting"  # what whole numbers count, in a question before round 1
 BUCKET_SUMS = "bucket-sums"  # sums that all parties get; each looks up its own records there
 WEIGHTS = "weights"  # of the labels' scores, in a search: the record, and its array
 LABEL_WEIGHTS = "label-weights"  # a_u of all labels, if parties share labels
-# In a task: n of the rarest label, whether n has noise, 1/m for the mean set size m, if parties get only that, and the
-# label powers by which a search weighs scores.
-RAREST, NOISED_COUNTS, MEAN_SHARE, POWERS = "rarest", "noised-counts", "mean-share", "powers"
+# In a task: n of the rarest label, 1/m for the mean set size m, if parties get only that, and the label powers by which
+# a search weighs scores.
+RAREST, MEAN_SHARE, POWERS = "rarest", "mean-share", "powers"
 _RECORDS = ("theta", "statistics", "direction", "all-rows", EVERY_ROW, "absent", WEIGHTS, LABEL_WEIGHTS, BUCKET_SUMS)
 _TASK = (
     *("version", "run", "settings", "share", "search", "round", "label-count", "what"),
-    *(RAREST, NOISED_COUNTS, MEAN_SHARE, POWERS),
+    *(RAREST, MEAN_SHARE, POWERS),
 )
 _OWN = ("told", "holders", "rows", "sizes")  # records that are each party's own
 _OWN_TASK = ("labels", "numbers")
