@@ -84,3 +84,11 @@ def test_data_that_a_part_cannot_use(place: Path) -> None:
 )
 def test_what_does_not_go_together(place: Path, options: tuple[str, ...], why: str) -> None:
     assert why in run("audit", "data", *options, cwd=place, code=2).stderr
+
+
+def test_texts_are_hashed(tmp_path: Path) -> None:
+    lines = [f"{'wheat corn' if at % 2 else 'oil gas'} word{at},{'grain' if at % 2 else 'fuel'}" for at in range(12)]
+    file = tmp_path / "texts.csv"
+    file.write_text("text,labels\n" + "\n".join(lines) + "\n")
+    out = run("audit", file.name, "--what", "collection", cwd=tmp_path).stdout
+    assert "of 12 instances and 2 label names" in out

@@ -13,6 +13,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import fedalc
+from fedalc.config.resolve import default_choice
 from fedalc.data.dataset import Dataset, Split
 from fedalc.data.synthetic.identities import IdentitiesSize, make_identities
 from fedalc.data.synthetic.mosaics import MosaicsSize, make_mosaics
@@ -288,6 +289,18 @@ def test_enrolling_with_plda_is_the_likelihood_ratio() -> None:
     np.testing.assert_allclose(scores[:, 12], scores[:, 3], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(scores[:, :12], model.scores(SMALL.test.features))
     assert twice.verify(records_of(3), "again").accepted.any()
+
+
+def test_records_of_zeros_are_not_enrolled() -> None:
+    """Otherwise a broken sensor would pass as that person."""
+    records = csr_matrix(np.zeros_like(records_of(3).toarray()))
+    with pytest.raises(ConfigError, match="have no number other than 0"):
+        enrolled(trained("fedalc-plda").model, "again", records, "fedalc-plda")
+
+
+def test_verification_has_its_own_embedded_data() -> None:
+    assert default_choice({"task": "verification"}, None, (), None)["dataset"] == "identities"
+    assert "dataset" not in default_choice({"task": "verification", "dataset": "mine.npz"}, None, (), None)
 
 
 def test_enrolling_with_cosines_is_the_mean_embedding() -> None:

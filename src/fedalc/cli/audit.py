@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from fedalc.data.dataset import Split
     from fedalc.labels.collection.audit import Attempt
 
+BUCKETS = 4096  # features of texts
 PARTS = ("collection", "inversion", "membership")
 
 
 def audit(
     candidates: Annotated[
-        str, typer.Argument(help="your data, or the instances that the server suspects: a file, a folder or a dataset")
+        str,
+        typer.Argument(
+            help="your data, or the instances the server suspects: a file (texts are hashed), a folder or a dataset"
+        ),
     ],
     files: Annotated[
         list[Path] | None, typer.Argument(help="message files to attack (default: make some with every algorithm)")
@@ -57,13 +61,15 @@ def audit(
     parties, with and without secure sums, and tell which records a model was trained on."""
     from fedalc.data import ImageOptions, Images
     from fedalc.data.load import load_held
+    from fedalc.data.text.settings import TextSettings
 
     parts = _parts(what, bool(files))
     if model is not None and "membership" not in parts:
         raise ConfigError("--model needs the part membership")
     if key is not None and not files:
         raise ConfigError("--key needs message files; without files the audit also tries a stolen key of its own")
-    split, names = load_held(candidates, data_dir, ImageOptions(size))
+    hashed = TextSettings(kind="hashing", buckets=BUCKETS, idf=False)  # as parties without a common vocabulary do
+    split, names = load_held(candidates, data_dir, ImageOptions(size), hashed)
     console = Console(highlight=False, soft_wrap=True)
     if isinstance(split.features, Images) and (left := [part for part in parts if part != "collection"]):
         if what is not None:

@@ -166,7 +166,8 @@ def default_choice(
     if requested.get("task") == "verification" and "method" not in requested:
         if tune:
             raise ConfigError("the search chooses settings for classification; leave out --tune", "tuning.search")
-        return {"method": "fedalc-exact" if pictures and not frozen else "fedalc-plda"}
+        embedded = {} if "dataset" in requested else {"dataset": "identities"}
+        return {"method": "fedalc-exact" if pictures and not frozen else "fedalc-plda", **embedded}
     if "method" in requested or (set(requested) - plain and tune is not False):
         if tune:
             _refuse_what_a_search_chooses(requested)

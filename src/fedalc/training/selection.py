@@ -152,6 +152,8 @@ class Training(AnyTraining):
 
     def _refuse_divergence(self, loss: float = 0.0) -> None:
         if not (math.isfinite(loss) and self.federated.is_finite()):
+            if self.federated.method.one_round:
+                raise FedalcError("the solution has numbers that are not finite: check that features vary (data check)")
             raise FedalcError(
                 f"training diverged: numbers that are not finite after round {self.federated.round_number}; "
                 "lower client.learning_rate, server.learning_rate or regularizer.lambda"

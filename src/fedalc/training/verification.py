@@ -28,7 +28,10 @@ def scored_trials(scorer: Any, truth: csr_matrix, held: np.ndarray, strangers: A
     more = None if strangers is None else _numbers(strangers.of_labels(everyone))
     trials = make_trials(_numbers(scorer.of_labels(everyone)), truth, held, more)
     if trials is None:
-        raise FedalcError("verification needs records of at least two enrolled labels to test with")
+        raise FedalcError(
+            "verification needs records of at least two enrolled labels to test with, beside those to train on: give "
+            "more records of each"
+        )
     return trials
 
 

@@ -43,7 +43,8 @@ def enrol_file(run: Path, name: str, file: str, out: Path | None, columns: Mappi
     model, method = _model(run), _method(run)
     features = read_features(model, file, table_of(run, columns))
     new = enrolled(model, name, features, method)
-    kept = "" if out is not None else f"; the model before it is {previous(model_of(run))}"
+    folder = model_of(run) if out is None else out
+    kept = f"; the model before it is {previous(folder)}" if folder.exists() else ""
     _write(run, out, new, keep_previous=True)
     return f"{name} is enrolled with {features.shape[0]} records: {len(new.label_names)} persons{kept}"
 
@@ -53,15 +54,18 @@ def unenrol_run(run: Path, name: str, out: Path | None) -> str:
     model = _model(run)
     new = unenrolled(model, name)
     _write(run, out, new, keep_previous=False)
-    said = f"{name} is removed: row, name and counts of its scores. {what_remains(model)}"
+    said = f"{name} is removed: row, name and counts of its scores. If training had this person, some is left: "
+    said += what_remains(model)
     if out is None and (run / "checkpoint").exists():
-        said += f". The checkpoint still has the row: delete {run / 'checkpoint'} (the model does not need it)"
+        said += f". So does the checkpoint: delete {run / 'checkpoint'} (the model does not need it)"
     return said
 
 
 def enrolled(model: TrainedModel, name: str, features: Any, method: str | None = None) -> TrainedModel:
     """Return the model with one more person. `method`: that it was trained with."""
     _check_name(model, name)
+    if empty := int((abs(features).sum(axis=1) == 0).sum()):
+        raise ConfigError(f"{empty} of its records have no number other than 0: every such record would pass", name)
     if features.shape[0] < FEW:
         warnings.warn(f"{features.shape[0]} records are few: at least {FEW} make a better row", stacklevel=2)
     if (known := _number(model, name)) is not None:  # a label without a client: its row is empty
@@ -95,13 +99,13 @@ def unenrolled(model: TrainedModel, name: str) -> TrainedModel:
 def what_remains(model: TrainedModel) -> str:
     """Return what of a removed person is left in the model, in words."""
     if isinstance(model.model.encoder, Squares):
-        return "Its records still count in the mean and the covariances, which are sums over all persons"
+        return "its records still count in the mean and the covariances, which are sums over all persons"
     if model.encoder.output == "raw" and are_axes(model.model.W):
         return (
-            "Its axis is gone too. If the head was solved (fedalc-oneshot, fed3r), its records still count in G, the "
-            "sum over all persons that the other columns follow from; with fedncm nothing is left"
+            "its axis is gone too, but if the head was solved (fedalc-oneshot, fed3r), its records still count in G, "
+            "the sum over all persons that the other columns follow from; with fedncm nothing is left"
         )
-    return "Its records have trained θ, and what θ learnt from them is left; only training without them removes that"
+    return "its records have trained θ, and what θ learnt from them is left; only training without them removes that"
 
 
 def _model(run: Path) -> TrainedModel:

@@ -91,7 +91,10 @@ def check_memory(settings: Experiment, data: Dataset) -> None:
     if METHODS[settings.method].one_round and METHODS[settings.method].sends_gram:
         needed += equations(settings, data, shape.width) ** 2 * (number + 28)  # and a solution in double precision
     if settings.device == "cpu" and needed > has:
-        field, hint = ("method", "; fedalc-exact needs less") if METHODS[settings.method].one_round else ("encoder", "")
+        fewer = ", and so do fewer text.buckets" if data.text is not None else ""
+        field, hint = (
+            ("method", f"; fedalc-exact needs less{fewer}") if METHODS[settings.method].one_round else ("encoder", "")
+        )
         raise ConfigError(
             f"training needs {needed / 1e9:.0f} GB for the model, this machine has {has / 1e9:.0f}{hint}", field
         )

@@ -51,7 +51,7 @@ def verify_file(
 def _claims(claims: str, file: str, table: TableSettings) -> list[str]:
     """Return the claimed name of each record."""
     if Path(claims).is_file():
-        return [line.strip() for line in Path(claims).read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in Path(claims).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if file == STANDARD_INPUT:
         raise ConfigError("no such file; a column cannot be read from standard input", "--claims")
     data_format = file_format(Path(file))

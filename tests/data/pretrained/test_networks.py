@@ -91,7 +91,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     file = tmp_path / "net.pth"
     weights = MobileNetV2().state_dict()
     for content, why in (
-        ({"a": Evil()}, "without running code"),
+        ({"a": Evil()}, "never runs code of a file"),
         ({"a": torch.zeros(1)}, "not the weights of MobileNetV2 or EfficientNet-lite0"),
         ({**weights, "features.0.0.weight": torch.zeros(3)}, "not the weights of MobileNetV2"),
         ({**weights, "classifier.1.bias": torch.full((1000,), np.nan)}, "not finite"),

@@ -118,6 +118,10 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     damaged = make_encoder(tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     refused(damaged, "lacks weights|can be read")
+    wordless = make_encoder(tmp_path / "wordless")
+    for file in wordless.glob("tokenizer*"):
+        file.unlink()
+    refused(wordless, "its tokenizer has . tokens, and the network 12: a file such as tokenizer.json")
     dense = make_encoder(tmp_path / "dense", "mean_tokens", normalize=True)
     modules = (dense / "modules.json").read_text()
     (dense / "modules.json").write_text(modules.replace("Normalize", "Dense"))

@@ -74,11 +74,16 @@ class Weights:
         if self.network is None:
             if not self.path.exists():
                 raise ConfigError(f"the model's pretrained network is not in {self.path}: {WHERE}", FIELD)
-            path = find_weights(self.path)
-            if digest_of(path) != self.digest:
-                raise ConfigError(f"{path}: is not the pretrained network of training: {WHERE}", FIELD)
-            self.network = open_network(path, device)
+            self.look_in(self.path)
+            self.network = open_network(self.path, device)
         return self.network
+
+    def look_in(self, place: Path | str) -> None:
+        """Look for the weights in this file or folder. They must be those of training."""
+        path = find_weights(place)
+        if digest_of(path) != self.digest:
+            raise ConfigError(f"{path}: is not the pretrained network of training: {WHERE}", FIELD)
+        self.path, self.network = path, None
 
 
 class PictureFeatures:
@@ -98,7 +103,11 @@ class PictureFeatures:
 
     def _check_size(self, network: PictureNetwork) -> None:
         if network.only_size and (network.size != self.views.size or "scales" in self.views.views):
-            raise ConfigError(f"{network.name} takes pictures of {network.size} × {network.size} only", "images.size")
+            how = f"--set images.size={network.size}"
+            how += ", and images.views one or mirror" if "scales" in self.views.views else ""
+            raise ConfigError(
+                f"{network.name} takes pictures of {network.size} × {network.size} only: {how}", "images.size"
+            )
 
     @property
     def feature_count(self) -> int:
@@ -114,7 +123,7 @@ class PictureFeatures:
         if len(places) != len(self.weights):
             raise ConfigError(f"{len(places)} places for {len(self.weights)} networks", FIELD)
         for weights, place in zip(self.weights, places, strict=True):
-            weights.path, weights.network = find_weights(place), None
+            weights.look_in(place)
 
     def transform(self, images: Images) -> csr_matrix:
         """Return pictures × features as float32. Rows are cached by the picture's pixels, the weights and the views.

@@ -69,9 +69,12 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigError(EXTRA, FIELD) from None
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds; all mean a file that cannot be used
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{path}: not weights that torch reads without running code: {first:.200}", FIELD) from None
+    except Exception:  # of many kinds, with advice that does not apply here; all mean a file that cannot be used
+        raise ConfigError(
+            f"{path}: damaged, or not tensors alone: fedalc reads what torch.save(model.state_dict(), …) wrote, and "
+            "never runs code of a file",
+            FIELD,
+        ) from None
     if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ConfigError(f"{path}: expected tensors by name, as state_dict() gives them", FIELD)
     if not all(bool(torch.isfinite(value).all()) for value in weights.values()):

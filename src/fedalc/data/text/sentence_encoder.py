@@ -152,4 +152,13 @@ def _load(folder: Path) -> tuple[Any, Any]:
     lacking = sorted(key for key in report["missing_keys"] if "pooler." not in key)  # of a part that is not used
     if lacking:
         raise ConfigError(f"{folder}: lacks weights, such as {lacking[0]}", FIELD)
+    facts = network.config
+    if not isinstance(getattr(facts, "hidden_size", None), int):
+        raise ConfigError(f"{folder}: a network of kind {facts.model_type!r:.40}, not a sentence encoder", FIELD)
+    if len(tokenizer) < getattr(facts, "vocab_size", 0) / 2:  # without its files the library makes up an empty one
+        raise ConfigError(
+            f"{folder}: its tokenizer has {len(tokenizer)} tokens, and the network {facts.vocab_size}: a file such as "
+            "tokenizer.json or vocab.txt is missing",
+            FIELD,
+        )
     return tokenizer, network.eval()

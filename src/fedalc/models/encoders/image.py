@@ -158,6 +158,12 @@ def _pretrained(settings: EncoderSettings, shape: Any) -> Any:
 
 def _check_folder(folder: Path) -> None:
     """Refuse unusable folders with clear messages. The library's are unclear, or come after a request to the hub."""
+    if folder.is_file():
+        raise ConfigError(
+            f"{folder}: a file, but a ResNet is trained from a folder with config.json and safetensors. Leave out "
+            "--encoder and encoder.frozen to use the file's network as it is",
+            "encoder.pretrained",
+        )
     if not folder.is_dir():
         if folder.is_absolute() or (folder.parent != Path() and folder.parent.is_dir()):
             raise ConfigError(f"{folder}: no such folder", "encoder.pretrained")
