@@ -264,18 +264,17 @@ class HeldRecords:
 
     def __init__(
         self,
-        product: Tensor,
+        start: Tensor,
         keys: Tensor,
         of_pair: tuple[Tensor, ...],
         likeness: Tensor | None,
         shape: tuple[int, int],
         momentum: bool,
     ) -> None:
-        """`product`: of the records and θ, with its graph. `of_pair`: the row of the product of each pair, its client,
+        """`start`: the product of the records and θ. `of_pair`: the row of the product of each pair, its client,
         and its place among the client's records. `likeness`: X_u X_uᵀ of each client; None if no client takes a second
         step. `shape`: clients, and the most records of one."""
-        self.product_of_all, self._keys, start = product, keys, product.detach()
-        self.start = start
+        self.start, self._keys = start, keys
         self.record, self.client, self.place = of_pair
         self.likeness = likeness
         self.of_place = torch.zeros(shape, dtype=torch.int64, device=start.device)

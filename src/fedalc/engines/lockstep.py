@@ -8,7 +8,9 @@ Such clients get them, and still take their steps side by side.
 
 If every client takes one full-batch step, the round is that of `fused`.
 
-Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients. A client that needs
+Memory: the server's θ and the sum of changes, and `memory_budget` bytes for a group of clients (a quarter of it: the
+clients; a quarter: products of their records with each other, kept for later rounds; as much for those with θ, of all
+records if they fit). A client that needs
 more runs as in `clients`, and so do encoders that are not made of one sparse matrix and dense layers (pictures, users'
 modules, sub-models).
 """
@@ -89,11 +91,17 @@ class LockstepEngine(ClientsEngine):
         most = self._most_numbers(encoder)
         large = {one.place for one in work if self._numbers(one, encoder) > most}
         together = [one for one in work if one.place not in large]
+        shared = None
+        held = np.unique(np.concatenate([one.instances for one in together])) if together else np.empty(0, np.int64)
+        if 2 * len(held) * encoder.embedding.shape[1] <= most:  # groups have many records in common
+            shared = self._products(held, encoder, chance, total.first)
         for group in watched("clients", self._groups(together, encoder), len(together), len):
-            steps, losses = self._run(model, encoder, group, chance, round_number, total)
+            steps, losses = self._run(model, encoder, group, chance, round_number, total, shared)
             at = [one.place for one in group]
             copies[at] = steps.rows
             total.loss += float((weights[at].double() * losses).sum())
+        if shared is not None:
+            shared.finish()
         others = [(one.place, one.client) for one in work if one.place in large]
         if others:
             total.loss += self._add_clients(model, others, weights, chance, round_number, total.change, [], copies)
@@ -167,13 +175,24 @@ class LockstepEngine(ClientsEngine):
         return work.longest * work.visits > OWN * count_numbers(encoder) / width
 
     def _run(
-        self, model: Model, encoder: TextEncoder, group: list[Work], chance: Chance, round_number: int, total: Total
+        self,
+        model: Model,
+        encoder: TextEncoder,
+        group: list[Work],
+        chance: Chance,
+        round_number: int,
+        total: Total,
+        shared: Products | None,
     ) -> tuple[LocalSteps, Tensor]:
         """Run a group, add its change to the total, and return its steps and the loss of each client."""
         settings, W = self.settings.client, model.W
+        products = shared
+        if products is None:
+            of_group = np.unique(np.concatenate([one.instances for one in group]))
+            products = self._products(of_group, encoder, chance, total.first)
         label = torch.from_numpy(self.federation.label_of[[one.client for one in group]]).to(W.device)
         counted = W.new_tensor([settings.sample * self.federation.counts[one.client] for one in group])
-        held, instance, parts = self._held(encoder, group, chance, W, total.first)
+        held, instance, parts = self._held(group, products, W)
         losses = torch.zeros(len(group), dtype=torch.float64, device=W.device)
         rest = partial(self._rest_of, W, round_number)
         loss = LocalLoss(self.method, encoder.unit, label, instance, parts, counted, settings.sample < 1, rest, losses)
@@ -182,8 +201,16 @@ class LockstepEngine(ClientsEngine):
             self._own(group[0], encoder),
         )  # fmt: skip
         steps.run(held, loss.slopes)
-        total.add([one.place for one in group], steps, held)
+        total.add([one.place for one in group], steps, held, products)
+        if shared is None:
+            products.finish()
         return steps, losses
+
+    def _products(self, instances: np.ndarray, encoder: TextEncoder, chance: Chance, first: Tensor) -> Products:
+        rows = self._rows(instances, first)
+        assert isinstance(rows, SparseRows)
+        design = encoder.design(chance.drop_features(rows, None, encoder.first_layer))
+        return Products(instances, design, rows.keys, design @ first)
 
     def _rest_of(self, W: Tensor, round_number: int, g: Tensor, own: Tensor, instance: Tensor) -> Tensor:
         return self._rest(g, W, own, instance, round_number)
@@ -206,24 +233,20 @@ class LockstepEngine(ClientsEngine):
             self._kept[group] = found
         return found
 
-    def _held(
-        self, encoder: TextEncoder, group: list[Work], chance: Chance, W: Tensor, first: Tensor
-    ) -> tuple[HeldRecords, Tensor, Tensor | None]:
+    def _held(self, group: list[Work], products: Products, W: Tensor) -> tuple[HeldRecords, Tensor, Tensor | None]:
         """Return the group's records, the instance of each client's places, and its part (`Federation.parts`)."""
         counts = [len(one.instances) for one in group]
         client = np.repeat(np.arange(len(group)), counts)
         place = np.concatenate([np.arange(count) for count in counts])
         pairs = np.concatenate([one.instances for one in group])
-        instances, record = np.unique(pairs, return_inverse=True)
-        rows = self._rows(instances, W)
-        assert isinstance(rows, SparseRows)
-        design = encoder.design(chance.drop_features(rows, None, encoder.first_layer))
+        record = np.searchsorted(products.instances, pairs)
         shape = (len(group), max(counts))
         like = None
         if group[0].steps > 1:
-            like = self._likeness(pairs, design, (record, client, place), shape).to(W)
+            like = self._likeness(pairs, products.design, (record, client, place), shape).to(W)
         of_pair = tuple(torch.from_numpy(array).to(W.device) for array in (record, client, place))
-        held = HeldRecords(design @ first, rows.keys, of_pair, like, shape, self.settings.client.momentum > 0)
+        start = products.of_all.detach()
+        held = HeldRecords(start, products.keys, of_pair, like, shape, self.settings.client.momentum > 0)
         instance = torch.zeros(shape, dtype=torch.int64, device=W.device)
         instance[held.client, held.place] = torch.from_numpy(pairs.astype(np.int64)).to(W.device)
         if self.federation.parts is None:
@@ -247,6 +270,18 @@ def fits(encoder: Encoder) -> TypeGuard[TextEncoder]:
     return len(with_bias) == len(encoder.layers) and encoder.shortcut is None and not encoder.mixed
 
 
+class Products:
+    """X θ of some records, with its graph, and what their clients add to it: Σ p_u C_u, a row for each record."""
+
+    def __init__(self, instances: np.ndarray, design: SparseRows | Design, keys: Tensor, of_all: Tensor) -> None:
+        self.instances, self.design, self.keys, self.of_all = instances, design, keys, of_all
+        self.added = torch.zeros_like(of_all.detach())
+
+    def finish(self) -> None:
+        """Add Xᵀ Σ p_u C_u to the sum of changes."""
+        torch.autograd.backward(self.of_all, self.added)
+
+
 class Total:
     """Σ p_u (θ - θ_u), as groups of clients add their parts."""
 
@@ -257,12 +292,10 @@ class Total:
         self.first = self.theta[0].detach().requires_grad_()  # its gradient is Σ p_u X_uᵀ C_u
         self.first.grad = self.change[0]
 
-    def add(self, places: list[int], steps: LocalSteps, held: HeldRecords) -> None:
+    def add(self, places: list[int], steps: LocalSteps, held: HeldRecords, products: Products) -> None:
         weight = self.weights[places]
         of_first = weight[held.client].unsqueeze(1) * held.added[held.client, held.place]
-        added = of_first.new_zeros(len(held.start), of_first.shape[1]).index_add_(0, held.record, of_first)
-        torch.autograd.backward(held.product_of_all, added)
-        assert self.first.grad is self.change[0]
+        products.added.index_add_(0, held.record, of_first)
         if lost := float((weight * (1 - steps.final_a)).sum()):
             self.change[0].add_(self.theta[0], alpha=lost)
         for number, layer in enumerate(steps.layers):
