@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -69,7 +70,7 @@ NARROW = {"name": "mlp", "dim": 160, "embedding": 64, "hidden": [160, 160]}  # a
 FULL = {"name": "mlp", "dim": 512, "embedding": 512, "hidden": [1024, 1024]}
 FEW: tuple[Column, ...] = (("fedavg", None), ("fedalc", 10))
 SOME: tuple[Column, ...] = (*FEW, ("fedaws", 10), ("fedaws", 200), ("fedalc", 500))
-SCREENED, KEPT, LONG = 60, 2, 2  # settings: drawn; to look around; to train long
+SCREENED, KEPT, LONG = 30, 2, 2  # settings: drawn; to look around; to train long
 SHORT_EPOCHS, LEAST_ROUNDS, LONG_ROUNDS = 120, 30, 300
 
 
@@ -135,11 +136,16 @@ class Runs:
         print(f"{len(missing)} of {len(wanted)} runs to make", flush=True)
         with ProcessPoolExecutor(2) as pool:
             futures = {pool.submit(measured, *one): name for name, one in missing.items()}
-            for number, future in enumerate(as_completed(futures), start=1):
-                row = self.found[futures[future]] = future.result()
-                write_text(OUT, json.dumps(self.found, indent=0, ensure_ascii=False) + "\n")
-                said = f"{row['method']} {row['lambda'] or ''}: P@1 {row['P@1']}, {row['seconds']} s"
-                print(f"{number} of {len(missing)}: {said} {futures[future]}", flush=True)
+            try:
+                for number, future in enumerate(as_completed(futures), start=1):
+                    row = self.found[futures[future]] = future.result()
+                    write_text(OUT, json.dumps(self.found, indent=0, ensure_ascii=False) + "\n")
+                    said = f"{row['method']} {row['lambda'] or ''}: P@1 {row['P@1']}, {row['seconds']} s"
+                    print(f"{number} of {len(missing)}: {said} {futures[future]}", flush=True)
+            except KeyboardInterrupt:
+                for process in pool._processes.values():  # their runs are short, and made again
+                    process.terminate()
+                raise
 
     def figure(self, setting: Setting, column: Column, rounds: int, width: str) -> float | None:
         row = self.found.get(name_of(setting, column, rounds, width))
@@ -226,4 +232,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
