@@ -63,7 +63,8 @@ def plain_total(self: InProcess, question: Question, vector_of: Any) -> np.ndarr
 @pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_plain_run_bit_for_bit(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = 1 if "round" in case or case == "fedncm" else 3
+    """With batches the plain run is the same in its first round: afterwards it takes them in another order."""
+    rounds = 1 if "round" in case or case in ("fedncm", "epochs") else 3
     masked = trained(rounds, {"on": True}, **CASES[case])
     assert isinstance(masked.engine, SecureSums)
     off = trained(rounds, {"on": False}, **CASES[case])

@@ -239,7 +239,7 @@ class ClientsEngine(Engine):
             return [instances]
         number = self.federation.number_of(client)
         if self.settings.secure_sums.on:  # otherwise two sums at one θ differ by the clients with several batches only
-            round_number = 0
+            round_number = 1
         generator = numpy_generator(self.settings.seed, "batches", round_number, number, epoch)
         order = generator.permutation(instances)
         return [order[start : start + size] for start in range(0, len(order), size)]

@@ -185,12 +185,12 @@ def all_that_the_server_has(grid: LocalGrid, folder: Path) -> bytes:
 
 
 def tables_of(grid: LocalGrid) -> list[np.ndarray]:
-    """Return the counts that single parties sent, between n and the seals, as the server would read them."""
+    """Return the counts that single parties sent, before seals and n, as the server would read them."""
     found = []
     for reply in grid.replies:
         if reply.metadata.message_type == "query.bucket_counts" and reply.has_content():
             numbers = unpack(reply.content, MASKED, {"numbers": ("uint64", (None,))})["numbers"]
-            words = numbers[len(NAMES) : -CHECKS - SEALS]
+            words = numbers[: -CHECKS - SEALS - len(NAMES) - SEALS]
             found.append(unpacked(words, 4 * len(words)))
     return found
 
