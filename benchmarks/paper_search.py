@@ -125,6 +125,10 @@ def measured(setting: Setting, column: Column, rounds: int, width: str) -> dict[
     return found | {"seconds": round(time.process_time() - began)}
 
 
+def _ends_when_told() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class Runs:
     """All finished runs, by name, in one file."""
 
@@ -132,9 +136,10 @@ class Runs:
         self.found: dict[str, dict[str, Any]] = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
 
     def make(self, wanted: list[tuple[Setting, Column, int, str]]) -> None:
-        missing = {name_of(*one): one for one in wanted if name_of(*one) not in self.found}
+        cheap_first = sorted(wanted, key=lambda one: one[0]["epochs"] * one[2])
+        missing = {name_of(*one): one for one in cheap_first if name_of(*one) not in self.found}
         print(f"{len(missing)} of {len(wanted)} runs to make", flush=True)
-        with ProcessPoolExecutor(2) as pool:
+        with ProcessPoolExecutor(2, initializer=_ends_when_told) as pool:
             futures = {pool.submit(measured, *one): name for name, one in missing.items()}
             try:
                 for number, future in enumerate(as_completed(futures), start=1):
