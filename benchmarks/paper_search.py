@@ -6,7 +6,10 @@ The paper does not say how much its clients do in a round, nor how it scales sev
 open. A setting is one value of each. Its distance is the mean of |ours - published| over columns, in points of P@1.
 
     screen   settings drawn at random, two columns (fedavg; fedalc with λ = 10), a narrow network, few rounds
-    around   the best of them, and each with one choice changed: five columns
+    step     one full-batch step, as in the preset `paper`, with larger rates in place of local work: all 13 columns,
+             300 rounds, a narrow network
+    local    the preset `paper` with every kind of local work in place of its large server rate: the same columns
+    around   the best of both, and each with one choice changed: five columns
     long     the best of those: all 13 columns, 300 rounds, a narrow network
     full     the best of those: all 13 columns, 300 rounds, the paper's network
     write    docs/results/paper-search.md and the figure, of what there is
@@ -26,6 +29,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "start": ("he", "framework"),
     "features": ("raw", "unit", "mean"),
 }
+ROW_FACTORS = (1.0, 3.0, 10.0, 30.0)  # the owners' rate for their rows, divided by `rate`; 1 where it is not named
 OF_FEDALC = ("rows", "weighting", "margin")  # choices that act on fedalc only
 NARROW = {"name": "mlp", "dim": 160, "embedding": 64, "hidden": [160, 160]}  # an axis for each of the 159 labels
 FULL = {"name": "mlp", "dim": 512, "embedding": 512, "hidden": [1024, 1024]}
@@ -81,6 +86,8 @@ def short_rounds(setting: Setting) -> int:
 def name_of(setting: Setting, column: Column, rounds: int, width: str) -> str:
     """Return the run's name: settings that do not act on its method are left out, so that runs are shared."""
     acting = {key: value for key, value in setting.items() if column[0] == "fedalc" or key not in OF_FEDALC}
+    if column[0] == "fedalc" and setting["rows"] == "discard":
+        acting.pop("row factor", None)
     return json.dumps([column, rounds, width, acting], ensure_ascii=False)
 
 
@@ -99,6 +106,7 @@ def settings_of(setting: Setting, column: Column, rounds: int, width: str) -> di
         "encoder": network | {"dropout": 0.0, "start": setting["start"], "features": setting["features"]},
         "client": {
             "learning_rate": setting["rate"],
+            "row_learning_rate": setting["rate"] * setting.get("row factor", 1.0),
             "momentum": setting["momentum"],
             "epochs": setting["epochs"],
             "batch_size": setting["batch"],
@@ -172,11 +180,35 @@ class Runs:
 
 
 def drawn() -> list[Setting]:
-    """Return the settings of the screening: drawn once and for all, and the preset `paper`'s nearest relatives."""
+    """Return the settings of the screening, drawn once and for all."""
     generator = np.random.default_rng(0)
     return [
         {key: values[int(generator.integers(len(values)))] for key, values in CHOICES.items()} for _ in range(SCREENED)
     ]
+
+
+PRESET: Setting = {
+    "epochs": 1, "batch": None, "rate": 0.1, "momentum": 0.0, "server rate": 100.0, "weights": "uniform",
+    "rows": "discard", "weighting": "conditional", "margin": 2.0, "start": "he", "features": "raw",
+}  # fmt: skip
+
+
+def with_one_step() -> list[Setting]:
+    """Return the preset `paper` with other rates of the server and of rows, and other weights of the average."""
+    free = product((30.0, 100.0, 300.0), CHOICES["weights"], ROW_FACTORS)
+    return [PRESET | {"server rate": server, "weights": of, "row factor": factor} for server, of, factor in free]
+
+
+def with_local_work() -> list[Setting]:
+    """Return the preset `paper` with other schedules, rates and weights of the average."""
+    schedules: tuple[tuple[int, int | None], ...] = ((1, None), (2, None), (5, None), (20, None), (1, 32), (5, 32))
+    rates = ((0.1, 1.0), (0.1, 10.0), (0.1, 100.0), (1.0, 1.0), (1.0, 10.0))  # clients', server's
+    free = product(schedules, rates, CHOICES["weights"])
+    work = [
+        {"epochs": epochs, "batch": batch, "rate": rate, "server rate": server, "weights": weights}
+        for (epochs, batch), (rate, server), weights in free
+    ]
+    return [PRESET | one for one in work]
 
 
 def neighbours(setting: Setting) -> list[Setting]:
@@ -186,7 +218,7 @@ def neighbours(setting: Setting) -> list[Setting]:
 
 
 def to_look_around(runs: Runs) -> list[Setting]:
-    found = [one for _, one in runs.best(drawn(), FEW, None, "narrow")[:KEPT]]
+    found = [one for _, one in runs.best(drawn() + with_local_work(), FEW, None, "narrow")[:KEPT]]
     return [each for one in found for each in neighbours(one)]
 
 
@@ -197,6 +229,10 @@ def to_train_long(runs: Runs) -> list[Setting]:
 def of_stage(stage: str, runs: Runs) -> list[tuple[Setting, Column, int, str]]:
     if stage == "screen":
         return [(one, column, short_rounds(one), "narrow") for one in drawn() for column in FEW]
+    if stage == "step":
+        return [(one, column, LONG_ROUNDS, "narrow") for one in with_one_step() for column in PUBLISHED]
+    if stage == "local":
+        return [(one, column, short_rounds(one), "narrow") for one in with_local_work() for column in FEW]
     if stage == "around":
         return [(one, column, short_rounds(one), "narrow") for one in to_look_around(runs) for column in SOME]
     if stage == "long":
@@ -205,12 +241,14 @@ def of_stage(stage: str, runs: Runs) -> list[tuple[Setting, Column, int, str]]:
     return [(one, column, LONG_ROUNDS, "full") for _, one in best for column in PUBLISHED]
 
 
-STAGES = ("screen", "around", "long", "full")
+STAGES = ("screen", "step", "local", "around", "long", "full")
 
 
 def report(runs: Runs) -> None:
     tables = {
         "screen": runs.best(drawn(), FEW, None, "narrow"),
+        "step": runs.best(with_one_step(), tuple(PUBLISHED), LONG_ROUNDS, "narrow"),
+        "local": runs.best(with_local_work(), FEW, None, "narrow"),
         "around": runs.best(to_look_around(runs), SOME, None, "narrow"),
         "long": runs.best(to_train_long(runs), tuple(PUBLISHED), LONG_ROUNDS, "narrow"),
         "full": runs.best(to_train_long(runs), tuple(PUBLISHED), LONG_ROUNDS, "full"),

@@ -18,6 +18,8 @@ Figure = Callable[[Setting, Column, int, str], float | None]
 COLOURS = {"fedavg": "#888888", "fedaws": "#D55E00", "fedalc": "#0072B2"}
 TITLES = {
     "screen": "Drawn at random, a narrow network, short runs (fedavg; fedalc, λ = 10)",
+    "step": "The preset `paper`, one full-batch step, other rates: 300 rounds, a narrow network",
+    "local": "The preset `paper` with local work, a narrow network, short runs (fedavg; fedalc, λ = 10)",
     "around": "Around the best: one choice changed, a narrow network, short runs",
     "long": "300 rounds, a narrow network",
     "full": "300 rounds, the paper's network",
@@ -48,14 +50,15 @@ def markdown(
     for stage, rows in tables.items():
         if not rows:
             continue
-        width, rounds = "full" if stage == "full" else "narrow", 300 if stage in ("long", "full") else None
+        width, rounds = "full" if stage == "full" else "narrow", 300 if stage in ("step", "long", "full") else None
         at = [(far, one, rounds or short_rounds(one)) for far, one in rows[:SHOWN]]
         columns = [one for one in published if figure(rows[0][1], one, at[0][2], width) is not None]
         number = f"{len(rows)} settings" + (f", the nearest {SHOWN}:" if len(rows) > SHOWN else ":")
         lines += ["", f"## {TITLES[stage]}", "", number, ""]
-        lines.append(_row(["distance", *map(_head, columns), *choices]))
-        lines.append(_row(["---"] * (1 + len(columns) + len(choices))))
-        lines.append(_row(["published", *(f"{published[one]:.1f}" for one in columns), *[""] * len(choices)]))
+        named = list(rows[0][1])
+        lines.append(_row(["distance", *map(_head, columns), *named]))
+        lines.append(_row(["---"] * (1 + len(columns) + len(named))))
+        lines.append(_row(["published", *(f"{published[one]:.1f}" for one in columns), *[""] * len(named)]))
         for far, one, of in at:
             ours = [figure(one, column, of, width) for column in columns]
             shown = ["–" if p is None else f"{p:.1f}" for p in ours]

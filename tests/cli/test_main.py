@@ -286,7 +286,7 @@ def test_ctrl_c_saves_and_resume_finishes(folder: Path) -> None:
     command += ["--set", "rounds=100000", "--set", "encoder.dim=8", "--set", "selection.every=50"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     history = folder / "runs" / "long" / "history.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (history.exists() and history.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -299,7 +299,7 @@ def test_ctrl_c_saves_and_resume_finishes(folder: Path) -> None:
     resume = [sys.executable, "-m", "fedalc", "train", "--resume", "runs/long"]
     process = subprocess.Popen(resume, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     lines = len(history.read_text().splitlines())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(history.read_text().splitlines()) <= lines and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
