@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -28,3 +30,20 @@ def test_batches_of_two_rounds_are_the_same_under_secure_sums(secure: bool) -> N
     assert (first.tolist() == second.tolist()) == secure
     other = np.concatenate(engine._batches(largest, chance, 1, 1))  # of another epoch
     assert first.tolist() != other.tolist()
+
+
+def test_batches_do_not_depend_on_numbers_under_secure_sums() -> None:
+    """The server gives labels their numbers, others in each run: an outside tester had the part of the largest party
+    from two runs at one θ."""
+    settings = experiment(
+        {"method": "fedavg-fixed", "engine": "clients", "client": {"batch_size": 4}, "secure_sums": {"on": True}}
+    )
+    training = simulated(settings, random_split(60, 20, 4, seed=3))
+    chance = Chance(settings, 1, training.model.W)
+    largest = int(np.argmax(training.federation.counts))
+    orders = []
+    for numbers in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        federation = replace(training.federation, numbers=np.array(numbers))
+        orders.append(ClientsEngine(federation, training.method, settings)._batches(largest, chance, 0, 1))
+    assert len(orders[0]) > 1
+    assert all(np.array_equal(first, second) for first, second in zip(*orders, strict=True))

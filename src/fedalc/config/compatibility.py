@@ -441,7 +441,8 @@ def _check_collection(settings: Experiment) -> None:
     if settings.tells_shares and (hides_sizes or collection.correlations is not None):
         raise ConfigError(
             "a file of counts does not hold the size of each instance's label set, and noise on counts does not "
-            'protect it; use "expected", which follows from the counts',
+            'protect it; use "expected", which follows from the counts, or privacy.mechanism = "sums", which makes the '
+            "whole model private",
             "client.set_size",
         )
     if privacy.mechanism == "gradients" and settings.needs_counts:

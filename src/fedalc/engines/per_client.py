@@ -238,8 +238,10 @@ class ClientsEngine(Engine):
         if size is None or size >= len(instances):
             return [instances]
         number = self.federation.number_of(client)
-        if self.settings.secure_sums.on:  # otherwise two sums at one θ differ by the clients with several batches only
-            round_number = 1
+        if self.settings.secure_sums.on:
+            # The server chooses rounds and numbers. With another order for each, two sums at one θ would differ by the
+            # clients with several batches only.
+            round_number, number = 1, 0
         generator = numpy_generator(self.settings.seed, "batches", round_number, number, epoch)
         order = generator.permutation(instances)
         return [order[start : start + size] for start in range(0, len(order), size)]

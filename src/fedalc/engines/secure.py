@@ -65,8 +65,9 @@ class SecureSums(Engine):
             )
         if (seconds := len(self.parties) ** 3 * CUBE) > SLOW:
             warnings.warn(
-                f"secure sums over {len(self.parties)} simulated parties take about {seconds:.0f} s each for shares "
-                "alone. Data with a folder per party, or fewer parties, is faster (docs/secure-sums.md)",
+                f"secure sums over {len(self.parties)} simulated parties take about {seconds:.0f} s for the shares of "
+                "each sum, and more for masks. Data with a folder per party, or fewer parties, is faster "
+                "(docs/secure-sums.md)",
                 stacklevel=2,
             )
         secret = secrets.token_bytes(64)  # the parties' key has no other use in a simulation

@@ -149,6 +149,23 @@ def test_searches_get_two_label_powers(tmp_path: Path) -> None:
     ask({"client": {"label_power": 0.5}}, Limits({"label_powers": 3}))
 
 
+def test_the_power_of_a_run_that_is_no_search_counts(tmp_path: Path) -> None:
+    """With three parties, three powers gave each one's part: that of a run, and two of runs that call themselves
+    searches."""
+    context = Context(1, 1, {"require-secure-sums": True, "state": str(tmp_path)}, RecordDict(), {})
+    began = json.dumps({"client": {"label_power": 0.1}})
+    check_same_settings(context, {"settings": began, SEARCH: "", "share": 0.1}, Limits())
+
+    def ask(power: float) -> None:
+        trial = json.dumps({"client": {"label_power": power}})
+        check_same_settings(context, {"settings": trial, SEARCH: began, "share": 0.1}, Limits())
+
+    ask(0.5)
+    with pytest.raises(BadMessage, match="label powers over all runs = 3 is outside 1 to 2"):
+        ask(0.9)
+    ask(0.1)
+
+
 def search_of(state: Path) -> Callable[..., None]:
     context = Context(1, 1, {"require-secure-sums": True, "state": str(state)}, RecordDict(), {})
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from fedalc.deployment.flower.bucket_census import BucketCensus
+from fedalc.deployment.flower.bucket_sums import RECORDS, Counting, SealedTables
 from fedalc.deployment.flower.connections import TooFew
 from fedalc.deployment.flower.sum_messages import LABEL_WEIGHTS
 from fedalc.deployment.flower.table_seals import SEALS
@@ -103,3 +105,34 @@ def test_weights_that_no_party_can_check_are_refused(strict: Nodes, tmp_path: Pa
     with fails(TooFew):
         train(LocalGrid(strict), tmp_path / "run", collection="join")
     assert all("can check with --collection sums only" in why for _, _, why in notes(tmp_path / "run"))
+
+
+def test_a_second_count_with_other_numbers_is_refused(
+    strict: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From two sums under the same seals the server could compute seals of any n, and with them weights by which the
+    sum is one party's: an outside tester had a cosine of 1.0."""
+    grid, swapped = LocalGrid(strict), []
+    honest = BucketCensus._total
+
+    def twice(
+        self: BucketCensus, counting: Counting, holders: SealedTables | None = None
+    ) -> tuple[SealedTables, SealedTables]:
+        first = honest(self, counting, holders)
+        if counting.what != RECORDS:
+            return first
+        swapped.append(True)
+        return honest(self, counting, holders)
+
+    def change(message: Message) -> None:
+        task = message.content.get("task")
+        if swapped and task is not None and "numbers" in task:
+            count = int(task["label-count"])  # type: ignore[index,arg-type]
+            numbers = [(number + 1) % count for number in task["numbers"]]  # type: ignore[index,union-attr,operator]
+            task["numbers"] = numbers  # type: ignore[index]
+
+    monkeypatch.setattr(BucketCensus, "_total", twice)
+    grid.before_push = change
+    with fails(TooFew):
+        train(grid, tmp_path / "run")
+    assert swapped and "other numbers than before in this run" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 import warnings
@@ -51,7 +52,7 @@ BOUNDS = {
     "points": Bound(1, 20_000_000, "time: points for one other party in a step of private set intersection"),
     "bitmap_lists": Bound(1, 1, "lists of parties, over all runs, that private set intersection counts records of"),
     "trials": Bound(1, 8, "settings that a search may try, apart from penalties and rounds (secure sums: in all runs)"),
-    "label_powers": Bound(1, 2, "with --require-secure-sums: label powers of searches, over all runs"),
+    "label_powers": Bound(1, 2, "with --require-secure-sums: label powers, over all runs"),
     "rankings": Bound(1, 1_000, "models of one run that a party ranks labels with: each answer reveals a little"),
     "calibrations": Bound(1, 1, "models of one run for which a party counts scores in bins: more than hits reveal"),
     "directions": Bound(1, 1_000, "directions of one run along which a party computes curvature (Newton steps)"),
@@ -177,7 +178,9 @@ def _allowed(text: str) -> dict[str, float]:
     for name in sorted(set(most) & RETIRED):
         warnings.warn(f"allow: {name} has no effect any more", stacklevel=2)
     if unknown:
-        raise ConfigError(f"unknown bound {sorted(unknown)[0]!r}; known are {', '.join(BOUNDS)}", "allow")
+        near = difflib.get_close_matches(sorted(unknown)[0], BOUNDS, 3)
+        known = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(BOUNDS)}"
+        raise ConfigError(f"unknown bound {sorted(unknown)[0]!r}; {known}", "allow")
     return most
 
 

@@ -13,7 +13,7 @@ import torch
 
 from fedalc.deployment.flower.bucket_sums import SealedTables, check_label_counts
 from fedalc.deployment.flower.compared_rows import RECORD as ALL_ROWS
-from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.party_memory import check_numbers, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_settings import insists
 from fedalc.deployment.flower.shared_labels import record_counts
 from fedalc.deployment.flower.sum_messages import (
@@ -94,6 +94,7 @@ def _check_weights(work: Work) -> None:
 
 def _check_shared_weights(work: Work, told: np.ndarray) -> None:
     content, settings, count = work.message.content, work.settings, _label_count(work)
+    check_numbers(work.context, work.question, count)
     by_sums = settings.collection.by == "sums"
     wanted: dict[str, Any] = {"weights": ("float64", (count,))}
     if by_sums:

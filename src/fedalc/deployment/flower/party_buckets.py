@@ -12,9 +12,15 @@ from fedalc.config.experiment import Experiment
 from fedalc.deployment.flower.bucket_sums import PAIRS, QUESTION, Counting, read_counting, read_tables
 from fedalc.deployment.flower.limits import Limits
 from fedalc.deployment.flower.party import Party
-from fedalc.deployment.flower.party_memory import check_unchanged, fingerprint
+from fedalc.deployment.flower.party_memory import check_numbers, check_unchanged, fingerprint
 from fedalc.deployment.flower.party_sums import masked_counts, member_count
-from fedalc.deployment.flower.questions import all_label_count, apart, check_all_labels, own_columns, read_question
+from fedalc.deployment.flower.questions import (
+    all_label_count,
+    apart,
+    check_all_labels,
+    own_columns,
+    read_question,
+)
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.labels.collection.buckets import Tables, totals
 from fedalc.labels.collection.hashing import Hasher
@@ -44,10 +50,15 @@ def counted_buckets(message: Message, context: Context) -> RecordDict:
         holders = counted.holders(told)
         limits.check_holders(holders)
     numbers, count = np.array(question["numbers"]), all_label_count(question, limits)
+    check_numbers(context, question, count)
     members = member_count(message.content, context, question["run"], party, limits)
     if counting.parties not in (1, members):
         raise BadMessage(f"asks for parts of {counting.parties} parties in a sum over {members}")
     vector = counting.vector(party.hasher, question["run"], members, *counted.counts(counting, holders, numbers, count))
+    # From two different sums under the same seals the server could compute seals of many others.
+    of_seals = f"sealed {counting.what} {counting.on_held_out} {counting.tables} {count} {members}"
+    problem = "asks for counts of other records or labels under the same seals"
+    check_unchanged(context, question["run"], {of_seals: fingerprint(vector.tobytes())}, problem)
     kind = QUESTION.rpartition(".")[2]
     return masked_counts(message.content, context, kind, question["run"], party, limits, vector)
 

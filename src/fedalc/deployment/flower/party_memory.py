@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from flwr.app import ConfigRecord, Context
@@ -41,6 +42,14 @@ def check_unchanged(context: Context, run: str, facts: Mapping[str, str], proble
     with remembered(context, run) as known:
         if any(known.setdefault(key, value) != value for key, value in facts.items()):
             raise BadMessage(problem)
+
+
+def check_numbers(context: Context, question: dict[str, Any], label_count: int) -> None:
+    """Among so many, each label has one number in a run: by that it finds its own weight, row and count among those of
+    all parties. (If a party is left out before anything is unmasked, there are fewer.)"""
+    numbers = zip(question["labels"], question["numbers"], strict=True)
+    facts = {f"number of {label_count} {label.hex()}": str(number) for label, number in numbers}
+    check_unchanged(context, question["run"], facts, "gives this party's labels other numbers than before in this run")
 
 
 def check_asked(context: Context, run: str, kind: str, what: str, check: Callable[[int], None]) -> None:

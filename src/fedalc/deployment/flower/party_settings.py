@@ -38,14 +38,17 @@ def check_same_settings(context: Context, question: dict[str, Any], limits: Limi
     all runs: otherwise every run could call itself a search."""
     if not insists(context):
         return
+    trial, told = _told(question, "settings"), _told(question, SEARCH if question[SEARCH] else "settings")
+    with remembered(context, _ALL_RUNS) as known:
+        powers = {_power(one) for one in known.values()}
     with remembered(context, _TRIALS) as tried:
-        if question[SEARCH] and (trial := fingerprint(_told(question, "settings").encode())) not in tried:
+        limits.check(
+            "label_powers", len({_power(trial), *tried.values(), *powers} - {""}), "label powers over all runs"
+        )
+        if question[SEARCH] and (key := fingerprint(trial.encode())) not in tried:
             # One of them is what the search began with.
             limits.check("trials", max(len(tried), 1), "trials over all runs")
-            power = str(json.loads(_told(question, "settings")).get("client.label_power"))
-            limits.check("label_powers", len({power, *tried.values()} - {""}), "label powers over all runs")
-            tried[trial] = power
-    told = _told(question, SEARCH if question[SEARCH] else "settings")
+            tried[key] = _power(trial)
     with remembered(context, _ALL_RUNS) as known:
         if (key := fingerprint(told.encode())) in known:
             return
@@ -57,6 +60,10 @@ def check_same_settings(context: Context, question: dict[str, Any], limits: Limi
                 f"--allow sum_settings={len(known) + 1}: runs that differ can together show one party's part"
             )
         known[key] = told
+
+
+def _power(settings: str) -> str:
+    return str(json.loads(settings).get("client.label_power"))
 
 
 def _told(question: dict[str, Any], which: str) -> str:
