@@ -146,6 +146,8 @@ def test_broken_pictures_can_be_skipped(
         (["text", "some/a.png"], "some/a.png: holds pictures, but this model was trained on 1600 features"),
         (["text", "photos.tar"], "photos.tar: holds pictures, but this model was trained on 1600 features"),
         (["text", "some"], "some: is a folder, and a file was expected"),
+        (["run", "some/a.png", "--sheet", "some/a.png"], "--sheet: some/a.png is one of the pictures to predict for"),
+        (["run", "some", "--sheet", "some/a.png"], "--sheet: some/a.png is one of the pictures to predict for"),
         (["text", "some/words.txt", "--sheet", "x.png"], "--sheet: this model was trained on features"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -22,7 +22,7 @@ from fedalc.methods.fedalc_plda import FedALCPlda
 from fedalc.models.trained import TrainedModel
 from fedalc.models.verification import as_rule
 from fedalc.report.error_curves import write_comparison_curves, write_error_curves
-from fedalc.report.page import write_page
+from fedalc.report.page import write_comparison_page, write_page
 from fedalc.workflows.enrol import enrol_file, enrolled, unenrol_run, unenrolled
 from fedalc.workflows.run import Run
 from fedalc.workflows.verify import as_json_lines, verify_file
@@ -410,3 +410,36 @@ def test_the_real_speakers() -> None:
     assert (round(baseline["TPR@FAR0.001"], 1), round(baseline["P@1"], 2)) == (93.5, 99.75)
     assert round(baseline["EER"], 1) == 0.5
     assert plda["EER"] < baseline["EER"] and plda["TPR@FAR0.001"] > 97
+
+
+def test_records_of_zeros_are_nobodys(run: Run) -> None:
+    """An outside tester was accepted with them, as a person whose training records had been lost."""
+    nothing = csr_matrix((2, SMALL.train.features.shape[1]))
+    with pytest.raises(ConfigError, match="2 have no number other than 0"):
+        run.model.verify(nothing, "person 1")
+    features = SMALL.train.features.tolil()
+    features[3] = 0
+    lost = replace(SMALL, train=replace(SMALL.train, features=csr_matrix(features)))
+    with pytest.raises(ConfigError, match="1 training records have no number other than 0, the first is record 3"):
+        trained("fedalc-plda", data=lost)
+
+
+def test_labels_that_are_no_persons_cannot_be_removed(tmp_path: Path) -> None:
+    fedalc.train(SMALL, method="fedncm", folder=tmp_path / "run")
+    with pytest.raises(FedalcError, match="its labels are no persons"):
+        unenrol_run(tmp_path / "run", "person 1", None)
+
+
+def test_too_few_persons_for_plda() -> None:
+    with pytest.warns(UserWarning, match="cannot tell strangers from 12 persons"):
+        trained("fedalc-plda")
+
+
+def test_a_comparison_shows_error_curves_and_the_least_error(tmp_path: Path) -> None:
+    runs = [trained(method).result for method in ("fedalc-plda", "fedncm")]
+    write_comparison_curves(tmp_path, runs)
+    page = write_comparison_page(tmp_path, runs, {}).read_text()
+    assert page.count("Error curves of the methods") == 2 and "P@1, P@3 and P@5 by method" not in page
+    errors = [result["metrics"]["EER"] for result in runs]
+    bold = f"**{min(errors):.2f}**"
+    assert errors[0] != errors[1] and bold in page and f"**{max(errors):.2f}**" not in page.split("EER")[-1]

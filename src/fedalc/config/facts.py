@@ -45,6 +45,8 @@ class MethodFacts:
     encoders: ClassVar[tuple[str, ...]] = ()
     #: The most features that it can be used with. None: any number.
     widest: ClassVar[int | None] = None
+    #: In verification: with fewer persons the user is told to take another method.
+    enough_persons: ClassVar[int] = 0
     #: Does every label need an axis of its own? Then encoder.dim is the number of labels, whatever the settings say.
     axis_per_label: ClassVar[bool] = False
     #: Does the server learn from label correlations? (The square loss and W's start may need label counts as well.)

@@ -104,6 +104,8 @@ def _use_pretrained(requested: dict[str, Any], dataset: str) -> None:
         requested["text"] = {"encoder": sources[0], **requested.get("text", {})}
         del encoder["pretrained"], encoder["frozen"]
         return
+    if texts := [str(one) for one in sources if is_for_texts(one)]:
+        raise ConfigError(f"{texts[0]}: is a network for texts, beside networks for pictures", "encoder.pretrained")
     images = requested.setdefault("images", {})
     if "size" not in images:
         images["size"] = usual_size(sources)

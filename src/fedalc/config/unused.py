@@ -56,6 +56,7 @@ ONLY_WITH: tuple[tuple[str, Conditions], ...] = (
     ("encoder.start", {"encoder.name": TAKES_FEATURES}),
     ("encoder.features", {"encoder.name": TAKES_FEATURES, "method": CENTRALISED}),
     ("images", {"encoder.name": TAKES_PICTURES, "encoder.frozen": (True,)}),
+    ("images.augment", {"encoder.frozen": (False,)}),
     ("images.fit images.views images.mean images.deviation encoder.weights", {"encoder.frozen": (True,)}),
     ("text.most_terms text.least_documents text.largest_share", {"text.kind": ("vocabulary",), "text.tfidf": MORE}),
     ("text.buckets text.sign", {"text.kind": ("hashing",)}),

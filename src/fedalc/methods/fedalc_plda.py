@@ -49,6 +49,7 @@ class FedALCPlda(FedAvgFixed):
     secret_rows = True  # a row shows the mean of its person's records
     encoders = ("squares",)
     widest = 8192  # it takes the eigenvectors of features × features numbers
+    enough_persons = 20  # docs/verification.md has what it does with fewer
     ignores = {"embeddings.start": {}, "server.ridge": {}}
     defaults = {
         "rounds": 1,

@@ -153,6 +153,7 @@ class Predictor(ABC):
         labels = claimed_labels(claim, features_count(features), self.label_names, self.held)
         if not len(labels):
             return Verdicts((), np.zeros(0), np.zeros(0), rule)
+        refuse_empty(features, "every such record scores alike, whose ever it is")
         scorer, scores = self.scorer(features), np.empty(len(labels))
         for rows in blocks(len(labels), BYTES_PER_SCORE * len(self.label_names)):
             scores[rows] = _checked(scorer.of_instances(rows))[np.arange(rows.stop - rows.start), labels[rows]]
@@ -179,6 +180,15 @@ class Predictor(ABC):
                 "that it was not trained on: fedalc calibrate RUN FILE, or run.calibrate(data)"
             )
         return self.calibration
+
+
+def refuse_empty(features: Any, why: str, name: str = "records") -> None:
+    """Refuse rows of features without any number other than 0."""
+    if not hasattr(features, "sum"):
+        return
+    empty = np.flatnonzero(np.asarray(abs(features).sum(axis=1)).ravel() == 0)
+    if len(empty):
+        raise ConfigError(f"{len(empty)} have no number other than 0, the first is record {empty[0]}: {why}", name)
 
 
 def features_count(features: Any) -> int:

@@ -72,7 +72,7 @@ def write_page(folder: Path, result: Result | None = None) -> Path:
         tried=_tried(result),
         tuned_by=text((result.get("tuning") or {}).get("metric")),
         sheet=_base64(folder / SHEET),
-        error_curves=[_base64(folder / name) for name in (DET, ROC) if (folder / name).exists()],
+        error_curves=_error_curves(folder),
         not_measured=(result.get("verification") or {}).get("not_measured"),
         settings=config.read_text(encoding="utf-8") if config.exists() else "",
         versions=result.get("versions") or {},
@@ -85,6 +85,7 @@ def write_comparison_page(folder: Path, results: Iterable[Result], histories: Hi
     results = list(results)
     rows = merge(results)
     bar_looks = styles(row_names(rows))
+    curves = _error_curves(folder)
     return write_template(
         folder / NAME,
         "comparison.html",
@@ -94,7 +95,8 @@ def write_comparison_page(folder: Path, results: Iterable[Result], histories: Hi
         columns=[(column.heading, tables.column_cells(column, rows)) for column in tables.columns_of(rows)],
         rows=rows,
         differences=differences(rows),
-        bars=Markup(bars_svg(rows, bar_looks)) if rows else "",
+        bars=Markup(bars_svg(rows, bar_looks)) if rows and not curves else "",
+        error_curves=curves,
         bar_looks=_legend(bar_looks),
         markdown=tables.markdown_table(results),
         versions=(results[0].get("versions") or {}) if results else {},
@@ -164,6 +166,10 @@ def _as_sentence(reason: str) -> str:
 def _base64(file: Path) -> str:
     """Return a file in base64, or "" if it does not exist."""
     return base64.b64encode(file.read_bytes()).decode() if file.exists() else ""
+
+
+def _error_curves(folder: Path) -> list[str]:
+    return [_base64(folder / name) for name in (DET, ROC) if (folder / name).exists()]
 
 
 def by_parties(result: Result) -> bool:
@@ -240,6 +246,7 @@ def _validation_heading(selection: Mapping[str, Any], centralised: bool) -> str 
 def _headline(result: Result) -> list[tuple[str, str]]:
     pictures = (result.get("selection") or {}).get("metrics", {}).get("validation mAP") is not None
     metric = "mAP" if pictures else "P@1"  # the metric for images; only their rounds are evaluated on it
+    metric = "EER" if number_at(result, "metrics", "EER") is not None else metric
     value = number_at(result, "metrics", metric)
     measured = (f"{metric} on the test set", tables.fixed(value, 1) + (" %" if value is not None else ""))
     if ranked_by_parties(result):

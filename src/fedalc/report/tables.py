@@ -94,6 +94,7 @@ class Column:
     read: Reader
     show: Callable[[float | None], str]
     higher_is_better: bool = False
+    lower_is_better: bool = False
     with_deviation: bool = True
     optional: bool = False
     leave_out: float = 0
@@ -112,13 +113,14 @@ def _percent(name: str, leave_out: float = 0, optional: bool = False) -> Column:
 
 
 def _error_rate(name: str, leave_out: float = 0) -> Column:
-    return Column(name, number("metrics", name), lambda x: fixed(x, 2), leave_out=leave_out, optional=True)
+    read = number("metrics", name)
+    return Column(name, read, lambda x: fixed(x, 2), lower_is_better=True, leave_out=leave_out, optional=True)
 
 
 def _further(name: str) -> Column:
-    """A metric whose best value is bold if larger is better, as it is unless its registration says otherwise."""
+    """A metric for which larger is better unless its registration says otherwise."""
     larger_is_better = getattr(METRICS[name], "larger_is_better", True) if name in METRICS else True
-    return replace(_percent(name, leave_out=2), higher_is_better=larger_is_better)
+    return replace(_percent(name, leave_out=2), higher_is_better=larger_is_better, lower_is_better=not larger_is_better)
 
 
 _METRIC_COLUMNS = (
@@ -179,11 +181,11 @@ def column_cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
     Values that print equal count as equal. Oracles do not compete: they see all data.
     """
     best: dict[str, float] = {}
-    contest = column.higher_is_better
+    contest, better = column.higher_is_better or column.lower_is_better, min if column.lower_is_better else max
     shown = [_shown(row.statistic(column.read)) if contest and not row.centralised else None for row in rows]
     for row, value in zip(rows, shown, strict=True):
         if value is not None:
-            best[row.dataset] = max(value, best.get(row.dataset, value))
+            best[row.dataset] = better(value, best.get(row.dataset, value))
     federated = Counter(row.dataset for row in rows if not row.centralised)
     contested = {dataset for dataset, count in federated.items() if count > 1}
     return [

@@ -23,6 +23,7 @@ from fedalc.errors import ConfigError
 from fedalc.evaluation.evaluate import check_map_affordable
 from fedalc.evaluation.metrics import Propensity, find_metric
 from fedalc.evaluation.verification import Trials
+from fedalc.methods import METHODS
 from fedalc.models.encoders import scale_rows
 from fedalc.runs.result import Result, versions
 from fedalc.training.calibration import why_no_thresholds
@@ -80,6 +81,14 @@ class AnyTraining(ABC):
             raise ConfigError("verification is measured in one process: start it without torchrun", "task")
         if self._verifies and (why := self._why_no_thresholds()) is not None:
             warnings.warn(f"there will be no thresholds, so this model cannot verify claims: {why}", stacklevel=2)
+        if self._verifies and settings.method in METHODS:
+            persons, wanted = int((self.train.labels.getnnz(axis=0) > 0).sum()), METHODS[settings.method].enough_persons
+            if persons < wanted:
+                warnings.warn(
+                    f"{settings.method} cannot tell strangers from {persons} persons, and will refuse many claims: use "
+                    f"fedncm, or at least {wanted} persons",
+                    stacklevel=2,
+                )
         return self
 
     def _why_no_thresholds(self) -> str | None:

@@ -30,7 +30,7 @@ def scored_trials(scorer: Any, truth: csr_matrix, held: np.ndarray, strangers: A
     if trials is None:
         raise FedalcError(
             "verification needs records of at least two enrolled labels to test with, beside those to train on: give "
-            "more records of each"
+            "more records of each, or hold none out to choose by (--set selection.validation=0)"
         )
     return trials
 

@@ -30,6 +30,7 @@ from fedalc.models.class_embeddings import are_axes, unit_rows
 from fedalc.models.encoders import SparseRows, make_batch, make_encoder, scale_rows
 from fedalc.models.encoders.squares import Squares
 from fedalc.models.model import Model
+from fedalc.models.predicting import refuse_empty
 from fedalc.models.trained import TrainedModel
 from fedalc.runs.folder import only_writer, read_settings
 from fedalc.workflows.load_model import load_model, model_of
@@ -64,8 +65,7 @@ def unenrol_run(run: Path, name: str, out: Path | None) -> str:
 def enrolled(model: TrainedModel, name: str, features: Any, method: str | None = None) -> TrainedModel:
     """Return the model with one more person. `method`: that it was trained with."""
     _check_name(model, name)
-    if empty := int((abs(features).sum(axis=1) == 0).sum()):
-        raise ConfigError(f"{empty} of its records have no number other than 0: every such record would pass", name)
+    refuse_empty(features, "every such record would pass", name)
     if features.shape[0] < FEW:
         warnings.warn(f"{features.shape[0]} records are few: at least {FEW} make a better row", stacklevel=2)
     if (known := _number(model, name)) is not None:  # a label without a client: its row is empty
@@ -109,6 +109,11 @@ def what_remains(model: TrainedModel) -> str:
 
 
 def _model(run: Path) -> TrainedModel:
+    if (run / "config.toml").exists() and read_settings(run).task != "verification":
+        raise FedalcError(
+            f"{run}: its labels are no persons (the run was not trained with --task verification); to add or remove a "
+            "label, train again"
+        )
     model = load_model(model_of(run))
     if not isinstance(model, TrainedModel):
         raise FedalcError(f"{run}: a centralised model; persons can be enrolled in federated ones only")

@@ -55,6 +55,8 @@ def predict_file(
     size = model.picture_size
     if size is None and sheet is not None:
         raise FedalcError("--sheet: this model was trained on features, not on pictures")
+    if sheet is not None and isinstance(file, Path | str) and sheet.exists() and _is_input(sheet, Path(file)):
+        raise FedalcError(f"--sheet: {sheet} is one of the pictures to predict for, and would be overwritten")
     if sheet is not None and (answer.threshold is not None or answer.abstain_below is not None):
         raise FedalcError("--sheet shows the best labels: leave out --threshold and --abstain-below")
     if answer.needs_probabilities:
@@ -89,6 +91,11 @@ def predict_file(
                     first.add(images, predictions)
     if sheet is not None:
         first.write_sheet(sheet, model.label_names)
+
+
+def _is_input(sheet: Path, file: Path) -> bool:
+    """Return whether a sheet is the input, or a file in its folder."""
+    return sheet.samefile(file) if file.is_file() else sheet.resolve().is_relative_to(file.resolve())
 
 
 def _look_in(model: Predictor, places: Sequence[str]) -> None:

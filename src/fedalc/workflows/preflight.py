@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import psutil
 
 from fedalc.config.experiment import Experiment
@@ -52,6 +53,19 @@ def refuse_other_kind(settings: Experiment, dataset: str, pictures: bool) -> Non
         fitting = " or ".join(name for name in ENCODERS if encoder_facts(name).pictures == pictures)
         has = "pictures" if pictures else "no pictures"
         raise ConfigError(f"{settings.encoder.name} does not fit: {dataset} has {has}: use {fitting}", "encoder.name")
+
+
+def check_records(settings: Experiment, data: Dataset) -> None:
+    """Refuse persons with records of zeros: every such record would be accepted as theirs."""
+    if settings.task != "verification" or isinstance(data.train.features, Images):
+        return
+    empty = np.flatnonzero(np.asarray(abs(data.train.features).sum(axis=1)).ravel() == 0)
+    if len(empty):
+        raise ConfigError(
+            f"{len(empty)} training records have no number other than 0, the first is record {empty[0]}: every such "
+            "record would be accepted; leave them out",
+            "dataset",
+        )
 
 
 def check_width(settings: Experiment, data: Dataset) -> None:

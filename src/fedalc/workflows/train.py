@@ -52,7 +52,13 @@ from fedalc.workflows.inputs import (
     register_own_encoder,
 )
 from fedalc.workflows.load_model import load_model
-from fedalc.workflows.preflight import check_document_counts, check_kind, check_memory, check_processes
+from fedalc.workflows.preflight import (
+    check_document_counts,
+    check_kind,
+    check_memory,
+    check_processes,
+    check_records,
+)
 from fedalc.workflows.progress_bars import progress_shown
 from fedalc.workflows.run import Run
 from fedalc.workflows.tune import settled
@@ -176,6 +182,7 @@ def _train(
         settings = for_labels(settings, data.label_count)
         check_kind(settings, data)
         check_memory(settings, data)
+        check_records(settings, data)
         check_affordable(settings, data.label_count)
         training: AnyTraining
         if settings.method in ORACLES:

@@ -112,6 +112,11 @@ def test_folders_that_are_no_networks_of_pictures(tmp_path: Path) -> None:
         open_network(tmp_path)
 
 
+class Largest(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1).argmax(dim=1, keepdim=True)
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_onnx(tmp_path: Path, dynamic: bool) -> None:
     pytest.importorskip("onnxruntime")
@@ -126,6 +131,10 @@ def test_onnx(tmp_path: Path, dynamic: bool) -> None:
         wanted = module(as_input(images)).mean(dim=(2, 3))
     np.testing.assert_allclose(network.rows(images.pixels()), wanted, rtol=1e-4, atol=1e-5)
     assert (network.width, network.only_size, network.size) == (6, not dynamic, 224 if dynamic else SIDE)
+    classes = nn.Sequential(module, Largest())
+    torch.onnx.export(classes, given, file, input_names=["x"], dynamic_axes=shapes, dynamo=False)
+    with pytest.raises(ConfigError, match="expected an output of floats"):
+        open_network(tmp_path / "net.onnx")
     (tmp_path / "net.onnx").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="not an ONNX model"):
         open_network(tmp_path / "net.onnx")

@@ -95,3 +95,8 @@ def test_sizes_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
             PictureFeatures.open([tmp_path / "vit"], views)
     with pytest.raises(DataError, match="gets pictures of 48 × 48, not 32"):
         PictureFeatures.open([folder], Views(48)).transform(pictures(2))
+
+
+def test_the_same_network_twice_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="the same network twice"):
+        PictureFeatures.open([folder, folder], Views(SIDE))

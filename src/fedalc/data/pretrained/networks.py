@@ -37,8 +37,10 @@ class PictureNetwork:
         scaled -= np.asarray(self.mean, dtype=np.float32)
         scaled /= np.asarray(self.deviation, dtype=np.float32)
         rows = np.asarray(self.run(scaled.transpose(0, 3, 1, 2)), dtype=np.float32)
-        if rows.shape != (len(pixels), self.width) or not np.isfinite(rows).all():
-            raise ConfigError(f"{self.name}: its output is {rows.shape}, or not finite", FIELD)
+        if rows.shape != (len(pixels), self.width):
+            raise ConfigError(f"{self.name}: its output is {rows.shape}, not a row for each picture", FIELD)
+        if not np.isfinite(rows).all():
+            raise ConfigError(f"{self.name}: its output has numbers that are not finite (NaN or infinite)", FIELD)
         return rows
 
 

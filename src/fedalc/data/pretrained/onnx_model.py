@@ -11,7 +11,9 @@ from fedalc.data.pretrained.networks import PictureNetwork
 from fedalc.data.pretrained.weights import FIELD
 from fedalc.errors import ConfigError
 
+FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)")
 USUAL_SIZE = 224  # if the model takes any
+ERRORS_ONLY = 3  # of onnxruntime's messages
 
 
 def open_onnx(path: Path) -> PictureNetwork:
@@ -21,6 +23,7 @@ def open_onnx(path: Path) -> PictureNetwork:
     except ImportError:
         raise ConfigError("needs the extra: pip install 'fedalc[onnx]'", FIELD) from None
     try:
+        onnxruntime.set_default_logger_severity(ERRORS_ONLY)
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # of many kinds; all mean a file that cannot be used
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -28,7 +31,14 @@ def open_onnx(path: Path) -> PictureNetwork:
     inputs = session.get_inputs()
     shape: list[Any] = list(inputs[0].shape) if inputs else []
     if len(inputs) != 1 or len(shape) != 4 or shape[1] != 3 or inputs[0].type != "tensor(float)":
-        raise ConfigError(f"{path}: expected one input of floats, N × 3 × height × width, found {shape}", FIELD)
+        found = f"{shape} of {inputs[0].type}" if len(inputs) == 1 else f"{len(inputs)} inputs"
+        raise ConfigError(f"{path}: expected one input of floats, N × 3 × height × width, found {found}", FIELD)
+    output = session.get_outputs()[0]
+    if output.type not in FLOATS or output.shape == []:
+        raise ConfigError(
+            f"{path}: expected an output of floats with a row for each picture, found {output.shape} of {output.type}",
+            FIELD,
+        )
     if isinstance(shape[0], int) and shape[0] != 1:
         raise ConfigError(f"{path}: takes {shape[0]} pictures at a time; export it with one, or any number", FIELD)
     if shape[2] != shape[3] and isinstance(shape[2], int) and isinstance(shape[3], int):

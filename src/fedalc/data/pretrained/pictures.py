@@ -97,6 +97,8 @@ class PictureFeatures:
     def open(cls, sources: Sequence[str | Path], views: Views, device: str = "cpu") -> PictureFeatures:
         """Read the networks."""
         opened = cls([Weights.open(source, device) for source in sources], views, device)
+        if len({weights.digest for weights in opened.weights}) < len(sources):
+            raise ConfigError("the same network twice: its features would only stand there twice", FIELD)
         for weights in opened.weights:
             opened._check_size(weights.opened(device))
         return opened

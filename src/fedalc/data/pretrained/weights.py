@@ -29,7 +29,7 @@ def find_weights(source: str | Path, field: str = FIELD) -> Path:
             raise ConfigError(f"{path}: expected {', '.join(FILES)}, or a folder with config.json", field)
         return path
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder", field)
+        raise ConfigError(f"{path}: no such file or folder", field)
     return _only_one(path, field)
 
 
