@@ -160,7 +160,7 @@ class LockstepEngine(ClientsEngine):
         if self._own(work, encoder):
             of_layers = (1 + momentum) * count_numbers(encoder) + 2 * batch * width
         of_records = (4 + momentum) * encoder.embedding.shape[1]
-        labels = self.federation.label_count if self.method.set_loss is not None else 0
+        labels = self.method.label_count if self.method.set_loss is not None else 0
         return of_layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
 
     def _most_numbers(self, encoder: TextEncoder) -> float:
@@ -200,11 +200,19 @@ class LockstepEngine(ClientsEngine):
             encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
             self._own(group[0], encoder),
         )  # fmt: skip
-        steps.run(held, loss.slopes)
-        total.add([one.place for one in group], steps, held, products)
+        weight = total.weights[[one.place for one in group]]
+        if out := self._take_steps(steps, held, loss, group):
+            steps.undo(out, held)
+            weight[out], losses[out] = 0, 0
+        total.add(weight, steps, held, products)
         if shared is None:
             products.finish()
         return steps, losses
+
+    def _take_steps(self, steps: LocalSteps, held: HeldRecords, loss: LocalLoss, group: list[Work]) -> list[int]:
+        """Return the clients, by their places in the group, that are left out: their work is not to count."""
+        steps.run(held, loss.slopes)
+        return []
 
     def _products(self, instances: np.ndarray, encoder: TextEncoder, chance: Chance, first: Tensor) -> Products:
         rows = self._rows(instances, first)
@@ -292,8 +300,7 @@ class Total:
         self.first = self.theta[0].detach().requires_grad_()  # its gradient is Σ p_u X_uᵀ C_u
         self.first.grad = self.change[0]
 
-    def add(self, places: list[int], steps: LocalSteps, held: HeldRecords, products: Products) -> None:
-        weight = self.weights[places]
+    def add(self, weight: Tensor, steps: LocalSteps, held: HeldRecords, products: Products) -> None:
         of_first = weight[held.client].unsqueeze(1) * held.added[held.client, held.place]
         products.added.index_add_(0, held.record, of_first)
         if lost := float((weight * (1 - steps.final_a)).sum()):
