@@ -93,7 +93,8 @@ class LockstepEngine(ClientsEngine):
         together = [one for one in work if one.place not in large]
         shared = None
         held = np.unique(np.concatenate([one.instances for one in together])) if together else np.empty(0, np.int64)
-        if 2 * len(held) * encoder.embedding.shape[1] <= most:  # groups have many records in common
+        numbers = 2 * encoder.embedding.shape[1] + count_columns(encoder)
+        if len(held) * numbers <= most:  # groups have many records in common
             shared = self._products(held, encoder, chance, total.first)
         for group in watched("clients", self._groups(together, encoder), len(together), len):
             steps, losses = self._run(model, encoder, group, chance, round_number, total, shared)
@@ -159,7 +160,7 @@ class LockstepEngine(ClientsEngine):
         of_layers = work.visits * width
         if self._own(work, encoder):
             of_layers = (1 + momentum) * count_numbers(encoder) + 2 * batch * width
-        of_records = (4 + momentum) * encoder.embedding.shape[1]
+        of_records = (4 + momentum) * encoder.embedding.shape[1] + 2 * count_columns(encoder)
         labels = self.method.label_count if self.method.set_loss is not None else 0
         return of_layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
 
@@ -268,6 +269,11 @@ class LockstepEngine(ClientsEngine):
 def count_numbers(encoder: TextEncoder) -> int:
     """Return how many numbers the matrices of the dense layers have."""
     return sum(layer.weight.numel() for layer in encoder.dense_layers)
+
+
+def count_columns(encoder: TextEncoder) -> int:
+    """Return how many dense columns its design has besides the features."""
+    return encoder.width - encoder.feature_count * encoder.uses_features
 
 
 def fits(encoder: Encoder) -> TypeGuard[TextEncoder]:
