@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from fedalc.config.resolve import experiment
 from fedalc.config.schema import ClientSettings, LossName
 from fedalc.data.dataset import Split
 from fedalc.engines import lockstep
@@ -21,7 +22,7 @@ from fedalc.engines.per_client import ClientsEngine
 from fedalc.models.encoders import SparseRows
 from fedalc.testing import assert_engines_equal
 from tests.engines.test_equality import BY_STEPS, CONSTANT, RANDOM, SMALL, TRAIN
-from tests.problems import changed, random_split
+from tests.problems import changed, federated, random_split
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "0"}
 LINEAR = {"name": "linear"}
@@ -105,6 +106,12 @@ def test_groups_that_fit_into_the_memory_budget(part: float, monkeypatch: pytest
     )
     assert_equal(1, method="fedalc", client=BOTH, memory_budget=1 << 20)
     assert len(found) > 1 and 0 < max(sizes) <= part * (1 << 20)
+
+
+def test_dense_columns_of_a_design_count_as_memory() -> None:
+    for changes, columns in ({}, 0), (LINEAR, 0), (CONSTANT, 1), (RANDOM, 10), ({**RANDOM, "linear_part": False}, 10):
+        encoder = federated(experiment(changed(SMALL, {"encoder": changes})), TRAIN).model.encoder
+        assert lockstep.fits(encoder) and lockstep.count_columns(encoder) == columns
 
 
 @pytest.mark.parametrize("participation", [0.3, 0.7])

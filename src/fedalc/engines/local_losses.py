@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalc.engines.local_steps import Step
+from fedalc.engines.local_steps import Observer, Step
 from fedalc.methods import Method
 
 Rest = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -36,6 +36,7 @@ class LocalLoss:
     sampled: bool
     rest: Rest
     total: Tensor
+    observer: Observer | None = None
 
     def slopes(self, h: Tensor, step: Step, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the slopes by the encoder's outputs, before scaling, and by the clients' rows, if they are trained."""
@@ -65,6 +66,8 @@ class LocalLoss:
             row[:, part].mul_(of_row).addcmul_(h[:, part], of_h.unsqueeze(1))
         if by_g is not None:
             row.addcmul_(by_g, scale.unsqueeze(1))
+        if self.observer is not None:
+            self.observer.output(step, h, row, along if self.unit else torch.zeros_like(along))
         self._note(whole, step)
         return row, torch.cat(by_rows, dim=1) if by_rows else None
 

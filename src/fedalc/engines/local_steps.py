@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -94,12 +95,27 @@ class Step:
         return self.client * self.width + self.slot
 
 
+class Observer(Protocol):
+    """Sees the inputs and the slopes of every step's records."""
+
+    def output(self, step: Step, h: Tensor, slope: Tensor, along: Tensor) -> None:
+        """`slope`: by the output h, before it is scaled. `along`: the slope of the scaled output along itself, which
+        scaling takes away (0 without scaling)."""
+
+    def layer(self, step: Step, depth: int, inputs: Tensor, slope: Tensor) -> None: ...
+
+    def first_matrix(self, step: Step, slope: Tensor) -> None: ...
+
+    def end_step(self, step: Step, rows: Tensor | None) -> None:
+        """`rows`: of the clients, before they are scaled back to length 1; None if they are fixed."""
+
+
 class Layer:
     """A dense layer of all clients. Each has its own bias."""
 
     def __init__(self, layer: torch.nn.Linear, clients: int, settings: ClientSettings) -> None:
-        self.settings, self.weight = settings, layer.weight.detach()
-        self.bias = layer.bias.detach().repeat(clients, 1)
+        self.settings, self.weight, self.sent_bias = settings, layer.weight.detach(), layer.bias.detach()
+        self.bias = self.sent_bias.repeat(clients, 1)
         self.bias_velocity = torch.zeros_like(self.bias)
 
     def _move_bias(self, slopes: Tensor, step: Step) -> None:
@@ -137,6 +153,10 @@ class SharedLayer(Layer):
     def move(self, step: Step, used: int) -> None:
         self._move_bias(self.slopes[: step.clients, used : used + step.width], step)
 
+    def undo(self, clients: list[int]) -> None:
+        self.bias[clients] = self.sent_bias
+        self.inputs[clients] = self.slopes[clients] = 0
+
     def add_change(self, change: Tensor, weight: Tensor, a: Tensor, k: Tensor) -> None:
         """Add Σ p_u (θ - θ_u) of the matrix, where θ_u = a θ - Σ_i k_i B_iᵀ A_i."""
         factor = (k * weight.unsqueeze(1)).view(-1, 1)
@@ -172,6 +192,9 @@ class OwnLayer(Layer):
             self._of(step).sub_(velocity, alpha=rate)
         self._move_bias(slopes, step)
 
+    def undo(self, clients: list[int]) -> None:
+        self.bias[clients], self.own[clients] = self.sent_bias, self.weight
+
     def add_change(self, change: Tensor, weight: Tensor, a: Tensor, k: Tensor) -> None:
         change.add_(self.weight, alpha=float(weight.sum())).sub_(torch.tensordot(weight, self.own, 1))
 
@@ -199,7 +222,7 @@ class LocalSteps:
         own: bool = False,
     ) -> None:
         self.encoder, self.settings, self.chance, self.steps = encoder, settings, chance, steps
-        self.rows, self.trains_rows = rows.clone(), trains_rows
+        self.sent_rows, self.rows, self.trains_rows = rows, rows.clone(), trains_rows
         self.row_velocity = torch.zeros_like(self.rows)
         self.coefficients = Coefficients(settings)
         dense, slots = encoder.dense_layers, 0 if own else sum(step.width for step in steps)
@@ -212,13 +235,13 @@ class LocalSteps:
         self.final_a = rows.new_ones(len(rows))
         self.final_k = rows.new_zeros(len(rows), slots)
 
-    def run(self, held: HeldRecords, slope: Slope) -> None:
+    def run(self, held: HeldRecords, slope: Slope, observer: Observer | None = None) -> None:
         """Take all steps. `held`: the clients' records, in which their parts of the first matrix's change remain."""
         now = self.coefficients
         for number, step in enumerate(self.steps):
             used = len(now.k)
             if len(step.client):
-                self._take(step, held, slope)
+                self._take(step, held, slope, observer)
             else:
                 held.add(None, step, self.settings)
                 for layer in self.layers:
@@ -229,10 +252,17 @@ class LocalSteps:
             self.final_a[working : step.clients] = now.a
             self.final_k[working : step.clients, : len(now.k)] = self._k()
 
+    def undo(self, clients: list[int], held: HeldRecords) -> None:
+        """Put these clients back to the θ and the rows that the server sent: all is finite again, for weights of 0."""
+        self.rows[clients] = self.sent_rows[clients]
+        held.added[clients] = 0
+        for layer in self.layers:
+            layer.undo(clients)
+
     def _k(self) -> Tensor:
         return torch.from_numpy(self.coefficients.k).to(self.rows)
 
-    def _take(self, step: Step, held: HeldRecords, slope: Slope) -> None:
+    def _take(self, step: Step, held: HeldRecords, slope: Slope, observer: Observer | None) -> None:
         a, k = self.coefficients.a, self._k()
         h = held.product(step, a)
         keys, passed = held.keys(step), []
@@ -243,20 +273,28 @@ class LocalSteps:
             passed.append((positive, before, after))
             h = layer.forward(after.detach(), step, a, k)
         pull, by_rows = slope(h, step, self.rows)
-        for layer, (positive, before, after) in zip(reversed(self.layers), reversed(passed), strict=True):
+        for depth, layer in reversed(list(enumerate(self.layers))):
+            positive, before, after = passed[depth]
+            if observer is not None:
+                observer.layer(step, depth, after.detach(), pull)
             below = layer.backward(pull, step, a, k)
             layer.move(step, len(k))
             if before is not after:
                 (below,) = torch.autograd.grad(after, before, below)
             pull = below if positive is None else torch.ops.aten.threshold_backward(below, positive.detach(), 0)
         held.add(pull, step, self.settings)
-        if by_rows is not None:
-            self._move_rows(step, by_rows)
+        moved = None if by_rows is None else self._move_rows(step, by_rows)
+        if observer is not None:
+            observer.first_matrix(step, pull)
+            observer.end_step(step, moved)
 
-    def _move_rows(self, step: Step, gradient: Tensor) -> None:
+    def _move_rows(self, step: Step, gradient: Tensor) -> Tensor:
+        """Return the rows before they are scaled back to length 1."""
         rows, velocity = self.rows[: step.clients], self.row_velocity[: step.clients]
         velocity.mul_(self.settings.momentum).add_(gradient[: step.clients])
-        rows.copy_(unit_rows(rows - self.settings.row_rate * velocity))
+        moved = rows - self.settings.row_rate * velocity
+        rows.copy_(unit_rows(moved))
+        return moved
 
 
 class HeldRecords:

@@ -93,7 +93,8 @@ class LockstepEngine(ClientsEngine):
         together = [one for one in work if one.place not in large]
         shared = None
         held = np.unique(np.concatenate([one.instances for one in together])) if together else np.empty(0, np.int64)
-        if 2 * len(held) * encoder.embedding.shape[1] <= most:  # groups have many records in common
+        numbers = 2 * encoder.embedding.shape[1] + count_columns(encoder)
+        if len(held) * numbers <= most:  # groups have many records in common
             shared = self._products(held, encoder, chance, total.first)
         for group in watched("clients", self._groups(together, encoder), len(together), len):
             steps, losses = self._run(model, encoder, group, chance, round_number, total, shared)
@@ -159,8 +160,8 @@ class LockstepEngine(ClientsEngine):
         of_layers = work.visits * width
         if self._own(work, encoder):
             of_layers = (1 + momentum) * count_numbers(encoder) + 2 * batch * width
-        of_records = (4 + momentum) * encoder.embedding.shape[1]
-        labels = self.federation.label_count if self.method.set_loss is not None else 0
+        of_records = (4 + momentum) * encoder.embedding.shape[1] + 2 * count_columns(encoder)
+        labels = self.method.label_count if self.method.set_loss is not None else 0
         return of_layers + records * (of_records + 2 * records * (work.steps > 1)) + 3 * batch * labels
 
     def _most_numbers(self, encoder: TextEncoder) -> float:
@@ -200,11 +201,19 @@ class LockstepEngine(ClientsEngine):
             encoder, W[label], settings, chance, steps_of(group, W.device), self.method.trains_rows,
             self._own(group[0], encoder),
         )  # fmt: skip
-        steps.run(held, loss.slopes)
-        total.add([one.place for one in group], steps, held, products)
+        weight = total.weights[[one.place for one in group]]
+        if out := self._take_steps(steps, held, loss, group):
+            steps.undo(out, held)
+            weight[out], losses[out] = 0, 0
+        total.add(weight, steps, held, products)
         if shared is None:
             products.finish()
         return steps, losses
+
+    def _take_steps(self, steps: LocalSteps, held: HeldRecords, loss: LocalLoss, group: list[Work]) -> list[int]:
+        """Return the clients, by their places in the group, that are left out: their work is not to count."""
+        steps.run(held, loss.slopes)
+        return []
 
     def _products(self, instances: np.ndarray, encoder: TextEncoder, chance: Chance, first: Tensor) -> Products:
         rows = self._rows(instances, first)
@@ -262,6 +271,11 @@ def count_numbers(encoder: TextEncoder) -> int:
     return sum(layer.weight.numel() for layer in encoder.dense_layers)
 
 
+def count_columns(encoder: TextEncoder) -> int:
+    """Return how many dense columns its design has besides the features."""
+    return encoder.width - encoder.feature_count * encoder.uses_features
+
+
 def fits(encoder: Encoder) -> TypeGuard[TextEncoder]:
     """Return whether an encoder is one sparse matrix and dense layers with biases, and nothing else."""
     if not isinstance(encoder, TextEncoder) or type(encoder).forward is not TextEncoder.forward:
@@ -292,8 +306,7 @@ class Total:
         self.first = self.theta[0].detach().requires_grad_()  # its gradient is Σ p_u X_uᵀ C_u
         self.first.grad = self.change[0]
 
-    def add(self, places: list[int], steps: LocalSteps, held: HeldRecords, products: Products) -> None:
-        weight = self.weights[places]
+    def add(self, weight: Tensor, steps: LocalSteps, held: HeldRecords, products: Products) -> None:
         of_first = weight[held.client].unsqueeze(1) * held.added[held.client, held.place]
         products.added.index_add_(0, held.record, of_first)
         if lost := float((weight * (1 - steps.final_a)).sum()):

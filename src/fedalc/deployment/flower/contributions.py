@@ -9,29 +9,38 @@ docs/deployment.md states the rule and what it does not catch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Any, cast
 
 import numpy as np
 import torch
 from scipy.sparse import issparse
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedalc.config.experiment import Experiment
+from fedalc.core.blocks import DEFAULT_BUDGET
 from fedalc.data.federation import Federation
 from fedalc.deployment.flower.compared_rows import ComparedRows
+from fedalc.deployment.flower.influence import (
+    SMALLEST_SCALE,
+    Influence,
+    InfluenceSideBySide,
+    WatchedRows,
+    column_lengths,
+)
 from fedalc.deployment.flower.limits import Limits
 from fedalc.engines.base import RoundResult
-from fedalc.engines.per_client import ClientsEngine
+from fedalc.engines.local_losses import LocalLoss
+from fedalc.engines.local_steps import HeldRecords, LocalSteps
+from fedalc.engines.lockstep import LockstepEngine, Work
 from fedalc.engines.sums import Sums
 from fedalc.methods import Method
-from fedalc.models.encoders import Batch, Chance, Design, Encoder, SparseRows, TextEncoder
-from fedalc.models.encoders.sparse_rows import ColumnsOf
+from fedalc.models.encoders import Batch, Chance, Encoder, SparseRows
 from fedalc.models.model import Model
 
 SMALL = 3  # in a label with fewer than SMALL × `fewest` records, one of SMALL has to contribute
-SMALLEST_SCALE = 1e-60  # far from the smallest double
 DOMINANT = 0.5  # the largest part of Σ c² that one record may have, in a label that is not small
 
 
@@ -65,26 +74,46 @@ def enough_measured(influence: np.ndarray, fewest: int) -> bool:
     return len(influence) >= fewest and enough_contribute(influence, fewest)
 
 
-class CarefulEngine(ClientsEngine):
-    """Engine `clients` at a party. It leaves a label unchanged if too few records contribute to its change, and counts
+class CarefulEngine(LockstepEngine):
+    """Engine `lockstep` at a party. It leaves a label unchanged if too few records contribute to its change, and counts
     such labels in `left_out`. `records` says which rows of the federation are the same record. `compared`: for a loss
     over all labels, the rows of the labels of all parties; None if the model has them."""
 
     def __init__(
         self, federation: Federation, method: Method, settings: Experiment, limits: Limits, records: np.ndarray
     ) -> None:
-        super().__init__(federation, method, settings)
+        # The server states a budget, but it does not know this machine.
+        budget = min(settings.memory_budget, DEFAULT_BUDGET)
+        super().__init__(federation, method, settings.model_copy(update={"memory_budget": budget}))
         self.limits = limits
         self.records = records
         self.compared: ComparedRows | None = None
         self.left_out = 0
-        self._influence = _Influence(federation.labels.shape[0])
+        self._influence = Influence(federation.labels.shape[0])
         self._parts_left = 0  # of the current step
         self._pull = torch.empty(0)  # the row's gradient, with momentum
 
     def run(self, model: Model, participants: np.ndarray, chance: Chance, round_number: int) -> RoundResult:
         self._server = model
         return super().run(model, participants, chance, round_number)
+
+    @cached_property
+    def _one_step(self) -> bool:
+        """Engine `fused` has one sum of all labels, from which none can be left out."""
+        return False
+
+    def _take_steps(self, steps: LocalSteps, held: HeldRecords, loss: LocalLoss, group: list[Work]) -> list[int]:
+        lengths = self._design_lengths(steps.encoder)[:, loss.instance]
+        loss.observer = InfluenceSideBySide(lengths, len(steps.layers), self._kept_of_theta, self.limits)
+        steps.run(held, loss.slopes, loss.observer)
+        influence = loss.observer.of_each()
+        out = [
+            place
+            for place, one in enumerate(group)
+            if not self._enough(influence[:, place, : len(one.instances)], one.instances)
+        ]
+        self.left_out += len(out)
+        return out
 
     def _local_work(self, local: Model, client: int, chance: Chance, round_number: int) -> tuple[Tensor, float]:
         self._influence.watch(local.encoder)
@@ -99,10 +128,10 @@ class CarefulEngine(ClientsEngine):
                 parameter.copy_(sent)
         return self._server.W[self.federation.label_of[client]].clone(), 0.0
 
-    def _enough(self, influences: Sequence[np.ndarray], seen: np.ndarray) -> bool:
+    def _enough(self, influences: Iterable[np.ndarray], seen: np.ndarray) -> bool:
         """Return whether enough records contribute in every part. `seen`: the rows that took part."""
         _, which = np.unique(self.records[seen], return_inverse=True)
-        return all(enough_contribute(np.bincount(which, part[seen]), self.limits.fewest) for part in influences)
+        return all(enough_contribute(np.bincount(which, part), self.limits.fewest) for part in influences)
 
     def _add_gradient(
         self,
@@ -128,8 +157,8 @@ class CarefulEngine(ClientsEngine):
     def _watched(self, rows: Batch, instances: np.ndarray) -> Any:
         if not isinstance(rows, SparseRows):
             return rows
-        squares = torch.from_numpy(self._squares[instances]).to(rows.keys.device)
-        return _WatchedRows(rows, rows, [squares], self._influence)
+        lengths = torch.from_numpy(self._feature_lengths[instances]).to(rows.keys.device)
+        return WatchedRows(rows, rows, [lengths], self._influence)
 
     def _add_curvature(self, model: Model, along: Encoder, client: int, weight: float) -> None:
         """Add the label's part of H p if enough records contribute: c is the length of the record's own part, of each
@@ -172,14 +201,12 @@ class CarefulEngine(ClientsEngine):
         self._pull = client.momentum * self._pull + row.grad
         return 1 / max(float((row.detach() - client.row_rate * self._pull).norm()), SMALLEST_SCALE)
 
-    @property
-    def _squares(self) -> np.ndarray:
-        """‖x‖² of every row."""
-        if not hasattr(self, "_squared"):
-            features = self.federation.features
-            assert issparse(features)
-            self._squared = np.asarray(features.multiply(features).sum(axis=1), dtype=np.float64).ravel()
-        return self._squared
+    @cached_property
+    def _feature_lengths(self) -> np.ndarray:
+        """‖x‖ of every row."""
+        features = self.federation.features
+        assert issparse(features)
+        return np.sqrt(np.asarray(features.multiply(features).sum(axis=1), dtype=np.float64).ravel())
 
     def sums(self, model: Model, participants: np.ndarray) -> Sums:
         """Return the sums of the labels with enough contributors: c is ‖x‖ in the sum of x. In the sum of x xᵀ/m it is
@@ -190,136 +217,28 @@ class CarefulEngine(ClientsEngine):
             instances = self.federation.instances_of(client)
             labels = torch.full((len(instances),), int(self.federation.label_of[client]))
             share = self.method.share(labels, torch.from_numpy(instances)).double().cpu().numpy()
-            lengths, counted = self._lengths(model, instances), self._parts_of(client, instances, model.W)
+            lengths = self._lengths(model.encoder, instances, model.W)
+            counted = self._parts_of(client, instances, model.W)
             pairs = combinations_with_replacement(lengths, 2)
             influences = np.stack([*lengths, *(share * first * second for first, second in pairs)])
             influences *= counted.double().cpu().numpy()
-            influence = np.zeros((len(influences), len(self.records)))
-            influence[:, instances] = influences
-            if self._enough(list(influence), instances):
+            if self._enough(influences, instances):
                 answered.append(client)
         self.left_out += len(participants) - len(answered)
         return super().sums(model, np.array(answered, dtype=np.int64))
 
+    def _design_lengths(self, encoder: Encoder) -> Tensor:
+        """Return the length of each part of the design of all rows, parts × rows."""
+        if not hasattr(self, "_of_design"):
+            like = next(encoder.parameters())
+            lengths = self._lengths(encoder, np.arange(len(self.records)), like)
+            self._of_design = torch.from_numpy(np.stack(lengths)).to(like.device)
+        return self._of_design
+
     @torch.no_grad()
-    def _lengths(self, model: Model, instances: np.ndarray) -> list[np.ndarray]:
-        """Return the length of each part of the instances' designs: the features, and what `_column_squares` tells."""
-        encoder = model.encoder
-        lengths = [np.sqrt(self._squares[instances])] if encoder.uses_features else []
-        blocks = (cast(SparseRows, self._rows(part, model.W)) for part in self._parts(instances))
-        squares = [_column_squares(block, encoder.columns) for block in blocks]
-        columns = (torch.cat(parts).sqrt().cpu().numpy() for parts in zip(*squares, strict=True))
-        return [*lengths, *columns]
-
-
-class _Influence:
-    """Per record and part of θ: Σ over steps of ‖∂loss/∂part‖. For a matrix with input a and output gradient δ this is
-    ‖a‖‖δ‖; for a convolution that is an upper bound. Each sum is stored divided by `_scale`, so that shrinking all
-    earlier steps changes one number."""
-
-    def __init__(self, rows: int) -> None:
-        self._total: dict[int, np.ndarray] = {}
-        self._scale: dict[int, float] = {}
-        self._row_part = -1  # the part that is the label's row
-        self._rows = rows
-        self._seen = np.zeros(rows, dtype=bool)
-        self._watched: nn.Module | None = None
-        self._instances = np.empty(0, dtype=np.int64)
-        self._squares: dict[int, Tensor] = {}
-        self._part = 0
-
-    def watch(self, encoder: nn.Module) -> None:
-        """Watch every layer that has parameters, and the output, whose product with the row is the score."""
-        if self._watched is encoder:
-            return
-        self._watched = encoder
-        for module in encoder.modules():
-            has_parameters = any(True for _ in module.parameters(recurse=False))
-            if has_parameters and not isinstance(module, TextEncoder):  # _WatchedRows watches a TextEncoder's matrices
-                module.register_forward_hook(self._layer)
-        encoder.register_forward_hook(self._output)
-
-    def clear(self) -> None:
-        self._total.clear()
-        self._scale.clear()
-        self._seen[:] = False
-
-    @property
-    def seen(self) -> np.ndarray:
-        return np.flatnonzero(self._seen)
-
-    def of_each(self) -> list[np.ndarray]:
-        return list(self._total.values())
-
-    def begin(self, instances: np.ndarray) -> None:
-        """Begin a block of instances."""
-        self._instances, self._part, self._squares = instances, 0, {}
-        self._seen[instances] = True
-
-    def end(self) -> None:
-        for part, squares in self._squares.items():
-            total = self._total.setdefault(part, np.zeros(self._rows))
-            total[self._instances] += squares.sqrt().cpu().numpy() / self._scale.setdefault(part, 1.0)
-        self._squares = {}
-
-    def end_step(self, kept_of_theta: float, kept_of_row: float) -> None:
-        """Apply the shrinking: of θ by the next step, before it adds its own part; of the row by this step."""
-        for part in self._total:
-            self._scale[part] *= kept_of_row if part == self._row_part else kept_of_theta
-            if not SMALLEST_SCALE < self._scale[part] < 1 / SMALLEST_SCALE:
-                self._total[part] *= self._scale[part]
-                self._scale[part] = 1.0
-
-    def product(self, a_squared: Tensor, output: Tensor) -> None:
-        """Record a product of one part of θ. `a_squared`: the sum of squares of its input."""
-        part, self._part = self._part, self._part + 1
-        if output.requires_grad:
-            output.register_hook(lambda slope: self._add(part, a_squared * _squares(slope)))
-
-    def _add(self, part: int, squares: Tensor) -> None:
-        self._squares[part] = squares + self._squares.get(part, 0.0)
-
-    def _layer(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        with_bias = 1.0 if getattr(module, "bias", None) is not None else 0.0
-        self.product(_squares(inputs[0]) + with_bias, output)
-
-    def _output(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        self._row_part = self._part
-        self.product(_squares(output), output)
-
-
-class _WatchedRows:
-    """Sparse rows, or the design that an encoder makes of them, that report their products to `_Influence`: one for
-    each part, because a large constant would hide that only one record has features. `squares`: of each part, the sum
-    of squares of each row."""
-
-    def __init__(
-        self, rows: SparseRows, design: SparseRows | Design, squares: Sequence[Tensor], influence: _Influence
-    ) -> None:
-        self.rows, self.keys, self.dtype, self._influence = rows, rows.keys, rows.dtype, influence
-        self._design, self._squares = design, squares
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __matmul__(self, weight: Tensor) -> Tensor:
-        product = self._design @ weight
-        for squares in self._squares:
-            self._influence.product(squares, product)
-        return product
-
-    def beside(self, columns_of: ColumnsOf, with_features: bool = True) -> _WatchedRows:
-        squares = [*(self._squares if with_features else ()), *_column_squares(self.rows, columns_of)]
-        return _WatchedRows(self.rows, self.rows.beside(columns_of, with_features), squares, self._influence)
-
-
-def _column_squares(rows: SparseRows, columns_of: ColumnsOf) -> list[Tensor]:
-    """Return sums of squares for each of an encoder's columns: of their values, and of what they differ from those of
-    an instance without features. The server knows the latter and can subtract them."""
-    pairs = zip(columns_of(rows), columns_of(rows.nothing()), strict=True)
-    return [_squares(values) for columns, known in pairs for values in (columns, columns - known)]
-
-
-def _squares(values: Tensor) -> Tensor:
-    """Return the sum of squares of each instance, in double precision."""
-    return values.detach().flatten(1).double().square().sum(1)
+    def _lengths(self, encoder: Encoder, instances: np.ndarray, like: Tensor) -> list[np.ndarray]:
+        """Return the length of each part of the instances' designs: the features, and what `column_lengths` tells."""
+        of_features = [self._feature_lengths[instances]] if encoder.uses_features else []
+        blocks = (cast(SparseRows, self._rows(part, like)) for part in self._parts(instances))
+        columns = zip(*(column_lengths(block, encoder.columns) for block in blocks), strict=True)
+        return [*of_features, *(torch.cat(parts).cpu().numpy() for parts in columns)]
