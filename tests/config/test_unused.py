@@ -250,6 +250,8 @@ IDLE = [
     ("selection.validation=0.1", "selection.test_curve", "false", "true"),
 ]
 WITH_TEXTS = [("text.encoder=folder", "text.idf", "true", "false")]
+FROZEN = [("encoder.name=linear encoder.frozen=true encoder.pretrained=net.pth", "images.augment", "off", "mirror")]
+"""Features of a frozen network are computed once."""
 
 
 @pytest.mark.few(10)
@@ -285,9 +287,11 @@ def test_terms_have_no_effect_with_a_sentence_encoder_alone(tmp_path: Path) -> N
         assert (first != second).nnz == 0 and first.nnz > 0
 
 
-def test_every_line_of_the_table_is_tried() -> None:
+def test_every_line_of_the_table_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If any line is removed, some note is missing."""
-    rows = IDLE + WITH_TEXTS
+    monkeypatch.chdir(tmp_path)
+    Path("net.pth").touch()
+    rows = IDLE + WITH_TEXTS + FROZEN
     asked = [(experiment(overrides=[*others.split(), f"{name}={one}"]), name) for others, name, one, _ in rows]
     for place, (fields, _) in enumerate(ONLY_WITH):
         fewer = ONLY_WITH[:place] + ONLY_WITH[place + 1 :]

@@ -31,7 +31,7 @@ def test_a_file_a_folder_and_the_only_weights_below_a_folder(tmp_path: Path) -> 
 
 
 def test_what_is_not_found_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such file or folder"):
         find_weights(tmp_path / "absent")
     with pytest.raises(ConfigError, match="no weights in it"):
         find_weights(tmp_path)

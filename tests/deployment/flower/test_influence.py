@@ -14,7 +14,8 @@ from fedalc.core.blocks import DEFAULT_BUDGET
 from fedalc.data.dataset import Split
 from fedalc.deployment.flower import contributions
 from fedalc.deployment.flower.compared_rows import ComparedRows
-from fedalc.deployment.flower.contributions import CarefulEngine
+from fedalc.deployment.flower.contributions import CarefulEngine, enough_contribute
+from fedalc.deployment.flower.influence import length
 from fedalc.deployment.flower.limits import FEWEST, Limits
 from fedalc.deployment.flower.wire import BadMessage
 from fedalc.engines import lockstep
@@ -146,3 +147,17 @@ def test_the_server_sets_neither_the_partys_memory_nor_its_time() -> None:
     engine.limits = Limits({"seconds": 0.0})
     with pytest.raises(BadMessage, match="longer than 0 seconds"):
         engine.run(training.model, training.federation.clients, Chance(training.settings, 1, training.model.W), 1)
+
+
+def test_numbers_too_small_to_be_squared_count() -> None:
+    """A server that scales θ down could otherwise ask for a change in which one record stands alone."""
+    values = torch.tensor([[3e-200, 4e-200], [0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    torch.testing.assert_close(
+        length(values), torch.tensor([5e-200, 0.0, 5.0], dtype=torch.float64), atol=0, rtol=1e-12
+    )
+    assert not enough_contribute(np.append(length(values)[:1].numpy(), np.zeros(39)), 8)
+
+
+@pytest.mark.parametrize("strange", [np.inf, np.nan])
+def test_what_cannot_be_measured_is_not_enough(strange: float) -> None:
+    assert not enough_contribute(np.array([strange, 1.0, 1.0]), 8)

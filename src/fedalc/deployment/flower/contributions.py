@@ -56,6 +56,8 @@ def enough_contribute(influence: np.ndarray, fewest: int) -> bool:
     (True, True)
     """
     largest = influence.max(initial=0.0)
+    if not np.isfinite(largest):
+        return False
     if largest == 0:
         return True
     c = influence / largest  # so that no square overflows or vanishes

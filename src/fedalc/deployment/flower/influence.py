@@ -166,8 +166,12 @@ def column_lengths(rows: SparseRows, columns_of: ColumnsOf) -> list[Tensor]:
 
 
 def length(values: Tensor) -> Tensor:
-    """Return the length of each instance's values, in double precision."""
-    return torch.linalg.vector_norm(values.detach().flatten(1), dim=1, dtype=torch.float64)
+    """Return the length of each instance's values, in double precision. Numbers too small to be squared count: they are
+    sent too."""
+    rows = values.detach().flatten(1).double()
+    largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1) if rows.shape[1] else rows.new_zeros(len(rows))
+    scale = torch.where(largest > 0, largest, 1.0)
+    return scale * torch.linalg.vector_norm(rows / scale.unsqueeze(1), dim=1)
 
 
 def _with_bias(of_input: Tensor) -> Tensor:
