@@ -8,13 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+import flwr.superlink.grid.http_grid as http_grid
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedalc.deployment.flower.answers import check_question
 from fedalc.deployment.flower.wire import BadMessage
+from fedalc.deployment.pauses import SHORTEST, pause_after
 
 GRACE = 5.0  # seconds by which a message outlives the wait for its reply
 LATE = 3  # Flower's error code
@@ -53,7 +57,7 @@ class Exchange:
         self.kind = kind
         self.round_number = round_number
         self.timeout = timeout
-        self.pause = pause  # seconds between two looks for replies
+        self.pause = pause  # at most, in seconds, between two looks for replies
         self._waiting: dict[str, int] = {}  # message id → node
         self._unsent: list[int] = []
         self._last_sent = time.monotonic()
@@ -82,9 +86,11 @@ class Exchange:
             hurried = {}  # there are no others to compare with
         slowest = 0.0
         while self._waiting:
-            is_over, arrived = self._elapsed > self.timeout, False
+            is_over, arrived, took = self._elapsed > self.timeout, False, 0.0
             for message_id in list(self._waiting):
+                before = self._elapsed
                 reply = self._pull(message_id)
+                took += self._elapsed - before
                 if reply is not None:
                     arrived = True
                     del self._waiting[message_id]
@@ -100,7 +106,7 @@ class Exchange:
                         why = f"no answer within {seconds:.3g} seconds, a shorter wait because it was late before"
                         yield Reply(node, problem=why, late=True)
             if self._waiting and not arrived:
-                time.sleep(self.pause)
+                time.sleep(pause_after(self._elapsed, self.pause, took))
         for node in self._waiting.values():
             yield Reply(node, problem=f"no answer within {self.timeout:g} seconds", late=True)
 
@@ -131,6 +137,11 @@ class Exchange:
         except BadMessage as error:
             return Reply(node, problem=str(error), seconds=self._elapsed)
         return Reply(node, message.content, seconds=self._elapsed)
+
+
+def pull_soon() -> None:
+    """Look for the rest of an answer that is still on its way soon again, not after Flower's second."""
+    vars(http_grid)["pull_objects"] = partial(pull_objects, initial_backoff=SHORTEST)
 
 
 def _problem(reply: Message) -> str:

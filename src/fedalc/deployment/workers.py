@@ -1,0 +1,143 @@
+"""At a party's node: has messages answered by a worker, and decides how long one worker is kept.
+
+A worker answers for one Flower run with one set of settings. It starts anew for another run or other settings, if an
+answer has left it with more memory than it may keep, after any error, and when it has had nothing to do for a while.
+Starting is quick: workers are forked from a process that has imported the libraries and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from multiprocessing import forkserver, get_context
+from typing import Any
+
+import psutil
+
+from fedalc.core.safe_parsing import parse_json
+from fedalc.deployment.worker import PRELOADED, work
+
+BEAT = 10.0  # seconds between two signs of life to Flower, which gives a task up after 30
+IDLE = 600.0  # seconds without a message, after which no worker is kept
+ATTEMPTS = 2  # at a message that no worker has fetched yet
+
+
+class Worker:
+    """A process that answers messages of one run with one set of settings, `about`."""
+
+    def __init__(self, about: tuple[int, str], address: str) -> None:
+        self.about = about
+        context = get_context("forkserver")
+        self._channel, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs, address), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def answer(self, token: str, beat: Callable[[], object]) -> bool:
+        """Have the message answered that the token is for, and return whether it came to an end. `beat` is called
+        from time to time. Nothing that the worker writes is parsed: it deals with what the server sent."""
+        try:
+            self._channel.send_bytes(token.encode("ascii"))
+            while not self._channel.poll(BEAT):
+                beat()
+            return bool(self._channel.recv_bytes(16))
+        except (EOFError, OSError):
+            return False
+
+    def memory(self) -> int:
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def end(self) -> None:
+        self._channel.close()
+        self._process.kill()  # what it has done is already with the node
+        self._process.join()
+
+
+class Workers:
+    """Has messages answered one after another. `most_memory`: bytes that a worker may keep from one to the next."""
+
+    def __init__(
+        self, address: str, most_memory: int, start: Callable[[tuple[int, str], str], Worker] = Worker
+    ) -> None:
+        self.address, self.most_memory, self._start = address, most_memory, start
+        self._worker: Worker | None = None
+
+    def answer(self, state: Any, store: Any, task: Any, message_id: str) -> None:
+        """Have the message answered. A crash is reported to the server at once; the message is not tried again, as it
+        may be what ended the worker, and its answer may have left already."""
+        from flwr.common.constant import Status
+
+        about = task.run_id, settings_digest(store, message_id)
+        token = state.claim_task(task.task_id)
+        if token is None:
+            return
+        for _ in range(ATTEMPTS):
+            if self._try(about, token, lambda: state.acknowledge_task_heartbeat(task.task_id)):
+                return
+            (now,) = state.get_tasks(task_ids=[task.task_id])
+            if now.status.status != Status.STARTING:
+                break
+        if now.status.status != Status.FINISHED:
+            report_crash(state, store, now, message_id)
+
+    def end(self) -> None:
+        """End the worker, if there is one."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+    def end_if_idle(self, seconds: float) -> None:
+        if seconds > IDLE:
+            self.end()
+
+    def _try(self, about: tuple[int, str], token: str, beat: Callable[[], object]) -> bool:
+        try:
+            if self._worker is None or self._worker.about != about:
+                self.end()
+                self._worker = self._start(about, self.address)
+            answered = self._worker.answer(token, beat)
+        except (OSError, EOFError):  # the process that workers are forked from has ended; the next attempt restarts it
+            answered = False
+        if not answered or self._worker is None or self._worker.memory() > self.most_memory:
+            self.end()
+        return answered
+
+
+def prepare() -> None:
+    """Start the process that workers are forked from. It imports the libraries meanwhile."""
+    get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+
+
+def settings_digest(store: Any, message_id: str) -> str:
+    """Return the digest of the settings in a message that has been fetched; "" if it states none.
+
+    The worker checks them. Here they only decide which worker answers.
+    """
+    from flwr.app import ConfigRecord, RecordDict
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_object_body,
+        get_object_children_ids_from_object_content,
+    )
+
+    with contextlib.suppress(Exception):  # whatever is wrong with it, the worker refuses it
+        (content,) = get_object_children_ids_from_object_content(store.get(message_id))
+        records = parse_json(get_object_body(store.get(content), RecordDict).decode())
+        task = ConfigRecord.inflate(store.get(records["task"]))
+        return hashlib.sha256(str(task["settings"]).encode()).hexdigest()
+    return ""
+
+
+def report_crash(state: Any, store: Any, task: Any, message_id: str) -> None:
+    """Answer for a worker that is gone, as Flower does a minute later."""
+    from flwr.common.constant import SubStatus
+
+    print("a worker ended before it had answered; the server is told", flush=True)
+    state.get_messages_legacy(run_ids=[task.run_id], is_reply=False)  # Flower answers for what was fetched
+    state._on_task_tokens_expired([task])
+    state.finish_task(task.task_id, SubStatus.FAILED, "the worker ended")
+    store.delete(message_id)
