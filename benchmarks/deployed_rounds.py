@@ -114,9 +114,7 @@ def computing(deployed: Deployed, name: str, rounds: int) -> list[float]:
 def difference(one: Path, other: Path) -> float:
     """Return the largest difference of two models, relative to the largest number; 0 if they have the same bits."""
     models = [TrainedModel.load(folder / "model").model for folder in (one, other)]
-    return max(
-        0.0 if torch.equal(a, b) else ((a - b).abs().max() / b.abs().max()).item() for _, a, b in pairs(*models)
-    )
+    return max(0.0 if torch.equal(a, b) else ((a - b).abs().max() / b.abs().max()).item() for _, a, b in pairs(*models))
 
 
 def table(results: dict[str, Any]) -> str:

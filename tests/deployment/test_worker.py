@@ -1,26 +1,23 @@
-"""What a worker does with one message, over a SuperNode's real API."""
+"""What a worker does with one message of a SuperNode."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from multiprocessing import Pipe
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
-import uvicorn
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import Status
 from flwr.supercore.fab import Fab
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
-from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 
-from fedalc.deployment.processes import free_port
-from fedalc.deployment.worker import answer
+from fedalc.deployment.worker import DONE, NodeClient, answer, serve
 from tests.deployment.test_workers import Node
 
 app = ClientApp()
@@ -34,7 +31,7 @@ def train(message: Message, context: Context) -> RecordDict:
 
 
 class Served(Node):
-    """A node whose API is served, with a run."""
+    """A node with a run, which gives workers what they ask for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,28 +44,32 @@ class Served(Node):
         context = Context(run_id=7, node_id=1, node_config={}, state=RecordDict(), run_config={})
         self.state.set_run_series_context(run.series_id, context)
         self.series = run.series_id
-        self.address = f"127.0.0.1:{free_port()}"
-        service = create_app(state_factory=factory, superexec_auth_secret=b"a secret that nobody else has")
-        port = int(self.address.partition(":")[2])
-        self.server = uvicorn.Server(uvicorn.Config(service, host="127.0.0.1", port=port, log_level="warning"))
-        self.thread = threading.Thread(target=self.server.run)
+        self.channel, self.theirs = Pipe()
+
+    def answer(self, task: Any) -> None:
+        """Give a worker, in this thread, what it asks for until it is done."""
+        self.state.claim_task(task.task_id)
+        thread = threading.Thread(target=self._serve, args=(task,))
+        thread.start()
+        try:
+            answer(app, NodeClient(self.theirs))
+        finally:
+            self.theirs.send_bytes(DONE)
+            thread.join()
+
+    def _serve(self, task: Any) -> None:
+        while (asked := self.channel.recv_bytes()) != DONE:
+            self.channel.send_bytes(serve(asked, self.state, task))
 
 
 @pytest.fixture
-def node() -> Iterator[Served]:
-    served = Served()
-    served.thread.start()
-    while not served.server.started:
-        time.sleep(0.01)
-    yield served
-    served.server.should_exit = True
-    served.thread.join()
+def node() -> Served:
+    return Served()
 
 
 def test_an_answer_and_the_state_of_the_run_are_with_the_node(node: Served) -> None:
     task, message_id = node.fetch()
-    token = node.state.claim_task(task.task_id)
-    answer(app, node.address, token)
+    node.answer(task)
     (reply,) = node.state.get_messages_legacy(is_reply=True)
     assert reply.metadata.reply_to_message_id == message_id and not reply.has_error()
     assert node.status(task) == Status.FINISHED
@@ -77,11 +78,11 @@ def test_an_answer_and_the_state_of_the_run_are_with_the_node(node: Served) -> N
 
 
 def test_an_error_is_answered_without_its_words_and_ends_the_worker(node: Served) -> None:
-    answer(app, node.address, node.state.claim_task(node.fetch()[0].task_id))
+    node.answer(node.fetch()[0])
     node.state.get_messages_legacy(is_reply=True)
     task, _ = node.fetch()
     with pytest.raises(AssertionError):
-        answer(app, node.address, node.state.claim_task(task.task_id))
+        node.answer(task)
     (reply,) = node.state.get_messages_legacy(is_reply=True)
     assert reply.error.reason == "AssertionError"
     assert "first" in node.state.get_run_series_context(node.series).state, "as it was before the message"

@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import Status, SubStatus
-from flwr.common.serde import run_to_proto  # noqa: F401  the handlers below need it
-from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeStateFactory
+from google.protobuf.message import DecodeError
 
 from fedalc.deployment import workers as module
 from fedalc.deployment.pauses import Pauses
+from fedalc.deployment.worker import serve
 from fedalc.deployment.workers import Worker, Workers, settings_digest
 
 GB = 1 << 30
@@ -62,9 +61,9 @@ class Fake:
         self.node, self.about, self.does, self.size = node, about, does, size
         self.ended = False
 
-    def answer(self, token: str, beat: Callable[[], object]) -> bool:
+    def answer(self, serve: Any, beat: Callable[[], object]) -> bool:
         assert not self.ended
-        task_id = self.node.state.task_token_to_task_id[token]
+        task_id = serve.keywords["task"].task_id
         beat()
         return self.does.pop(0)(task_id) if self.does else self.complete(task_id)
 
@@ -84,9 +83,9 @@ class Pool:
 
     def __init__(self, *does: Callable[[Any], bool], sizes: tuple[int, ...] = ()) -> None:
         self.node, self.started, self.does, self.sizes = Node(), list[Fake](), list(does), list(sizes)
-        self.workers = Workers("127.0.0.1:1", GB, self._start)  # type: ignore[arg-type]
+        self.workers = Workers(GB, self._start)  # type: ignore[arg-type]
 
-    def _start(self, about: tuple[int, str], address: str) -> Fake:
+    def _start(self, about: tuple[int, str]) -> Fake:
         assert all(worker.ended for worker in self.started), "two at a time"
         self.started.append(Fake(self.node, about, self.does, self.sizes.pop(0) if self.sizes else 0))
         return self.started[-1]
@@ -153,7 +152,7 @@ def test_a_worker_that_ends_at_work_is_reported_and_not_asked_again(capsys: pyte
 def test_workers_that_cannot_be_started_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool()
 
-    def fails(about: tuple[int, str], address: str) -> Fake:
+    def fails(about: tuple[int, str]) -> Fake:
         raise EOFError
 
     monkeypatch.setattr(pool.workers, "_start", fails)
@@ -170,23 +169,42 @@ def test_settings_of_a_message_that_has_none_or_is_damaged() -> None:
 
 
 @pytest.fixture
-def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    """A real process, which cannot reach a node."""
-    monkeypatch.setattr(module, "PRELOADED", [])
-    worker = Worker((7, ""), "127.0.0.1:1")
+def real() -> Iterator[Worker]:
+    """A real process."""
+    worker = Worker((7, ""))
     yield worker
     worker.end()
 
 
 def test_a_process_that_is_killed_has_not_answered(real: Worker) -> None:
-    beats = []
     assert real.memory() > 0
     os.kill(int(real._process.pid or 0), signal.SIGKILL)
-    assert not real.answer("token", lambda: beats.append(1))
+    assert not real.answer(lambda asked: b"", lambda: None)
     real.end()
     assert not real._process.is_alive()
 
 
-def test_keys_and_data_are_not_in_the_process_that_workers_are_forked_from() -> None:
-    """It imports modules and nothing else: it is given no path, no address and no token."""
+def test_a_process_that_is_refused_what_it_asks_has_not_answered(
+    real: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def refuse(words: bytes) -> bytes:
+        asked.append(words)
+        raise PermissionError if len(asked) > 1 else KeyError
+
+    assert not real.answer(refuse, lambda: None)
+    assert asked[0].startswith(b"PullTaskInput\n") and "may not have: KeyError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asked", [b"", b"CreateTask\n", b"GetNodes\n", b"PullObject\n\xff", b"no line"])
+def test_a_worker_may_ask_for_nothing_else(asked: bytes) -> None:
+    node = Node()
+    task, _ = node.fetch()
+    with pytest.raises((KeyError, DecodeError)):
+        serve(asked, node.state, task)
+
+
+def test_what_workers_are_forked_from_imports_only_libraries() -> None:
+    """It is given no path, no key and no message."""
     assert all(name.startswith(("fedalc.", "flwr.")) for name in module.PRELOADED)

@@ -151,16 +151,12 @@ def read_workers(words: list[str]) -> tuple[Workers | None, list[str]]:
     own, others = parser.parse_known_args(words)
     if own.worker_memory_mb is None:
         return None, others
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", required=True)
-    where, _ = parser.parse_known_args(words)
-    workers = Workers(f"{where.host}:{where.port}", own.worker_memory_mb << 20)
-    return workers, [*others, "--isolation", "process"]  # Flower starts no processes then
+    return Workers(own.worker_memory_mb << 20), [*others, "--isolation", "process"]  # Flower starts no processes then
 
 
 def start_workers(workers: Workers) -> None:
-    """Import what workers need, and let only this process hand out messages: no other program of this machine can
-    claim one at the node's local port."""
+    """Import what workers need. Only this process hands out messages: no other program of this machine can claim one
+    at the node's local port."""
     import flwr.supernode.main as service
 
     make = service.create_app

@@ -1,13 +1,15 @@
 """A party's worker: a process with libraries and data loaded, which answers messages one after another.
 
-It does what Flower's `flwr-clientapp` does for one message, over the same API of the SuperNode. But it unpacks no app
-and loads no code by name: it runs the client app of the fedalc that the party has installed, and nothing else.
+It does what Flower's `flwr-clientapp` does for one message, and asks the node the same things, but over a channel and
+not over HTTP. It unpacks no app and loads no code by name: it runs the client app of the fedalc that the party has
+installed, and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,11 @@ if TYPE_CHECKING:
 
 PRELOADED = ["fedalc.deployment.flower.client_app", "flwr.supernode.runtime.run_clientapp"]
 """What the process that workers are forked from imports: no data, no keys, no threads."""
-_log = logging.getLogger("fedalc.party")
+DONE = b"done"
 
 
-def work(channel: Connection, address: str) -> None:
-    """Answer the messages whose tokens come through the channel, until it is closed."""
+def work(channel: Connection) -> None:
+    """Answer a message whenever the node says so, until it closes the channel."""
     end_with_parent()
     from flwr.supercore.utils import disable_process_dumping
 
@@ -32,39 +34,72 @@ def work(channel: Connection, address: str) -> None:
     disable_process_dumping(strict=False)  # no other program of this user reads its memory, which has data and key
     keep_party()
     with contextlib.suppress(EOFError):
-        while token := channel.recv_bytes():
-            answer(app, address, token.decode("ascii"))
-            channel.send_bytes(b"done")
+        while channel.recv_bytes():
+            answer(app, NodeClient(channel))
+            channel.send_bytes(DONE)
 
 
-def answer(app: ClientApp, address: str, token: str) -> None:
-    """Fetch the message that the token is for, and push the answer. Raises if the app does, after it has said so."""
+def answer(app: ClientApp, node: Any) -> None:
+    """Fetch the node's message, and give it the answer. Raises if the app does, after it has said so."""
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode, SubStatus
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-    with contextlib.closing(_client(address, token)) as client:
-        message, context, _, _ = pull_task_input(client)
-        try:
-            reply = app(message=message, context=context)
-        except Exception as error:
-            problem = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__)
-            push_message(client, Message(problem, reply_to=message), context)
-            push_task_output(client, None, SubStatus.FAILED, type(error).__name__)
-            raise
-        push_message(client, reply, context)
-        push_task_output(client, context, SubStatus.COMPLETED, "")
+    message, context, _, _ = pull_task_input(node)
+    try:
+        reply = app(message=message, context=context)
+    except Exception as error:
+        problem = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__)
+        push_message(node, Message(problem, reply_to=message), context)
+        push_task_output(node, None, SubStatus.FAILED, type(error).__name__)
+        raise
+    push_message(node, reply, context)
+    push_task_output(node, context, SubStatus.COMPLETED, "")
 
 
-def _client(address: str, token: str) -> Any:
-    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-    from flwr.supercore.runtime import RuntimeHttpClient
+class NodeClient:
+    """Stands for Flower's client of a node's API: `PullObject(request)` and so on, for the message at hand."""
 
-    return RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=True,  # it is this machine's loopback, as with Flower's own processes
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor("flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
+    def __init__(self, channel: Connection) -> None:
+        self._channel, self._turn = channel, threading.Lock()  # Flower pulls objects in threads
+
+    def __getattr__(self, name: str) -> Callable[[Any], Any]:
+        reply = calls()[name][1]
+
+        def call(request: Any) -> Any:
+            with self._turn:
+                self._channel.send_bytes(name.encode() + b"\n" + request.SerializeToString())
+                return reply.FromString(self._channel.recv_bytes())
+
+        return call
+
+
+def serve(asked: bytes, state: Any, task: Any) -> bytes:
+    """At the node: return what a worker asked for. It gets no other task's."""
+    from flwr.supernode.servicer.runtime import runtime_handlers
+
+    name, _, body = asked.partition(b"\n")
+    request, _, handler = calls()[name.decode()]
+    response = getattr(runtime_handlers, handler)(request.FromString(body), state, task)
+    return bytes(response.SerializeToString())
+
+
+def calls() -> dict[str, tuple[Any, Any, str]]:
+    """Return all that a worker may ask of its node: request, reply, and what Flower's node does about it."""
+    from flwr.proto import message_pb2, runtime_pb2
+
+    protocol: Any = runtime_pb2
+    objects: Any = message_pb2
+    return {
+        "PullTaskInput": (protocol.PullTaskInputRequest, protocol.PullTaskInputResponse, "pull_task_input"),
+        "PullMessages": (protocol.PullAppMessagesRequest, protocol.PullAppMessagesResponse, "pull_messages"),
+        "PullObject": (objects.PullObjectRequest, objects.PullObjectResponse, "pull_object"),
+        "ConfirmMessageReceived": (
+            objects.ConfirmMessageReceivedRequest,
+            objects.ConfirmMessageReceivedResponse,
+            "confirm_message_received",
+        ),
+        "PushMessages": (protocol.PushAppMessagesRequest, protocol.PushAppMessagesResponse, "push_messages"),
+        "PushObject": (objects.PushObjectRequest, objects.PushObjectResponse, "push_object"),
+        "PushTaskOutput": (protocol.PushTaskOutputRequest, protocol.PushTaskOutputResponse, "push_task_output"),
+    }

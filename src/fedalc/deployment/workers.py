@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import forkserver, get_context
 from typing import Any
 
 import psutil
 
 from fedalc.core.safe_parsing import parse_json
-from fedalc.deployment.worker import PRELOADED, work
+from fedalc.deployment.worker import DONE, PRELOADED, serve, work
 
 BEAT = 10.0  # seconds between two signs of life to Flower, which gives a task up after 30
 IDLE = 600.0  # seconds without a message, after which no worker is kept
@@ -26,24 +27,31 @@ ATTEMPTS = 2  # at a message that no worker has fetched yet
 class Worker:
     """A process that answers messages of one run with one set of settings, `about`."""
 
-    def __init__(self, about: tuple[int, str], address: str) -> None:
+    def __init__(self, about: tuple[int, str]) -> None:
         self.about = about
         context = get_context("forkserver")
         self._channel, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, address), daemon=True)
+        self._process = context.Process(target=work, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 
-    def answer(self, token: str, beat: Callable[[], object]) -> bool:
-        """Have the message answered that the token is for, and return whether it came to an end. `beat` is called
-        from time to time. Nothing that the worker writes is parsed: it deals with what the server sent."""
+    def answer(self, serve: Callable[[bytes], bytes], beat: Callable[[], object]) -> bool:
+        """Have a message answered, and return whether it came to an end. `serve`: gives the worker what it asks for.
+        `beat`: is called from time to time."""
         try:
-            self._channel.send_bytes(token.encode("ascii"))
-            while not self._channel.poll(BEAT):
-                beat()
-            return bool(self._channel.recv_bytes(16))
-        except (EOFError, OSError):
+            self._channel.send_bytes(b"answer")
+            while (asked := self._next(beat)) != DONE:
+                self._channel.send_bytes(serve(asked))
+            return True
+        except Exception as error:  # it has ended, or asks what it may not: it deals with what the server sent
+            if not isinstance(error, EOFError | OSError):
+                print(f"a worker asked for something it may not have: {type(error).__name__}", flush=True)
             return False
+
+    def _next(self, beat: Callable[[], object]) -> bytes:
+        while not self._channel.poll(BEAT):
+            beat()
+        return self._channel.recv_bytes()
 
     def memory(self) -> int:
         try:
@@ -60,10 +68,8 @@ class Worker:
 class Workers:
     """Has messages answered one after another. `most_memory`: bytes that a worker may keep from one to the next."""
 
-    def __init__(
-        self, address: str, most_memory: int, start: Callable[[tuple[int, str], str], Worker] = Worker
-    ) -> None:
-        self.address, self.most_memory, self._start = address, most_memory, start
+    def __init__(self, most_memory: int, start: Callable[[tuple[int, str]], Worker] = Worker) -> None:
+        self.most_memory, self._start = most_memory, start
         self._worker: Worker | None = None
 
     def answer(self, state: Any, store: Any, task: Any, message_id: str) -> None:
@@ -72,11 +78,10 @@ class Workers:
         from flwr.common.constant import Status
 
         about = task.run_id, settings_digest(store, message_id)
-        token = state.claim_task(task.task_id)
-        if token is None:
+        if state.claim_task(task.task_id) is None:
             return
         for _ in range(ATTEMPTS):
-            if self._try(about, token, lambda: state.acknowledge_task_heartbeat(task.task_id)):
+            if self._try(about, partial(serve, state=state, task=task), partial(_beat, state, task)):
                 return
             (now,) = state.get_tasks(task_ids=[task.task_id])
             if now.status.status != Status.STARTING:
@@ -94,17 +99,21 @@ class Workers:
         if seconds > IDLE:
             self.end()
 
-    def _try(self, about: tuple[int, str], token: str, beat: Callable[[], object]) -> bool:
+    def _try(self, about: tuple[int, str], serve: Callable[[bytes], bytes], beat: Callable[[], object]) -> bool:
         try:
             if self._worker is None or self._worker.about != about:
                 self.end()
-                self._worker = self._start(about, self.address)
-            answered = self._worker.answer(token, beat)
+                self._worker = self._start(about)
+            answered = self._worker.answer(serve, beat)
         except (OSError, EOFError):  # the process that workers are forked from has ended; the next attempt restarts it
             answered = False
         if not answered or self._worker is None or self._worker.memory() > self.most_memory:
             self.end()
         return answered
+
+
+def _beat(state: Any, task: Any) -> None:
+    state.acknowledge_task_heartbeat(task.task_id)
 
 
 def prepare() -> None:
