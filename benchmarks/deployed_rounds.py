@@ -1,8 +1,9 @@
 """Compare what a deployed round costs over its computing: with a process for each message, and with kept workers.
 
-A server and three parties as real processes (TLS, node authentication), the `demo` dataset, float64. Every way trains the
-same runs with the same keys, so that models can be compared. `--before FOLDER`: also with the fedalc in that checkout.
-The seconds of a round are the server's, from its history; the computing is engine `clients` in one process.
+A server and three parties as real processes (TLS, node authentication), the `demo` dataset, float64. Every way trains
+the same runs with the same keys, so that models can be compared. `--before FOLDER`: also with the fedalc in that
+checkout. Seconds of a round are the server's, from its history, without the first round, which starts workers.
+Processor seconds are those of all processes together. The computing is engine `clients` in one process.
 
     python benchmarks/deployed_rounds.py [--rounds 6] [--before FOLDER] [--out docs/results/deployed-rounds.json]
 """
@@ -10,6 +11,8 @@ The seconds of a round are the server's, from its history; the computing is engi
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -38,7 +41,6 @@ RUNS = {
     "fedalc-exact, secure sums": ["--method", "fedalc-exact", "--secure-sums"],
 }
 PARTIES = 3
-IDLE = 60  # seconds over which the processor time of idle nodes is measured, after as long without a message
 Times = dict[str, Any]
 
 
@@ -51,14 +53,14 @@ class Deployed:
         data = make_demo()
         self.train, self.test, self.names = data.train, data.test, data.label_names
 
-    def measure(self, rounds: int) -> dict[str, Times]:
+    def measure(self, rounds: int, idle: int) -> dict[str, Times]:
         if self.source is not None:
             os.environ["PYTHONPATH"] = str(self.source / "src")
         try:
             with self.deployment:
                 self._start()
                 found = {name: self._run(name, rounds) for name in RUNS}
-                found["idle"] = self._idle()
+                found["idle"] = self._idle(idle)
             return found
         finally:
             os.environ.pop("PYTHONPATH", None)
@@ -76,39 +78,53 @@ class Deployed:
         held_out = write_data(folder / f"held-out-{run_id}", self.test, [name.tobytes().hex() for name in pseudonyms])
         options = ["--rounds", str(rounds), "--parties", str(PARTIES), "--run-id", run_id, "--held-out", str(held_out)]
         options += ["--set", "selection.every=1", "--set", "dtype=float64", "--out", str(folder / "runs")]
-        began = time.monotonic()
-        if run_to_its_end(self.deployment.start_run(*RUNS[name], *options, "--name", run_id), print, 1800) != 0:
+        began, spent_after = time.monotonic(), list[float]()
+
+        def follow(line: str) -> None:
+            print(line, flush=True)
+            if line.startswith("round") and "loss" in line:
+                spent_after.append(self._processor_seconds(everyone=True))
+
+        if run_to_its_end(self.deployment.start_run(*RUNS[name], *options, "--name", run_id), follow, 1800) != 0:
             raise SystemExit(f"{name}: the run failed")
         lines = (folder / "runs" / run_id / "history.jsonl").read_text().splitlines()
         spent = [0.0, *(json.loads(line)["seconds"] for line in lines)]
-        each = [after - before for before, after in zip(spent, spent[1:], strict=False)]
-        return {"rounds": each, "whole run": time.monotonic() - began}
+        each = [after - before for before, after in itertools.pairwise(spent)]
+        processor = (spent_after[-1] - spent_after[0]) / (rounds - 1)
+        return {"rounds": each, "processor": processor, "whole run": time.monotonic() - began}
 
-    def _idle(self) -> Times:
-        """Return the share of a processor that all processes of a party use while nothing happens, on average."""
-        time.sleep(IDLE)
+    def _idle(self, seconds: int) -> Times:
+        """Seconds over which the processor share of idle parties is measured, after as long without a message."""
+        time.sleep(seconds)
         before, began = self._processor_seconds(), time.monotonic()
-        time.sleep(IDLE)
+        time.sleep(seconds)
         spent = (self._processor_seconds() - before) / (time.monotonic() - began)
         return {"processor share per party": spent / PARTIES}
 
-    def _processor_seconds(self) -> float:
-        ids = set().union(*(process.family() for process in self.deployment.parties.values()))
-        return sum(sum(psutil.Process(one).cpu_times()[:2]) for one in ids)
+    def _processor_seconds(self, everyone: bool = False) -> float:
+        """Return what the parties' processes have used, those included that have ended."""
+        deployment, spent = self.deployment, 0.0
+        others = (deployment.server, *deployment.runs) if everyone else ()
+        for process in (*deployment.parties.values(), *others):
+            for one in process.family() if process is not None else ():
+                with contextlib.suppress(psutil.Error):
+                    spent += sum(psutil.Process(one).cpu_times()[:4])
+        return spent
 
 
-def computing(deployed: Deployed, name: str, rounds: int) -> list[float]:
-    """Return the seconds of each round in one process."""
+def computing(deployed: Deployed, name: str, rounds: int) -> Times:
+    """Return the seconds of each round in one process, and its processor seconds."""
     folder = deployed.deployment.folder / "runs" / name.partition(",")[0]
     census = Census.load(folder)
     assert census is not None
     arguments = (deployed.train, deployed.names, deployed.key, census.run, census.roster.owner)
     training, each = in_one_process(read_settings(folder), *arguments), []
+    before = time.process_time()
     for _ in range(rounds):
         began = time.monotonic()
         training.run_round()
         each.append(time.monotonic() - began)
-    return each
+    return {"rounds": each, "processor": (time.process_time() - before) / rounds}
 
 
 def difference(one: Path, other: Path) -> float:
@@ -118,13 +134,17 @@ def difference(one: Path, other: Path) -> float:
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["| run | way | seconds per round | computing | over it | whole run, s |", "|---|---|--:|--:|--:|--:|"]
+    heads = "run", "way", "s per round", "over the computing", "processor s per round", "whole run, s"
+    lines = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|--:|"]
     for name in RUNS:
-        alone = statistics.median(results["computing"][name])
-        for way, found in results["ways"].items():
-            each = statistics.median(found[name]["rounds"])
-            spent = f"{found[name]['whole run']:.0f}"
-            lines.append(f"| {name} | {way} | {each:.2f} | {alone:.2f} | {each - alone:.2f} | {spent} |")
+        alone = statistics.median(results["computing"][name]["rounds"])
+        ways = {**results["ways"], "computing alone": results["computing"]}
+        for way, found in ways.items():
+            each = statistics.median(found[name]["rounds"][1:])
+            whole = f"{found[name]['whole run']:.0f}" if "whole run" in found[name] else ""
+            lines.append(
+                f"| {name} | {way} | {each:.2f} | {each - alone:.2f} | {found[name]['processor']:.2f} | {whole} |"
+            )
     return "\n".join(lines)
 
 
@@ -132,8 +152,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--runs", nargs="*", default=list(RUNS))
+    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out")
+    parser.add_argument("--idle", type=int, default=60, help=Deployed._idle.__doc__)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
+    for name in set(RUNS) - set(given.runs):
+        del RUNS[name]
     ways: dict[str, tuple[list[str], Path | None]] = {"kept workers": ([], None)}
     ways["--fresh-processes"] = (["--fresh-processes"], None)
     if given.before is not None:
@@ -143,11 +168,13 @@ def main() -> None:
         place, deployed = Path(name), dict[str, Deployed]()
         key = place / "parties.key"
         Key.fresh().write(key)
+        for way in given.without:
+            del ways[way]
         for way, (options, source) in ways.items():
             folder = place / str(len(deployed))
             folder.mkdir()
             deployed[way] = Deployed(folder, key, options, source)
-            results["ways"][way] = deployed[way].measure(given.rounds)
+            results["ways"][way] = deployed[way].measure(given.rounds, given.idle)
             results["load"].append(os.getloadavg())
         first = deployed["kept workers"]
         results["computing"] = {name: computing(first, name, given.rounds) for name in RUNS}

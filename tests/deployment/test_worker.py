@@ -24,10 +24,10 @@ app = ClientApp()
 
 
 @app.train()
-def train(message: Message, context: Context) -> RecordDict:
+def train(message: Message, context: Context) -> Message:
     assert context.state.pop("first", None) is None, "the second message"
     context.state["first"] = message.content["task"]
-    return Message(RecordDict({"echo": message.content["task"]}), reply_to=message)  # type: ignore[return-value]
+    return Message(RecordDict({"echo": message.content["task"]}), reply_to=message)
 
 
 class Served(Node):

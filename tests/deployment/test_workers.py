@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeStateFactory
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedalc.deployment import workers as module
 from fedalc.deployment.pauses import Pauses
@@ -39,8 +39,10 @@ class Node:
     def fetch(self, run: int = 7, settings: str | None = "{}") -> tuple[Any, str]:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = run  # who makes the message
         self.fetched += 1
-        task = {"round": self.fetched} | ({} if settings is None else {"settings": settings})
-        message = Message(RecordDict({"task": ConfigRecord(task)}), dst_node_id=1, message_type="train")
+        task = ConfigRecord({"round": self.fetched})
+        if settings is not None:
+            task["settings"] = settings
+        message = Message(RecordDict({"task": task}), dst_node_id=1, message_type="train")
         message.metadata.__dict__["_message_id"] = message.object_id
         self.store.preregister(run, get_object_tree(message))
         for name, part in get_all_nested_objects(message).items():
