@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DEMO := fedavg,fedavg-fixed,flag,fedmlh,fedaws,fedalc,fedalc-fixed,fedalc-exact,fedalc-oneshot
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean bench-schedules paper-search
+.PHONY: help setup demo test test-long wheel-test crash-test fuzz lint settings-page deploy-demo deploy-test kill-test bench bench-growth bench-kernels bench-pictures pretrained fine-tuning bench-text bench-scale deploy-bench round-bench reproduce results tuned reach mlp tuning privacy private-model poisoning verification clean bench-schedules paper-search
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ bench-scale: $(READY)  ## time and memory on generated problems of extreme size 
 
 deploy-bench: $(READY)  ## bytes on the wire and memory with 3, 10 and 100 parties (needs FEDALC_DATA; about a quarter of an hour)
 	$(BIN)/python benchmarks/deployment.py
+
+round-bench: $(READY)  ## what a deployed round costs over its computing, with kept workers and with a process for each message (a quarter of an hour; BEFORE="--before CHECKOUT" for an older fedalc too)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/deployed_rounds.py $(BEFORE)
 
 settings-page: $(READY)  ## docs/settings.md again, from the code
 	$(BIN)/fedalc settings --markdown > docs/settings.md.part && mv docs/settings.md.part docs/settings.md

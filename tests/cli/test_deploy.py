@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -121,6 +125,25 @@ def test_a_partys_command_line_has_no_settings_in_it(made: Path, tmp_path: Path)
     assert "--insecure" not in command and "fedalc.deployment.supernode" in command
     assert not any(str(made / "key") in word or "my data" in word for word in command)
     assert "--any-app" not in command
+
+
+@pytest.mark.parametrize(
+    ("system", "how", "memory"),
+    [
+        ("linux", {"worker_memory_mb": 700}, "700"),
+        ("linux", {}, str(psutil.virtual_memory().total // 4 >> 20)),
+        ("linux", {"fresh_processes": True, "worker_memory_mb": 700}, None),
+        ("linux", {"any_app": True}, None),
+        ("darwin", {}, None),
+    ],
+)
+def test_whether_a_party_keeps_its_worker(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, how: dict[str, Any], memory: str | None
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    command = replace(a_party(made, tmp_path), **how).command()
+    assert ("--worker-memory-mb" in command) == (memory is not None)
+    assert memory is None or command[-1] == memory
 
 
 def test_a_server_that_is_not_there_is_waited_for(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from fedalc.runs.folder import read_settings
 pytestmark = pytest.mark.deployment
 
 PARTIES = ("north", "south", "east")
-ROUNDS = 3
+ROUNDS = 6  # so many that a run is still in progress when a test has read its first lines
 PATIENCE = 240.0  # seconds for anything, on a machine that does other things too
 
 
@@ -86,7 +86,7 @@ def test_a_party_that_is_not_registered_is_refused(deployment: LocalDeployment, 
 
 
 def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data: Dataset) -> None:
-    """Kill it in the second round with all its processes, and restart: the result is that of an undisturbed run."""
+    """Kill it after the first round with all its processes, and restart: the result is that of an undisturbed run."""
     run_folder = deployment.folder / "runs" / "stopped"
     run = deployment.start_run(*options(deployment.folder), "--name", "stopped")
     wait_until(lambda: f"round 1 of {ROUNDS}" in run.said(), run)
@@ -115,7 +115,7 @@ def test_a_stopped_server_goes_on_where_it_was(deployment: LocalDeployment, data
 
 
 def test_a_dead_party_and_a_poisoned_reply_are_left_out(deployment: LocalDeployment) -> None:
-    """`east` answers NaN in round 1; `north` is killed in round 2. The others finish, and it comes back by itself."""
+    """`east` answers NaN in round 1; `north` is killed after it. The others finish, and it comes back by itself."""
     run_folder = deployment.folder / "runs" / "faults"
     (deployment.folder / "poison").write_text("1")
     more = ["--min-parties", "1", "--round-timeout", "40"]
@@ -124,8 +124,8 @@ def test_a_dead_party_and_a_poisoned_reply_are_left_out(deployment: LocalDeploym
     deployment.parties["north"].kill()
     assert run_to_its_end(run, lambda line: None, PATIENCE) == 0, run.said()
     left_out = {(note["round"], note["party"]): str(note["why"]) for note in notes(run_folder)}
-    assert set(left_out) >= {(1, "east"), (2, "north")}, left_out
-    assert (1, "south") not in left_out and (2, "south") not in left_out and (2, "east") not in left_out
+    assert [at for at, name in left_out if name == "east"] == [1], left_out
+    assert "north" in {name for _, name in left_out} and "south" not in {name for _, name in left_out}, left_out
     assert "finite" in left_out[1, "east"].lower() or "nan" in left_out[1, "east"].lower()
     model = TrainedModel.load(run_folder / "model").model
     assert all(parameter.isfinite().all() for parameter in (*model.theta, model.W))

@@ -34,7 +34,8 @@ def in_the_supernode(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], 
     """Runs a function where Flower's SuperNode would start."""
     monkeypatch.setattr(internal, "get_fused_config_from_fab", lambda app, run: {"read": True})
     monkeypatch.setattr(NodeStateFactory, "state", NodeStateFactory.state)  # to be put back afterwards, as is this:
-    monkeypatch.setattr(internal, "_pull_and_store_message", internal._pull_and_store_message)
+    for name in ("_pull_and_store_message", "_push_messages", "pull_objects", "time"):
+        monkeypatch.setattr(internal, name, getattr(internal, name))
 
     def end(code: int) -> None:
         raise Ended
@@ -89,10 +90,11 @@ def test_an_app_that_nobody_looked_at_ends_the_supernode(
     assert "that was not checked" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", supernode._REPLACED)
 def test_a_flower_without_that_function_is_not_started(
-    in_the_supernode: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+    in_the_supernode: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.delattr(internal, "get_fused_config_from_fab")
+    monkeypatch.delattr(internal, name)
     with pytest.raises(SystemExit, match="install flwr"):
         in_the_supernode(lambda: pytest.fail("it was"))
 

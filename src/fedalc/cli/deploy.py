@@ -225,6 +225,15 @@ def party(
     any_app: Annotated[
         bool, typer.Option("--any-app", help="run any code that the server sends (default: installed code only)")
     ] = False,
+    fresh_processes: Annotated[
+        bool, typer.Option("--fresh-processes", help="start a new process for every message; rounds take seconds more")
+    ] = False,
+    worker_memory: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="memory in MiB that the party's process may keep between messages (default: a quarter)"
+        ),
+    ] = None,
     patience: Annotated[float, typer.Option(min=0, help="seconds to retry when the server refuses this party")] = 90.0,
 ) -> None:
     """Run a party in the foreground: check its data and keys, then work for the server until Ctrl-C."""
@@ -262,6 +271,8 @@ def party(
         state=folder,
         port=port,
         any_app=any_app,
+        fresh_processes=fresh_processes,
+        worker_memory_mb=worker_memory,
     )
     say = _sayer()
     say(side.check())

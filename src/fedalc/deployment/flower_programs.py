@@ -26,7 +26,7 @@ _OFFLINE = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-_BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds until an app is started; Flower's default is 1
+_STARTS_WITHIN = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -35,11 +35,13 @@ def require_flower() -> None:
         raise FedalcError("Flower is not installed: pip install 'fedalc[flower]'")
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Return the environment for Flower's programs. They start others by name, so PATH has this Python's folder."""
+def environment(home: Path, starts_within: float = 0.2) -> dict[str, str]:
+    """Return the environment for Flower's programs. They start others by name, so PATH has this Python's folder.
+    `starts_within`: seconds between two looks for an app to start. At a party with `--fresh-processes` every message
+    waits for that; at a server a run waits once, and each look is a request to it."""
     programs = str(Path(sys.executable).parent)
     return {
-        **_BRISK,
+        _STARTS_WITHIN: str(starts_within),
         "OMP_WAIT_POLICY": "PASSIVE",
         **os.environ,
         **_OFFLINE,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from fedalc.deployment.flower_programs import environment, plain, program, python_module, require_flower, write_settings
 from fedalc.deployment.node_keys import check_node_key
@@ -27,7 +30,9 @@ NodeSettings = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class PartySide:
-    """`settings`: what the party's app reads, such as the paths of data and key."""
+    """`settings`: what the party's app reads, such as the paths of data and key. `fresh_processes`: a new process for
+    every message. `worker_memory_mb`: what one process may keep between messages (default: a quarter of the machine's
+    memory)."""
 
     settings: NodeSettings
     server: str
@@ -36,6 +41,8 @@ class PartySide:
     state: Path
     port: int | None = None
     any_app: bool = False
+    fresh_processes: bool = False
+    worker_memory_mb: int | None = None
 
     def check(self) -> str:
         """Check everything that can be checked without the server, and return a description of the party's data.
@@ -76,7 +83,14 @@ class PartySide:
         where = ["--superlink", self.server, "--host", "127.0.0.1", "--port", str(port)]
         settings = ["--node-config", str(self.settings_file)]
         node = [program("flower-supernode")] if self.any_app else python_module("fedalc.deployment.supernode")
-        return [*node, *trust, *where, *settings]
+        return [*node, *trust, *where, *settings, *self._worker()]
+
+    def _worker(self) -> list[str]:
+        """Return the arguments for a worker that is kept. Forking is for Linux: elsewhere libraries may not bear it."""
+        if self.fresh_processes or self.any_app or sys.platform != "linux":
+            return []
+        most = self.worker_memory_mb or psutil.virtual_memory().total // 4 >> 20
+        return ["--worker-memory-mb", str(most)]
 
     @property
     def settings_file(self) -> Path:

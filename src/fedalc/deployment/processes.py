@@ -22,9 +22,11 @@ from types import FrameType
 
 import psutil
 
+from fedalc.deployment.pauses import pause_after
 from fedalc.errors import FedalcError
 
 _LOOK_EVERY = 0.1  # seconds
+_FAMILY_EVERY = 1.0  # seconds, at the latest: it reads about every process of the machine
 _GONE_WITHIN = 5.0  # seconds from the kill until the process is gone
 
 
@@ -145,10 +147,13 @@ class Process:
 
 def follow(process: Process, say: Callable[[str], None]) -> int:
     """Pass on what it writes until it ends, and return its exit code. If we are interrupted, end it."""
+    began, due = time.monotonic(), 0.0
     try:
         with signals_interrupt():
             while process.alive:
-                process.family()  # to know its children if they outlive it
+                if (now := time.monotonic()) > due:
+                    process.family()  # to know its children if they outlive it
+                    due = now + pause_after(now - began, _FAMILY_EVERY)
                 for line in process.new_lines():
                     say(line)
                 time.sleep(_LOOK_EVERY)

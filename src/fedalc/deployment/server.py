@@ -76,7 +76,7 @@ class Server:
             )
         self.state.folder.chmod(0o700)
         self.state.write_connection(self.own_address, certificate)
-        process = Process.start("the server", self.command(), self.state.log, environment(self.state.home), [lock])
+        process = Process.start("the server", self.command(), self.state.log, environment(self.state.home, 1.0), [lock])
         try:
             process.wait_for(lambda: is_healthy(self.own_address, certificate), _START_WITHIN, "answering")
         except BaseException:

@@ -1,28 +1,39 @@
 """Flower's SuperNode, restricted to installed code: `python -m fedalc.deployment.supernode …` takes
-flower-supernode's arguments.
+flower-supernode's arguments, and `--worker-memory-mb`.
 
 A SuperNode runs whatever app the server sends. Ours has no code: it refers to modules of the fedalc that the party has
 installed. So a party can refuse every other app. An app is a zip archive that Flower unpacks; its unpacked size is
 limited too.
+
+With `--worker-memory-mb` the node has messages answered by a worker that it keeps (`workers`), otherwise by Flower's
+processes, one for each message.
 """
 
 from __future__ import annotations
 
+import argparse
+import atexit
 import hashlib
 import io
 import os
+import secrets
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from fedalc.core.safe_parsing import parse_toml
 from fedalc.deployment.flower_programs import APP
 from fedalc.deployment.node_signatures import signing_bodies
+from fedalc.deployment.pauses import SHORTEST, Pauses
 from fedalc.deployment.processes import end_with_parent
+from fedalc.deployment.workers import Workers, prepare
 
 _FILES = {"pyproject.toml", "README.md", "LICENSE"}
 _UNKNOWN_FLOWER = "fedalc cannot keep this version of Flower from running a server's code; install flwr 1.41"
+_REPLACED = ("get_fused_config_from_fab", "_pull_and_store_message", "_push_messages", "pull_objects", "time")
 _OF_FLOWER = ".info/"  # Flower adds a list of files there
 MOST_BYTES = 1 << 20
 """Of an app, packed and unpacked. Ours has 14 kB."""
@@ -105,6 +116,56 @@ def as_error(step: Callable[..., Any]) -> Callable[..., Any]:
     return step_or_error
 
 
+class Messages:
+    """What the node does with each message: fetches it, whole or not at all, has it answered, and sends the answer."""
+
+    def __init__(self, fetch: Callable[..., Any], push: Callable[..., Any], workers: Workers | None) -> None:
+        self._fetch, self._push, self._workers = fetch, push, workers
+        self._message_id = ""
+        self.pauses = Pauses(idle=lambda seconds: None if workers is None else workers.end_if_idle(seconds))
+
+    def fetch_whole(self, **named: Any) -> Any:
+        def receive() -> Any:
+            received: Any = self.pauses.ask(named["receive"])
+            if received is not None:
+                self._message_id = received[0].metadata.message_id
+            return received
+
+        steps = {step: as_error(named[step]) for step in ("pull_object", "confirm_message_received")}
+        return self._fetch(**{**named, **steps, "receive": receive})
+
+    def answer_and_push(self, *, state: Any, object_store: Any, **named: Any) -> None:
+        from flwr.common.constant import Status
+
+        if self._workers is not None:
+            for task in state.get_tasks(statuses=[Status.PENDING]):
+                self._workers.answer(state, object_store, task, self._message_id)
+        self._push(state=state, object_store=object_store, **named)
+        self.pauses.message()
+
+
+def read_workers(words: list[str]) -> tuple[Workers | None, list[str]]:
+    """Return the workers that the arguments ask for, and the arguments that are Flower's."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--worker-memory-mb", type=int)
+    own, others = parser.parse_known_args(words)
+    if own.worker_memory_mb is None:
+        return None, others
+    return Workers(own.worker_memory_mb << 20), [*others, "--isolation", "process"]  # Flower starts no processes then
+
+
+def start_workers(workers: Workers) -> None:
+    """Import what workers need. Only this process hands out messages: no other program of this machine can claim one
+    at the node's local port."""
+    import flwr.supernode.main as service
+
+    make = service.create_app
+    secret = secrets.token_bytes(32)
+    service.create_app = lambda **named: make(**{**named, "superexec_auth_secret": secret})
+    prepare()
+    atexit.register(workers.end)
+
+
 def main() -> None:
     end_with_parent()
     import flwr.supernode.start_client_internal as internal
@@ -113,11 +174,12 @@ def main() -> None:
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
     from flwr.supernode.nodestate import NodeStateFactory
 
-    if not hasattr(internal, "get_fused_config_from_fab") or not hasattr(internal, "_pull_and_store_message"):
+    if not all(hasattr(internal, name) for name in _REPLACED):
         sys.exit(_UNKNOWN_FLOWER)
+    workers, sys.argv[1:] = read_workers(sys.argv[1:])
     guard = Guard()
     read_settings: Any = internal.get_fused_config_from_fab
-    fetch: Any = internal._pull_and_store_message
+    messages = Messages(internal._pull_and_store_message, internal._push_messages, workers)
     make_state: Any = NodeStateFactory.state
 
     def read_own_settings(app: Any, *arguments: Any) -> Any:
@@ -128,10 +190,6 @@ def main() -> None:
             raise RunNotRunningException  # makes Flower ignore the message
         return read_settings(app, *arguments)
 
-    def fetch_whole(**named: Any) -> Any:
-        steps = {step: as_error(named[step]) for step in ("pull_object", "confirm_message_received")}
-        return fetch(**{**named, **steps})
-
     def make_guarded_state(factory: Any) -> Any:
         """Guard the node's state, which is always the same object. Everything runs as a task in it."""
         state = make_state(factory)
@@ -139,10 +197,17 @@ def main() -> None:
             state.create_task = guard.before_task(state.create_task)
         return state
 
-    vars(internal)["get_fused_config_from_fab"] = read_own_settings
-    vars(internal)["_pull_and_store_message"] = fetch_whole
+    vars(internal).update(
+        get_fused_config_from_fab=read_own_settings,
+        _pull_and_store_message=messages.fetch_whole,
+        _push_messages=messages.answer_and_push,
+        pull_objects=partial(internal.pull_objects, initial_backoff=SHORTEST),
+        time=SimpleNamespace(sleep=messages.pauses.sleep),
+    )
     NodeAuthHttpInterceptor.intercept = signing_bodies(NodeAuthHttpInterceptor.intercept)  # type: ignore[method-assign]
     NodeStateFactory.state = make_guarded_state  # type: ignore[assignment, method-assign]
+    if workers is not None:
+        start_workers(workers)
     flower_supernode()
 
 

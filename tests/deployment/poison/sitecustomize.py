@@ -6,7 +6,7 @@ The round is in a file, so that a test can say when. Without the file nothing is
 import os
 from pathlib import Path
 
-if (said := os.environ.get("FEDALC_TEST_POISON")) and Path(said).exists():
+if said := os.environ.get("FEDALC_TEST_POISON"):
     import numpy as np
     from flwr.app import Array, ArrayRecord
     from flwr.clientapp import ClientApp
@@ -16,7 +16,8 @@ if (said := os.environ.get("FEDALC_TEST_POISON")) and Path(said).exists():
     def answer(app, message, context):
         reply = honest(app, message, context)
         asked = message.metadata
-        if asked.message_type == "train" and asked.group_id == Path(said).read_text().strip():
+        said_now = Path(said).read_text().strip() if Path(said).exists() else ""
+        if asked.message_type == "train" and asked.group_id == said_now:
             change = reply.content["change"]
             broken = {
                 name: Array(a.dtype, a.shape, a.stype, np.full(a.shape, np.nan, a.dtype).tobytes())

@@ -60,12 +60,14 @@ class Parties:
         default_factory=dict
     )  # node → when to ask it again, and why it was refused
     _away: set[int] = field(default_factory=set)
+    _soonest: dict[str, float] = field(default_factory=dict)  # see Exchange
     _log: Path | None = None
     _unwritten: list[str] = field(default_factory=list)
 
     def exchange(self, kind: str, round_number: int) -> Exchange:
         """Return an exchange to send messages of this kind with."""
-        return Exchange(self.grid, kind, round_number, self.patience.for_replies, self.patience.pause)
+        patience = self.patience
+        return Exchange(self.grid, kind, round_number, patience.for_replies, patience.pause, self._soonest)
 
     def punctual_replies(self, roster: Roster, exchange: Exchange) -> Iterator[Reply]:
         """Yield the replies, with a shorter wait for parties that were late before. Notes which are late now."""

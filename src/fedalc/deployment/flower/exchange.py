@@ -8,14 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+import flwr.superlink.grid.http_grid as http_grid
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedalc.deployment.flower.answers import check_question
 from fedalc.deployment.flower.wire import BadMessage
+from fedalc.deployment.pauses import SHORTEST, pause_after
 
+EARLY = 0.8  # of the time of the first answer to the last questions of a kind: no answer is expected before
 GRACE = 5.0  # seconds by which a message outlives the wait for its reply
 LATE = 3  # Flower's error code
 REASONS = {
@@ -46,14 +51,24 @@ class Reply:
 
 
 class Exchange:
-    """Messages of one kind and round. First `send` all of them, then read the `replies`."""
+    """Messages of one kind and round. First `send` all of them, then read the `replies`. `soonest`: from a kind, the
+    seconds until the first answer came last time; it saves looks that find nothing, and is brought up to date."""
 
-    def __init__(self, grid: Grid, kind: str, round_number: int, timeout: float, pause: float = 1.0) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        kind: str,
+        round_number: int,
+        timeout: float,
+        pause: float = 1.0,
+        soonest: dict[str, float] | None = None,
+    ) -> None:
         self.grid = grid
         self.kind = kind
         self.round_number = round_number
         self.timeout = timeout
-        self.pause = pause  # seconds between two looks for replies
+        self.pause = pause  # at most, in seconds, between two looks for replies
+        self.soonest = {} if soonest is None else soonest
         self._waiting: dict[str, int] = {}  # message id → node
         self._unsent: list[int] = []
         self._last_sent = time.monotonic()
@@ -80,14 +95,20 @@ class Exchange:
         hurried = {node: wait for node, wait in (waits or {}).items() if node in self._waiting.values()}
         if len(hurried) == len(self._waiting):
             hurried = {}  # there are no others to compare with
-        slowest = 0.0
+        slowest, first = 0.0, True
+        if self._waiting:
+            time.sleep(max(0.0, EARLY * self.soonest.get(self.kind, 0.0) - self._elapsed))
         while self._waiting:
-            is_over, arrived = self._elapsed > self.timeout, False
+            is_over, arrived, took = self._elapsed > self.timeout, False, 0.0
             for message_id in list(self._waiting):
+                before = self._elapsed
                 reply = self._pull(message_id)
+                took += self._elapsed - before
                 if reply is not None:
                     arrived = True
                     del self._waiting[message_id]
+                    if first:
+                        self.soonest[self.kind], first = self._elapsed, False
                     if reply.node not in hurried:
                         slowest = max(slowest, self._elapsed)
                     yield reply
@@ -100,7 +121,7 @@ class Exchange:
                         why = f"no answer within {seconds:.3g} seconds, a shorter wait because it was late before"
                         yield Reply(node, problem=why, late=True)
             if self._waiting and not arrived:
-                time.sleep(self.pause)
+                time.sleep(pause_after(self._elapsed, self.pause, took))
         for node in self._waiting.values():
             yield Reply(node, problem=f"no answer within {self.timeout:g} seconds", late=True)
 
@@ -131,6 +152,11 @@ class Exchange:
         except BadMessage as error:
             return Reply(node, problem=str(error), seconds=self._elapsed)
         return Reply(node, message.content, seconds=self._elapsed)
+
+
+def pull_soon() -> None:
+    """Look for the rest of an answer that is still on its way soon again, not after Flower's second."""
+    vars(http_grid)["pull_objects"] = partial(pull_objects, initial_backoff=SHORTEST)
 
 
 def _problem(reply: Message) -> str:

@@ -182,12 +182,12 @@ def _file(context: Context, run: str) -> Path | None:
 
 
 class KeptRows(TextFeatures):
-    """Features of texts that are kept in a file: a party is a new process for every message. The newest alone are kept,
-    under a digest of the texts and of what turns them into features."""
+    """Features of texts that are kept in a file, because a party may be a new process for every message. The newest
+    alone are kept, under a digest of the texts and of `digest`, what turns them into features."""
 
     def __init__(self, text: TextFeatures, folder: Path, digest: str) -> None:
         self.text, self.settings = text, text.settings
-        self._file, self._digest = folder / ROWS, digest
+        self._file, self.digest = folder / ROWS, digest
 
     @property
     def feature_count(self) -> int:
@@ -197,7 +197,7 @@ class KeptRows(TextFeatures):
         given = listed_texts(texts)
         if len(given) < WORTH_KEEPING:
             return self.text.transform(given, workers)
-        key = hashlib.sha256(self._digest.encode())
+        key = hashlib.sha256(self.digest.encode())
         for text in given:
             key.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
         with suppress(Exception):  # missing, damaged, or of other texts

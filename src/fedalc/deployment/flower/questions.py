@@ -13,6 +13,7 @@ from flwr.app import Context, Message
 
 from fedalc.config.experiment import Experiment
 from fedalc.data.images.images import Images
+from fedalc.deployment.flower.kept_party import read_party
 from fedalc.deployment.flower.limits import Limits, check_memory
 from fedalc.deployment.flower.party import SHARES, Party, TextOf, held_out, picture_size
 from fedalc.deployment.flower.party_budget import check_promise
@@ -67,7 +68,7 @@ def party_of(context: Context, settings: Experiment, question: dict[str, Any], t
     images, network = replace(image_options(settings), tell=log.warning), own_network(context.node_config, settings)
     if network is not None:
         _check_size(picture_size(context.node_config), settings)
-    party = Party.from_node_config(context.node_config, images, question["run"], text, network)
+    party = read_party(context.node_config, images, question["run"], text, network)
     party = replace(party, same_name=settings.secure_sums.on)
     if insists(context) and not settings.secure_sums.on:
         raise BadMessage("is a run without secure sums, and this party answers no other (--require-secure-sums)")

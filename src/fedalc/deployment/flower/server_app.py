@@ -19,6 +19,7 @@ from fedalc.core.plugins import load_inherited_plugins
 from fedalc.data.text.agreed import needs_counts
 from fedalc.deployment.flower.census import Census, question
 from fedalc.deployment.flower.connections import Parties, TooFew
+from fedalc.deployment.flower.exchange import pull_soon
 from fedalc.deployment.flower.held_out import read_held_out, server_data
 from fedalc.deployment.flower.masked_sums import described as described_sums
 from fedalc.deployment.flower.run_config import Deployment, read_run_config
@@ -47,6 +48,7 @@ load_inherited_plugins()  # Flower starts this process, not `fedalc`, which load
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    pull_soon()
     try:
         deployment, settings = read_run_config(context.run_config, context.run_id)
         run = run_with_parties(grid, deployment, settings)
