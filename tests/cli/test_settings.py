@@ -77,7 +77,10 @@ def test_who_uses_a_setting() -> None:
 
 def test_one_setting_is_explained(tmp_path: Path) -> None:
     shown = run("settings", "server.learning_rate", cwd=tmp_path).stdout
-    assert "number > 0" in shown and "all federated methods but fedalc-oneshot, fedalc-plda, fedncm, fed3r" in shown
+    assert (
+        "number > 0" in shown
+        and "all federated methods but fedalc-oneshot, fedalc-tree, fedalc-columns, fedalc-plda, fedncm, fed3r" in shown
+    )
     assert "0.01 (fedaws, fedalc, fedalc-fixed 0.005)" in shown
     several = run("settings", "margin", cwd=tmp_path).stdout
     assert [name in several for name in ("client.margin", "regularizer.margin", "fixed.margin")] == [True] * 3
