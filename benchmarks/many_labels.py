@@ -45,13 +45,8 @@ def row(dataset: str, name: str, seed: int, overrides: list[str]) -> None:
     quality = "/".join(f"{run.metrics[f'P@{k}']:.2f}" for k in (1, 3, 5))
     chosen = "" if found["selection"] is None else f" validation {found['selection']['value']:.2f}"
     size = f"{found['peak_memory_mb'] / 1000:.1f} GB {found['bytes_up'] / 1e9:.1f} GB up"
-    print(
-        dataset,
-        name,
-        *overrides,
-        f"seed {seed}: {quality}{chosen} {time.process_time() - began:.0f} s {size}",
-        flush=True,
-    )
+    took = f"{time.process_time() - began:.0f} s {size}"
+    print(dataset, name, *overrides, f"seed {seed}: {quality}{chosen} {took}", flush=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class FedALCTree(FedAvgFixed):
     help = "a tree of label clusters, in one round, for more labels than axes"
     use_when = "Rows of features and thousands of labels: no label shares an axis with another"
     family = "ours"
-    colour = "#7F4F24"  # brown
+    colour = "#005F73"  # petrol
     one_round = True
     sums_by_cluster = True
     shards_rows = False
@@ -150,8 +150,8 @@ class FedALCTree(FedAvgFixed):
         if kind != "features":
             known = self._known_counts
             assert isinstance(known, Correlations)
-            together = known.together[labels][:, labels] + diags(known.counts[labels])
-            vectors.append(unit_vectors(together.tocsr().astype(np.float64)))
+            together = known.together[labels][:, labels] + diags(known.counts[labels].astype(np.float64))
+            vectors.append(unit_vectors(together.tocsr()))
         return balanced_clusters(hstack(vectors, format="csr"), count, random)
 
     def _own_columns(self, sums: ClusterSums, labels: np.ndarray) -> Entries:
@@ -180,7 +180,7 @@ class FedALCColumns(FedALCTree):
 
     help = "sparse weights for each label from the features of its own records, in one round"
     use_when = "Rows of features and up to some thousand labels: no label shares an axis with another"
-    colour = "#A68A64"  # sand
+    colour = "#4B0000"  # dark red
     ignores = {**FedALCTree.ignores, "encoder.dim": {}}
 
     @classmethod

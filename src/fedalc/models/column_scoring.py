@@ -80,10 +80,10 @@ class ColumnScorer(Scorer):
         place = torch.zeros(scores.shape, dtype=torch.int64)
         order = nearest.flatten().argsort(stable=True)
         ends = nearest.flatten().bincount(minlength=len(self._members)).cumsum(0).tolist()
-        for (labels, *matrices), start, end in zip(self._members, [0, *ends[:-1]], ends, strict=True):
+        for (labels, weights, means), start, end in zip(self._members, [0, *ends[:-1]], ends, strict=True):
             instance, at = order[start:end] // beam, order[start:end] % beam
             if len(instance) and len(labels):
-                within = self._within(x[instance.numpy()], *matrices, labels)
+                within = self._within(x[instance.numpy()], weights, means, labels)
                 scores[instance, at, : len(labels)] = reached[instance, at].unsqueeze(1) + within
                 place[instance, at, : len(labels)] = torch.from_numpy(labels)
         best, where = scores.flatten(1).topk(k, dim=1)

@@ -64,8 +64,9 @@ class LabelColumns:
         """`shape`: features × labels."""
         order = np.lexsort((entries.features, entries.labels))
         starts = np.concatenate([[0], np.bincount(entries.labels, minlength=shape[1]).cumsum()])
-        parts = (entries.weights[order], entries.means[order], entries.features[order].astype(np.int64), starts)
-        return cls(*map(torch.from_numpy, parts), offsets, counts)
+        arrays = (entries.weights[order], entries.means[order], entries.features[order].astype(np.int64), starts)
+        weights, means, features, ends = map(torch.from_numpy, arrays)
+        return cls(weights, means, features, ends, offsets, counts)
 
     def matrices(self, feature_count: int) -> tuple[csc_matrix, csc_matrix]:
         """Return weights and means, features × labels."""
